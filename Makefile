@@ -1,0 +1,20 @@
+# Every target installs what it needs where apt-get can, and says what to install where it cannot.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test demo
+
+help: ## Lists the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Installs what is missing: a server to test on, and libclang for the build
+	@scripts/setup
+
+build: setup ## Builds the module and the program (target/release/libquorlock.so, target/release/quorlock)
+	cargo build --release --workspace
+
+test: setup ## Formatting, clippy, and all tests
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo build --package quorlock
+	cargo test --workspace --no-fail-fast
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

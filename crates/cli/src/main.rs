@@ -1,0 +1,2 @@
+//! The program `quorlock`.
+fn main() {}

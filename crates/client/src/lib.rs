@@ -1,0 +1,1 @@
+//! The quorum client of Quorlock.

@@ -1,0 +1,47 @@
+/// A moment on a node's monotonic clock, in microseconds since some fixed point. Leases are measured on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Monotonic(u64);
+
+impl Monotonic {
+    /// `us` microseconds after the clock's fixed point.
+    pub const fn from_us(us: u64) -> Self {
+        Self(us)
+    }
+
+    /// Microseconds after the clock's fixed point.
+    pub const fn us(self) -> u64 {
+        self.0
+    }
+
+    /// This moment, `us` microseconds later.
+    #[must_use]
+    pub const fn plus_us(self, us: u64) -> Self {
+        Self(self.0.saturating_add(us))
+    }
+
+    /// How much later this moment is than `earlier`, in microseconds; zero when it is not.
+    pub const fn us_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// How much later this moment is than `earlier`, in milliseconds, rounded up; zero when it is not.
+    pub const fn ms_since(self, earlier: Self) -> u64 {
+        self.us_since(earlier).div_ceil(1000)
+    }
+}
+
+/// The two clocks of a node at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Now {
+    /// Decides when leases end. It never steps.
+    pub monotonic: Monotonic,
+    /// Milliseconds since 1970: the expiry of a mirror and the hint of a fence, and never when a lease ends.
+    pub wall_ms: u64,
+}
+
+impl Now {
+    /// The wall clock in microseconds, which fences are made of.
+    pub(super) const fn wall_us(self) -> u64 {
+        self.wall_ms.saturating_mul(1000)
+    }
+}

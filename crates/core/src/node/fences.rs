@@ -1,0 +1,58 @@
+use crate::Fence;
+
+/// The fence counters of a node, striped by the hash of the key: constant memory, however many keys there ever were,
+/// and still increasing for each key.
+#[derive(Clone, Debug)]
+pub(super) struct Fences {
+    counters: Box<[Fence]>,
+    /// Every counter is at least this: raising them all is raising one number.
+    floor: Fence,
+    max_clock_skew_us: u64,
+}
+
+impl Fences {
+    pub(super) fn new(stripes: usize, max_clock_skew_us: u64) -> Self {
+        Self { counters: vec![Fence::ZERO; stripes.max(1)].into(), floor: Fence::ZERO, max_clock_skew_us }
+    }
+
+    /// The fence of a new grant: above every fence given for the key before, and the hint when that is larger. A hint
+    /// too far ahead of the node's own wall clock is not believed, else one client could use up every fence there is.
+    pub(super) fn next(&mut self, hash: u64, hint: Option<Fence>, wall_us: u64) -> Fence {
+        let wall = Fence::of_wall_us(wall_us);
+        let hint = hint.filter(|&hint| hint <= self.ceiling(wall_us)).unwrap_or(wall);
+        let fence = self.last(hash).next().max(hint);
+        *self.counter(hash) = fence;
+        fence
+    }
+
+    /// No later grant of this key gets `fence` or less.
+    pub(super) fn raise(&mut self, hash: u64, fence: Fence) {
+        let counter = self.counter(hash);
+        *counter = fence.max(*counter);
+    }
+
+    /// No later grant of any key gets a fence that the node may have given before it forgot: none of them was above
+    /// the ceiling of its time.
+    pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
+        self.floor = self.floor.max(self.ceiling(wall_us));
+    }
+
+    /// The largest fence that is believed now.
+    pub(super) fn ceiling(&self, wall_us: u64) -> Fence {
+        Fence::of_wall_us(wall_us).saturating_add(self.max_clock_skew_us)
+    }
+
+    fn last(&self, hash: u64) -> Fence {
+        self.counters[self.stripe(hash)].max(self.floor)
+    }
+
+    fn counter(&mut self, hash: u64) -> &mut Fence {
+        let stripe = self.stripe(hash);
+        &mut self.counters[stripe]
+    }
+
+    fn stripe(&self, hash: u64) -> usize {
+        // The table of leases uses the low bits and the top seven; the stripes take some from between.
+        (hash >> 24) as usize % self.counters.len()
+    }
+}

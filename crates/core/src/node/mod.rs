@@ -1,0 +1,27 @@
+//! One node: its leases, and what each command does to them.
+//!
+//! - [`Node`]: the state machine; each command is a method that returns what is to be written and answered.
+//! - [`Mirror`]: what the keyspace holds under a lock's key, as far as a decision needs it.
+//! - [`Lend`]: bytes that a caller lends for a call and that a lease keeps.
+//! - [`Event`]: what happened to a mirror from outside.
+//! - [`Stats`]: what was done so far.
+
+mod clock;
+mod deadlines;
+mod event;
+mod fences;
+mod lend;
+mod machine;
+mod mirror;
+mod stats;
+mod table;
+
+pub use clock::{Monotonic, Now};
+pub use event::Event;
+pub use lend::Lend;
+pub use machine::{
+    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, Inspected, MirrorWrite, Node, Released,
+    Settings,
+};
+pub use mirror::{Mirror, Seen};
+pub use stats::Stats;

@@ -1,0 +1,139 @@
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+use slab::Slab;
+
+use super::Monotonic;
+use super::deadlines::Deadlines;
+use crate::Fence;
+
+/// A lock that somebody holds on this node, or whose mirror is still to be removed.
+#[derive(Clone, Debug)]
+pub(super) struct Lease<B> {
+    pub(super) db: u32,
+    pub(super) key: B,
+    pub(super) token: B,
+    pub(super) owner: Option<B>,
+    pub(super) fence: Fence,
+    pub(super) deadline: Monotonic,
+    /// An accident took the mirror: whatever is under the key now is not about this lease.
+    pub(super) mirror_lost: bool,
+    hash: u64,
+}
+
+/// What a new lease consists of.
+pub(super) struct NewLease<B> {
+    pub(super) db: u32,
+    pub(super) key: B,
+    pub(super) token: B,
+    pub(super) owner: Option<B>,
+    pub(super) fence: Fence,
+    pub(super) deadline: Monotonic,
+}
+
+/// All leases of a node, found by key and by deadline. Memory follows the number of leases, down as well as up.
+#[derive(Clone, Debug)]
+pub(super) struct Table<B> {
+    hasher: FixedState,
+    leases: Slab<Lease<B>>,
+    by_key: HashTable<u32>,
+    deadlines: Deadlines,
+}
+
+/// Below this many leases memory is not given back.
+const SHRINK_ABOVE: usize = 1024;
+
+impl<B: AsRef<[u8]>> Table<B> {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            hasher: FixedState::with_seed(seed),
+            leases: Slab::new(),
+            by_key: HashTable::new(),
+            deadlines: Deadlines::default(),
+        }
+    }
+
+    pub(super) fn hash(&self, db: u32, key: &[u8]) -> u64 {
+        self.hasher.hash_one((db, key))
+    }
+
+    pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
+        let leases = &self.leases;
+        self.by_key
+            .find(hash, |&slot| {
+                let lease = &leases[slot as usize];
+                lease.hash == hash && lease.db == db && lease.key.as_ref() == key
+            })
+            .copied()
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Lease<B> {
+        &self.leases[slot as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Lease<B> {
+        &mut self.leases[slot as usize]
+    }
+
+    /// Adds a lease. The key has none yet.
+    pub(super) fn insert(&mut self, hash: u64, new: NewLease<B>) -> u32 {
+        let NewLease { db, key, token, owner, fence, deadline } = new;
+        debug_assert!(self.find(hash, db, key.as_ref()).is_none(), "a key has one lease");
+        let lease = Lease { db, key, token, owner, fence, deadline, mirror_lost: false, hash };
+        let slot = u32::try_from(self.leases.insert(lease))
+            .expect("four thousand million leases do not fit in memory");
+        let leases = &self.leases;
+        self.by_key.insert_unique(hash, slot, |&slot| leases[slot as usize].hash);
+        self.deadlines.insert(slot, deadline);
+        slot
+    }
+
+    pub(super) fn set_deadline(&mut self, slot: u32, deadline: Monotonic) {
+        self.leases[slot as usize].deadline = deadline;
+        self.deadlines.change(slot, deadline);
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) -> Lease<B> {
+        self.deadlines.remove(slot);
+        let lease = self.leases.remove(slot as usize);
+        if let Ok(entry) = self.by_key.find_entry(lease.hash, |&other| other == slot) {
+            entry.remove();
+        }
+        if self.leases.capacity() > SHRINK_ABOVE && self.leases.len() < self.leases.capacity() / 8 {
+            // An eighth is left when it happens, so each removal pays for a part of one rebuilding.
+            self.rebuild(|_| true);
+        }
+        lease
+    }
+
+    pub(super) fn soonest(&self) -> Option<(Monotonic, u32)> {
+        self.deadlines.soonest()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Removes all leases but those that `keep` tells to keep, and says how many are gone.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Lease<B>) -> bool) -> usize {
+        let before = self.len();
+        self.rebuild(|lease| keep(lease));
+        before - self.len()
+    }
+
+    /// Moves the leases that are kept into tables of their size.
+    fn rebuild(&mut self, mut keep: impl FnMut(&Lease<B>) -> bool) {
+        let old = std::mem::take(&mut self.leases);
+        self.by_key = HashTable::new();
+        self.deadlines = Deadlines::default();
+        for (_, lease) in old {
+            if !keep(&lease) {
+                continue;
+            }
+            let Lease { db, key, token, owner, fence, deadline, mirror_lost, hash } = lease;
+            let slot = self.insert(hash, NewLease { db, key, token, owner, fence, deadline });
+            self.get_mut(slot).mirror_lost = mirror_lost;
+        }
+    }
+}

@@ -1,0 +1,204 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::tally::{Ballot, Lost, Tally};
+use super::{Lifetime, Majority, Moment};
+use crate::{Fence, Ttl};
+
+/// One attempt to take a lock on a majority of the nodes.
+///
+/// All nodes are asked at once with the same proposed fence. Feed it each node's [`Vote`], and carry out each
+/// [`Step`] that [`Acquisition::poll`] returns. It is decided at the earliest moment: the rest of the answers are still
+/// fed to it, and they change nothing but the coverage.
+///
+/// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed, and the lock is won
+/// once N/2 + 1 nodes have stored exactly `F`. Nodes that answered less are told, which they accept only while this
+/// attempt's token holds the key there; nodes that answered more hold the lock but are not counted. Of two locks on a
+/// key, one came second on some counted node, and was therefore answered more there than the first one's `F`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Acquisition {
+    tally: Tally<Fence>,
+    sent: Moment,
+    ttl: Ttl,
+    min_validity: Duration,
+    /// The fence that the nodes are to agree on, once a majority has granted.
+    agreed: Option<Fence>,
+    /// Nodes that were told the fence and have not answered yet.
+    told: Vec<bool>,
+    steps: VecDeque<Step>,
+    decided: bool,
+}
+
+/// A node's answer to ACQUIRE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Vote {
+    /// The node granted the lock, with this fence.
+    Granted(Fence),
+    /// Somebody else holds the lock there.
+    Refused,
+    /// An error, a time-out, an abstention: no vote.
+    Silent,
+}
+
+/// A node's answer to `EXTEND … FENCE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FenceAnswer {
+    /// The token holds the lock there, with this fence now.
+    Stored(Fence),
+    /// The token does not hold the lock there any more, or the node does not take the fence, or does not answer.
+    Failed,
+}
+
+/// What the caller is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Send `EXTEND key token ttl FENCE fence` to this node and feed the answer to [`Acquisition::fence_answer`].
+    TellFence {
+        /// The index of the node.
+        node: usize,
+        /// The fence to tell.
+        fence: Fence,
+    },
+    /// The lock is held.
+    Won(Win),
+    /// The lock is not held. Send RELEASE to **all** nodes, also to those that refused or were silent: a request may
+    /// have arrived although its answer did not.
+    Lost(Loss),
+}
+
+/// A lock that was won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Win {
+    /// The fence that N/2 + 1 nodes have stored.
+    pub fence: Fence,
+    /// How long it is certainly held.
+    pub lifetime: Lifetime,
+}
+
+/// Why a lock was not won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// Others hold it: a majority could not be won even if every silent node had granted.
+    Held,
+    /// Nodes that did not vote made the difference.
+    NoQuorum,
+    /// A majority granted, with less than the wanted validity left.
+    TooLate,
+}
+
+impl Acquisition {
+    /// An attempt whose first byte has not been sent before `sent`.
+    pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
+        Self {
+            tally: Tally::new(majority),
+            sent,
+            ttl,
+            min_validity,
+            agreed: None,
+            told: vec![false; majority.nodes()],
+            steps: VecDeque::new(),
+            decided: false,
+        }
+    }
+
+    /// Takes down what a node answered to ACQUIRE.
+    pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
+        let ballot = match vote {
+            Vote::Granted(fence) => Ballot::Yes(fence),
+            Vote::Refused => Ballot::No,
+            Vote::Silent => Ballot::Silent,
+        };
+        self.tally.cast(node, ballot);
+        self.advance(now);
+    }
+
+    /// Takes down what a node answered when it was told the fence.
+    pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
+        let Some(told) = self.told.get_mut(node) else { return };
+        if !std::mem::take(told) {
+            return;
+        }
+        match answer {
+            FenceAnswer::Stored(fence) => self.tally.recast(node, Ballot::Yes(fence)),
+            FenceAnswer::Failed => self.tally.recast(node, Ballot::Silent),
+        }
+        self.advance(now);
+    }
+
+    /// Gives up on whatever has not been answered: the nodes' time is over.
+    pub fn time_is_up(&mut self, now: Moment) {
+        for node in 0..self.tally.majority().nodes() {
+            self.tally.cast(node, Ballot::Silent);
+            if std::mem::take(&mut self.told[node]) {
+                self.tally.recast(node, Ballot::Silent);
+            }
+        }
+        self.advance(now);
+    }
+
+    /// What is to be done next.
+    pub fn poll(&mut self) -> Option<Step> {
+        self.steps.pop_front()
+    }
+
+    /// On how many nodes the lock is known to be held.
+    pub fn coverage(&self) -> usize {
+        self.tally.yes().count()
+    }
+
+    /// Whether it is known if the lock was won.
+    pub fn is_decided(&self) -> bool {
+        self.decided
+    }
+
+    fn advance(&mut self, now: Moment) {
+        if self.decided {
+            return;
+        }
+        if let Some(lost) = self.tally.lost() {
+            return self.decide(Step::Lost(match lost {
+                Lost::Refused => Loss::Held,
+                Lost::Silence => Loss::NoQuorum,
+            }));
+        }
+        if !self.tally.has_majority() {
+            return;
+        }
+        let Some(lifetime) = Lifetime::new(self.sent, self.ttl)
+            .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity))
+        else {
+            return self.decide(Step::Lost(Loss::TooLate));
+        };
+        let fence = self.fence_to_agree_on();
+        let stored = self.tally.yes().filter(|&(node, stored)| stored == fence && !self.told[node]).count();
+        if stored >= self.tally.majority().size() {
+            return self.decide(Step::Won(Win { fence, lifetime }));
+        }
+        let below: Vec<usize> = self
+            .tally
+            .yes()
+            .filter(|&(node, stored)| stored < fence && !self.told[node])
+            .map(|(node, _)| node)
+            .collect();
+        for node in below {
+            self.told[node] = true;
+            self.steps.push_back(Step::TellFence { node, fence });
+        }
+    }
+
+    /// The smallest number that N/2 + 1 grants do not exceed; never smaller than what nodes were already told.
+    fn fence_to_agree_on(&mut self) -> Fence {
+        let mut granted: Vec<Fence> = self.tally.yes().map(|(_, fence)| fence).collect();
+        granted.sort_unstable();
+        let smallest = granted[self.tally.majority().size() - 1];
+        let fence = self.agreed.map_or(smallest, |agreed| agreed.max(smallest));
+        self.agreed = Some(fence);
+        fence
+    }
+
+    fn decide(&mut self, step: Step) {
+        self.decided = true;
+        self.steps.clear();
+        self.steps.push_back(step);
+    }
+}

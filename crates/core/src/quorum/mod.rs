@@ -1,0 +1,25 @@
+//! One client against N independent nodes: what their answers amount to, when that is certain, and what is still to be
+//! sent. The caller sends, receives and reads the clock.
+//!
+//! - [`Majority`]: how many nodes decide.
+//! - [`Acquisition`]: one attempt to take a lock, up to the fence that a majority of the nodes agrees on.
+//! - [`Extension`] and [`Release`]: the other two verbs.
+//! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
+//! - [`Hints`]: the fence to propose next.
+
+mod acquisition;
+mod extension;
+mod hints;
+mod lifetime;
+mod majority;
+mod moment;
+mod release;
+mod tally;
+
+pub use acquisition::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
+pub use extension::{Extension, ExtensionVerdict};
+pub use hints::Hints;
+pub use lifetime::{Lifetime, drift};
+pub use majority::Majority;
+pub use moment::Moment;
+pub use release::{Release, ReleaseVerdict};

@@ -1,0 +1,60 @@
+//! Every error that a command answers: the code that programs look at comes first, then what to do.
+
+use std::fmt;
+
+use quorlock_core::TtlError;
+use quorlock_core::node::FenceError;
+
+/// Why a command was not carried out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CommandError {
+    /// The server words this one itself.
+    Arity,
+    NotAnInteger,
+    Ttl(TtlError),
+    TokenLength,
+    OwnerLength,
+    OwnerNotText,
+    FenceRange,
+    Fence(FenceError),
+    UnknownOption {
+        takes: &'static str,
+    },
+    RepeatedOption,
+    WrongType,
+    NotWritten,
+}
+
+impl From<TtlError> for CommandError {
+    fn from(error: TtlError) -> Self {
+        Self::Ttl(error)
+    }
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Arity => write!(f, "ERR wrong number of arguments"),
+            Self::NotAnInteger => write!(f, "ERR value is not an integer or out of range"),
+            Self::Ttl(error) => write!(f, "ERR {error} (lock.max-ttl)"),
+            Self::TokenLength => {
+                write!(
+                    f,
+                    "ERR token must be 1 to 256 bytes: use at least 16 random bytes, new for every attempt"
+                )
+            }
+            Self::OwnerLength => {
+                write!(f, "ERR OWNER must be at most 256 bytes: it is a label for people to read")
+            }
+            Self::OwnerNotText => write!(f, "ERR OWNER must be UTF-8: it is a label for people to read"),
+            Self::FenceRange => write!(f, "ERR FENCE must be between 1 and 9007199254740991"),
+            Self::Fence(error) => write!(f, "ERR {error}"),
+            Self::UnknownOption { takes } => {
+                write!(f, "ERR syntax error: after the ttl there may be {takes}")
+            }
+            Self::RepeatedOption => write!(f, "ERR syntax error: an option is there twice; name each once"),
+            Self::WrongType => write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value"),
+            Self::NotWritten => write!(f, "ERR the server did not take the key; nothing was locked"),
+        }
+    }
+}

@@ -1,0 +1,18 @@
+/// Calls a function of the module API that every supported server has: [`super::entry`] refuses to load where one of
+/// them is missing, so that here it is there.
+macro_rules! api {
+    ($function:ident ( $($argument:expr),* $(,)? )) => {{
+        // A mutable static, but written only while the module is being loaded.
+        let function = redis_module::raw::$function;
+        match function {
+            Some(function) => function($($argument),*),
+            None => $crate::ffi::api::missing(stringify!($function)),
+        }
+    }};
+}
+pub(super) use api;
+
+#[cold]
+pub(super) fn missing(name: &str) -> ! {
+    panic!("the server lacks {name}, which was there when the module was loaded");
+}

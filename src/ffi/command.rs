@@ -1,0 +1,138 @@
+//! Commands: how they are described, registered and called.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use bitflags::bitflags;
+use redis_module::raw;
+
+use super::api::api;
+use super::{Args, Ctx, entry};
+
+/// A command: what it is, and what it does.
+pub(crate) trait Command {
+    const SPEC: Spec;
+
+    /// Answers exactly one reply.
+    fn run(ctx: &Ctx<'_>, args: Args<'_>);
+}
+
+/// What `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and the hints of redis-cli tell of a command. Its key is always the
+/// first argument.
+pub(crate) struct Spec {
+    pub(crate) name: &'static CStr,
+    /// The flags of the server's command table.
+    pub(crate) flags: &'static CStr,
+    pub(crate) summary: &'static CStr,
+    pub(crate) complexity: &'static CStr,
+    pub(crate) since: &'static CStr,
+    /// The number of arguments, the name included; negative when more may follow.
+    pub(crate) arity: i32,
+    pub(crate) key: KeyFlags,
+    pub(crate) args: &'static [ArgSpec],
+}
+
+/// One argument, as documentation and hints show it.
+pub(crate) struct ArgSpec {
+    pub(crate) name: &'static CStr,
+    pub(crate) kind: ArgKind,
+    pub(crate) summary: &'static CStr,
+    /// The word before it, for those that may be left out.
+    pub(crate) option: Option<&'static CStr>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ArgKind {
+    Key,
+    Text,
+    Integer,
+}
+
+bitflags! {
+    /// What a command does to its key.
+    #[derive(Clone, Copy)]
+    pub(crate) struct KeyFlags: u64 {
+        const READ_ONLY = raw::REDISMODULE_CMD_KEY_RO as u64;
+        const READ_WRITE = raw::REDISMODULE_CMD_KEY_RW as u64;
+        const REMOVE = raw::REDISMODULE_CMD_KEY_RM as u64;
+        const ACCESS = raw::REDISMODULE_CMD_KEY_ACCESS as u64;
+        const UPDATE = raw::REDISMODULE_CMD_KEY_UPDATE as u64;
+        const INSERT = raw::REDISMODULE_CMD_KEY_INSERT as u64;
+        const DELETE = raw::REDISMODULE_CMD_KEY_DELETE as u64;
+    }
+}
+
+/// Adds a command to the server, with its documentation. False when the server refuses it.
+pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
+    let spec = &C::SPEC;
+    // SAFETY: a live context while the module is being loaded; the server copies the strings.
+    let created = unsafe {
+        let (name, flags) = (spec.name.as_ptr(), spec.flags.as_ptr());
+        api!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(entry::call::<C>), flags, 1, 1, 1))
+    };
+    created == raw::REDISMODULE_OK as i32 && describe(ctx, spec)
+}
+
+fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
+    let version = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let mut args: Vec<_> = spec.args.iter().map(arg).collect();
+    // SAFETY: these are plain C structures; all zeroes is the entry that ends such a list.
+    let (end_of_args, mut key_specs) =
+        unsafe { (std::mem::zeroed(), [key_spec(spec.key), std::mem::zeroed()]) };
+    args.push(end_of_args);
+    let info = raw::RedisModuleCommandInfo {
+        version: &raw const version,
+        summary: spec.summary.as_ptr(),
+        complexity: spec.complexity.as_ptr(),
+        since: spec.since.as_ptr(),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: spec.arity,
+        key_specs: key_specs.as_mut_ptr(),
+        args: args.as_mut_ptr(),
+    };
+    // SAFETY: the command was just created by this name; the server copies all that `info` points to.
+    unsafe {
+        let command = api!(RedisModule_GetCommand(ctx.as_ptr(), spec.name.as_ptr()));
+        !command.is_null()
+            && api!(RedisModule_SetCommandInfo(command, &raw const info)) == raw::REDISMODULE_OK as i32
+    }
+}
+
+fn arg(spec: &ArgSpec) -> raw::RedisModuleCommandArg {
+    let is_key = spec.kind == ArgKind::Key;
+    raw::RedisModuleCommandArg {
+        name: spec.name.as_ptr(),
+        type_: match spec.kind {
+            ArgKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+            ArgKind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+            ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        },
+        key_spec_index: if is_key { 0 } else { -1 },
+        token: spec.option.map_or(ptr::null(), CStr::as_ptr),
+        summary: spec.summary.as_ptr(),
+        since: ptr::null(),
+        flags: if spec.option.is_some() { raw::REDISMODULE_CMD_ARG_OPTIONAL as i32 } else { 0 },
+        deprecated_since: ptr::null(),
+        subargs: ptr::null_mut(),
+        display_text: ptr::null(),
+    }
+}
+
+/// The key is the first argument.
+fn key_spec(flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
+    // SAFETY: a plain C structure, of which the parts that matter are set below.
+    let mut spec: raw::RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
+    spec.flags = flags.bits();
+    spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    spec.bs.index.pos = 1;
+    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    spec.fk.range =
+        raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 { lastkey: 0, keystep: 1, limit: 0 };
+    spec
+}

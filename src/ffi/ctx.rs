@@ -1,0 +1,192 @@
+use std::ffi::{CStr, CString};
+use std::fmt::Display;
+use std::marker::PhantomData;
+
+use redis_module::raw;
+
+use super::Arg;
+use super::api::api;
+
+/// The context of one call from the server.
+pub(crate) struct Ctx<'a> {
+    ctx: *mut raw::RedisModuleCtx,
+    lives: PhantomData<&'a ()>,
+}
+
+/// How loud a line of the server's log is.
+#[derive(Clone, Copy)]
+pub(crate) enum LogLevel {
+    Notice,
+    Warning,
+}
+
+impl Ctx<'_> {
+    /// # Safety
+    /// `ctx` is the context of a call that lasts as long as `'a`.
+    pub(super) unsafe fn new(ctx: *mut raw::RedisModuleCtx) -> Self {
+        Self { ctx, lives: PhantomData }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut raw::RedisModuleCtx {
+        self.ctx
+    }
+
+    /// The number of the selected database.
+    pub(crate) fn db(&self) -> u32 {
+        // SAFETY: a live context.
+        unsafe { api!(RedisModule_GetSelectedDb(self.ctx)) }.unsigned_abs()
+    }
+
+    pub(crate) fn select_db(&self, db: u32) {
+        let db = i32::try_from(db).expect("it came from the server");
+        // SAFETY: a live context.
+        unsafe { api!(RedisModule_SelectDb(self.ctx, db)) };
+    }
+
+    /// The server's wall clock, in milliseconds since 1970.
+    pub(crate) fn wall_ms(&self) -> u64 {
+        // SAFETY: needs nothing. The server's own function is asked, since some servers hide their idea of the time
+        // from the module's C library.
+        unsafe { api!(RedisModule_Milliseconds()) }.unsigned_abs()
+    }
+
+    pub(crate) fn reply_integer(&self, value: i64) {
+        // SAFETY: a live context of a command.
+        unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, value)) };
+    }
+
+    pub(crate) fn reply_null(&self) {
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
+    }
+
+    pub(crate) fn reply_bytes(&self, bytes: &[u8]) {
+        // SAFETY: as above; the server copies the bytes.
+        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, bytes.as_ptr().cast(), bytes.len())) };
+    }
+
+    /// Begins a map of so many pairs, whose keys and values are the replies that follow. In RESP2 a flat array.
+    pub(crate) fn reply_map(&self, pairs: i32) {
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_ReplyWithMap(self.ctx, pairs.into())) };
+    }
+
+    pub(crate) fn reply_wrong_arity(&self) {
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_WrongArity(self.ctx)) };
+    }
+
+    /// Answers an error. Its text is ours alone: no byte of a client's is in it.
+    pub(crate) fn reply_error(&self, error: &impl Display) {
+        let text = CString::new(error.to_string()).unwrap_or_else(|_| c"ERR internal error".into());
+        // SAFETY: as above; the text is copied, and it is not a format.
+        unsafe { api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())) };
+    }
+
+    /// Replicas and the append-only file do what was done here, in absolute terms: they need no module for it.
+    pub(crate) fn replicate_set(&self, key: Arg<'_>, token: Arg<'_>, expires_at_ms: u64) {
+        let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
+        // SAFETY: a live context; "sscl" is two strings, a C string and a long long.
+        unsafe {
+            let ptr = c"SET".as_ptr();
+            api!(RedisModule_Replicate(
+                self.ctx,
+                ptr,
+                c"sscl".as_ptr(),
+                key.as_ptr(),
+                token.as_ptr(),
+                c"PXAT".as_ptr(),
+                at
+            ))
+        };
+    }
+
+    /// See [`Ctx::replicate_set`].
+    pub(crate) fn replicate_expire(&self, key: Arg<'_>, expires_at_ms: u64) {
+        let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
+        // SAFETY: a live context; "sl" is a string and a long long.
+        unsafe {
+            api!(RedisModule_Replicate(self.ctx, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), key.as_ptr(), at))
+        };
+    }
+
+    /// See [`Ctx::replicate_set`].
+    pub(crate) fn replicate_delete(&self, key: Arg<'_>) {
+        // SAFETY: a live context; "s" is a string.
+        unsafe { api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr())) };
+    }
+
+    /// Lets the server's save points know that data changed. Only while nobody replicates: then the server counts one
+    /// change and throws the command away.
+    pub(crate) fn count_a_change(&self) {
+        // SAFETY: a live context; the empty format has no arguments.
+        unsafe { api!(RedisModule_Replicate(self.ctx, c"PING".as_ptr(), c"".as_ptr())) };
+    }
+
+    /// Whether it is certain that neither a replica, nor a backlog, nor the append-only file takes what is replicated.
+    pub(crate) fn nobody_replicates(&self) -> bool {
+        let all_zero = |section: &CStr, fields: &[&CStr]| {
+            // SAFETY: a live context; the data is freed after it was read, and not used again.
+            unsafe {
+                let info = api!(RedisModule_GetServerInfo(self.ctx, section.as_ptr()));
+                let mut failed = 0;
+                let zero = fields.iter().all(|field| {
+                    let value =
+                        api!(RedisModule_ServerInfoGetFieldUnsigned(info, field.as_ptr(), &raw mut failed));
+                    failed == 0 && value == 0
+                });
+                api!(RedisModule_FreeServerInfo(self.ctx, info));
+                zero
+            }
+        };
+        all_zero(c"replication", &[c"repl_backlog_active", c"connected_slaves"])
+            && all_zero(
+                c"persistence",
+                &[c"aof_enabled", c"aof_rewrite_in_progress", c"aof_rewrite_scheduled"],
+            )
+    }
+
+    /// Whether the server must not write now: its clients are paused, or it is handing over to a replica.
+    pub(crate) fn writes_are_paused(&self) -> bool {
+        // SAFETY: needs nothing.
+        unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
+    }
+
+    /// Tells WATCH and client-side caches that the key has changed.
+    pub(crate) fn signal_modified(&self, key: Arg<'_>) {
+        // SAFETY: a live context and a live string.
+        unsafe { api!(RedisModule_SignalModifiedKey(self.ctx, key.as_ptr())) };
+    }
+
+    /// A keyspace event of the commands on strings.
+    pub(crate) fn notify_string(&self, event: &CStr, key: Arg<'_>) {
+        self.notify(raw::REDISMODULE_NOTIFY_STRING, event, key);
+    }
+
+    /// A keyspace event of the commands on any type.
+    pub(crate) fn notify_generic(&self, event: &CStr, key: Arg<'_>) {
+        self.notify(raw::REDISMODULE_NOTIFY_GENERIC, event, key);
+    }
+
+    /// The keyspace event of a key whose time is over.
+    pub(crate) fn notify_expired(&self, key: Arg<'_>) {
+        self.notify(raw::REDISMODULE_NOTIFY_EXPIRED, c"expired", key);
+    }
+
+    fn notify(&self, class: i32, event: &CStr, key: Arg<'_>) {
+        // SAFETY: a live context, a live string; the name is only read during the call.
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, event.as_ptr(), key.as_ptr())) };
+    }
+
+    /// Writes a line to the server's log. Never a key, a token or anything else of a client's.
+    pub(crate) fn log(&self, level: LogLevel, line: &str) {
+        let level = match level {
+            LogLevel::Notice => c"notice",
+            LogLevel::Warning => c"warning",
+        };
+        let Ok(line) = CString::new(line) else { return };
+        // SAFETY: a live context, or none, which the server allows; the line is an argument of the format, not the
+        // format itself.
+        unsafe { api!(RedisModule_Log(self.ctx, level.as_ptr(), c"%s".as_ptr(), line.as_ptr())) };
+    }
+}

@@ -1,0 +1,134 @@
+//! Where the server calls in. A panic must not get out: it would take the server with it.
+
+use std::ffi::c_int;
+use std::panic::{self, AssertUnwindSafe};
+
+use redis_module::raw;
+
+use super::api::api;
+use super::command::{self, Command};
+use super::{Args, Ctx, LogLevel, events};
+use crate::commands::{Acquire, Extend, Inspect, Release};
+use crate::module;
+
+#[global_allocator]
+static SERVER_ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+const OK: c_int = raw::REDISMODULE_OK as c_int;
+const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+
+/// What a server must be able to do. They are all in Redis 7.0; an older server gets a sentence and goes on without.
+macro_rules! missing_functions {
+    ($($function:ident)*) => {{
+        // SAFETY: written only by the initialisation of the module, which is over.
+        [$((stringify!($function), unsafe { (&raw const raw::$function).read() }.is_none())),*]
+    }};
+}
+
+/// Called by the server to load the module.
+///
+/// # Safety
+/// The server calls it, once, with a live context and the module's arguments.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub(super) unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let version = raw::REDISMODULE_APIVER_1 as c_int;
+    // SAFETY: this is the first call into the server, as it must be; before it nothing may be allocated.
+    if unsafe { raw::Export_RedisModule_Init(ctx, c"lock".as_ptr(), module::VERSION, version) } == ERR {
+        return ERR;
+    }
+    // SAFETY: both live for the time of this call.
+    let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+    guard(|| load(&ctx, args)).unwrap_or(ERR)
+}
+
+/// Called by the server to unload the module.
+///
+/// # Safety
+/// The server calls it with a live context.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub(super) unsafe extern "C" fn RedisModule_OnUnload(_ctx: *mut raw::RedisModuleCtx) -> c_int {
+    guard(|| {
+        module::stop();
+        let _ = panic::take_hook();
+        OK
+    })
+    .unwrap_or(ERR)
+}
+
+fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
+    let needed = missing_functions! {
+        RedisModule_SetCommandInfo RedisModule_GetCommand RedisModule_HoldString RedisModule_SetAbsExpire
+        RedisModule_GetAbsExpire RedisModule_ReplyWithMap RedisModule_SignalModifiedKey RedisModule_SubscribeToServerEvent
+        RedisModule_SubscribeToKeyspaceEvents RedisModule_SetModuleOptions RedisModule_AvoidReplicaTraffic
+        RedisModule_EventLoopAdd RedisModule_GetServerInfo RedisModule_RegisterNumericConfig
+    };
+    if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
+        let line =
+            format!("lock: this server is too old: it lacks {name}. Use Redis 7.0 or Valkey 8.0, or newer.");
+        ctx.log(LogLevel::Warning, &line);
+        return ERR;
+    }
+    install_panic_hook();
+    // Whatever can fail comes first: a server does not survive a subscription of a module that then failed to load.
+    let ready = module::start(ctx, args)
+        && command::register::<Acquire>(ctx)
+        && command::register::<Extend>(ctx)
+        && command::register::<Release>(ctx)
+        && command::register::<Inspect>(ctx);
+    if !ready {
+        module::stop();
+        return ERR;
+    }
+    let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
+        | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD
+        // Opening a key for writing would tell WATCH and caches that it changed, also when nothing was written.
+        | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+    // SAFETY: a live context.
+    unsafe { api!(RedisModule_SetModuleOptions(ctx.as_ptr(), options as c_int)) };
+    events::subscribe(ctx);
+    OK
+}
+
+/// The server calls this for a command.
+///
+/// # Safety
+/// The server passes a live context and `argc` live strings.
+pub(super) unsafe extern "C" fn call<C: Command>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: both live for the time of this call.
+    let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+    if guard(|| C::run(&ctx, args)).is_none() {
+        ctx.reply_error(
+            &"ERR internal error of the lock module: the server's log says where; please report it",
+        );
+    }
+    OK
+}
+
+/// Runs `what`; `None` when it panicked. The hook has logged it by then.
+pub(super) fn guard<T>(what: impl FnOnce() -> T) -> Option<T> {
+    panic::catch_unwind(AssertUnwindSafe(what)).ok()
+}
+
+/// The standard hook would walk the stack, which kills some servers, and print the message, in which there might be
+/// something of a client's. The place is enough to find the fault.
+fn install_panic_hook() {
+    panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
+        // SAFETY: the server allows a log line without a context.
+        let ctx = unsafe { Ctx::new(std::ptr::null_mut()) };
+        ctx.log(
+            LogLevel::Warning,
+            &format!("lock: internal error{place}; the command was answered with an error"),
+        );
+    }));
+}

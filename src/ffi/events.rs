@@ -1,0 +1,104 @@
+//! What the server tells without being asked.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+use quorlock_core::node::Event;
+use redis_module::raw;
+
+use super::api::api;
+use super::{Arg, Ctx, entry};
+use crate::module;
+
+/// Subscribes to everything the module must know of. Called last while loading: see [`entry`].
+pub(super) fn subscribe(ctx: &Ctx<'_>) {
+    // Overwriting commands (SET and its kin) are not in here: watching them would slow every SET of the server down,
+    // and they are noticed when the key is next touched.
+    let classes =
+        raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    // SAFETY: a live context while loading; the callbacks live as long as the module.
+    unsafe {
+        api!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(on_keyspace_event)));
+        let server_events: [(u64, raw::RedisModuleEventCallback); 4] = [
+            (raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop)),
+            (raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush)),
+            (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change)),
+            (raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork)),
+        ];
+        for (id, callback) in server_events {
+            let event = raw::RedisModuleEvent { id, dataver: 1 };
+            api!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, callback));
+        }
+    }
+}
+
+unsafe extern "C" fn on_keyspace_event(
+    ctx: *mut raw::RedisModuleCtx,
+    _class: c_int,
+    event: *const c_char,
+    key: *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: the server passes a live context, the name of the event and the key, for the time of this call.
+    let (ctx, event) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event)) };
+    let event = match event.to_bytes() {
+        b"expired" => Event::Expired,
+        b"evicted" => Event::Evicted,
+        b"del" | b"rename_from" | b"move_from" => Event::Removed,
+        b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Event::Replaced,
+        // EXPIRE and PERSIST are about the key alone; the lease keeps its own deadline.
+        _ => return raw::REDISMODULE_OK as c_int,
+    };
+    if let Some(key) = NonNull::new(key) {
+        // SAFETY: as above.
+        let key = unsafe { Arg::new(key) };
+        entry::guard(|| module::on_keyspace_event(&ctx, event, key));
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn on_event_loop(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    _data: *mut c_void,
+) {
+    if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        // SAFETY: a live context for the time of this call.
+        let ctx = unsafe { Ctx::new(ctx) };
+        entry::guard(|| module::before_sleep(&ctx));
+    }
+}
+
+unsafe extern "C" fn on_flush(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_START && !data.is_null() {
+        // SAFETY: the server passes this structure with this event.
+        let flushed = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
+        // A negative number means all of them.
+        entry::guard(|| module::on_flush(u32::try_from(flushed.dbnum).ok()));
+    }
+}
+
+unsafe extern "C" fn on_role_change(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    _data: *mut c_void,
+) {
+    if subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA {
+        entry::guard(module::on_demotion);
+    }
+}
+
+unsafe extern "C" fn on_fork(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    entry::guard(module::on_fork);
+}

@@ -1,0 +1,37 @@
+//! Everything that is `unsafe`, behind functions that are not.
+//!
+//! - [`entry`]: where the server calls in: load, unload, and the net that catches a panic.
+//! - [`Arg`], [`Args`], [`Held`]: the server's strings, lent and kept.
+//! - [`Ctx`]: what a command can do: answer, replicate, notify.
+//! - [`Key`]: an open key; the keyspace as the decisions see it.
+//! - [`command`]: registers the commands and their documentation.
+//! - [`events`]: what the server tells without being asked.
+//! - [`MainThread`]: state that only the server's main thread touches.
+//! - [`clock`]: the monotonic clock that leases are measured on.
+
+// The rest of the module is denied it; here is where it belongs.
+#![allow(unsafe_code)]
+// The constants of a C header come in whatever type they were written in; argc and argv are what everybody calls them.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::similar_names
+)]
+// What the server can do belongs to a call from it, whether or not its function takes the context.
+#![allow(clippy::unused_self)]
+
+mod api;
+mod arg;
+pub(crate) mod clock;
+pub(crate) mod command;
+mod ctx;
+mod entry;
+pub(crate) mod events;
+mod key;
+mod main_thread;
+
+pub(crate) use arg::{Arg, Args, Held};
+pub(crate) use ctx::{Ctx, LogLevel};
+pub(crate) use key::{Access, Key};
+pub(crate) use main_thread::MainThread;
