@@ -9,6 +9,11 @@ pub fn drift(measured: Duration) -> Duration {
     measured / 100 + Duration::from_millis(2)
 }
 
+/// How long a lock of `ttl` can be relied upon at most: zero when drift eats it all.
+pub fn reliable(ttl: Ttl) -> Duration {
+    ttl.duration().saturating_sub(drift(ttl.duration()))
+}
+
 /// How long a lock is certainly held: for a time that begins before the first byte of its request was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lifetime {
@@ -32,6 +37,12 @@ impl Lifetime {
     /// What is left of it: `None` once it is over, so a validity that is not positive cannot be had.
     pub fn remaining(&self, now: Moment) -> Option<Duration> {
         self.lasts.checked_sub(now.since(self.begins)).filter(|left| !left.is_zero())
+    }
+
+    /// The same lock, once it is known to be lost.
+    #[must_use]
+    pub fn over(self) -> Self {
+        Self { lasts: Duration::ZERO, ..self }
     }
 
     /// The one of two that ends later, as seen at `now`.

@@ -19,7 +19,7 @@ mod tally;
 pub use acquisition::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use extension::{Extension, ExtensionVerdict};
 pub use hints::Hints;
-pub use lifetime::{Lifetime, drift};
+pub use lifetime::{Lifetime, drift, reliable};
 pub use majority::Majority;
 pub use moment::Moment;
 pub use release::{Release, ReleaseVerdict};

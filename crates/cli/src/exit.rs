@@ -1,0 +1,21 @@
+//! Exit codes. Anything else is the child's own; a child that a signal killed gives 128 + the signal, as in a shell.
+
+/// The lock was lost, and the child was stopped.
+pub(crate) const LOST: u8 = 120;
+/// The lock was not acquired, and the child was not started.
+pub(crate) const NOT_ACQUIRED: u8 = 121;
+/// Something failed that is neither the child's nor the lock's doing.
+pub(crate) const FAILED: u8 = 125;
+/// The command was found and could not be run.
+pub(crate) const CANNOT_RUN: u8 = 126;
+/// The command was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// Shown by `--help`.
+pub(crate) const HELP: &str = "Exit codes:
+  the command's own, or 128 + the signal that killed it
+  120  the lock was lost; the command was stopped
+  121  the lock was not acquired; the command was not started
+  125  quorlock itself failed
+  126  the command could not be run
+  127  the command was not found";

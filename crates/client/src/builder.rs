@@ -1,0 +1,161 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Ttl;
+use quorlock_core::quorum::{Loss, reliable};
+use rand::RngExt as _;
+use tokio::time::{Instant, sleep_until};
+
+use crate::attempt::{self, Failure, Wanted};
+use crate::quorum::Shared;
+use crate::{AcquireError, Lock};
+
+/// How long a lock lasts, unless told otherwise.
+const TTL: Duration = Duration::from_secs(10);
+/// How long [`LockBuilder::acquire`] waits, unless told otherwise.
+const WAIT: Duration = Duration::from_secs(10);
+/// The longest that one node is waited for, unless told otherwise. A twentieth of the ttl, if that is less.
+const NODE_LIMIT: Duration = Duration::from_millis(50);
+/// The first pause after an attempt that failed; it doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+/// The longest pause between attempts.
+const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// Longest owner label that a node takes, in bytes.
+const OWNER_BYTES_MAX: usize = 256;
+
+/// What lock is wanted, for how long and how patiently. Made by [`Quorum::lock`](crate::Quorum::lock).
+#[derive(Clone)]
+#[must_use = "a builder locks nothing: call acquire or try_acquire"]
+pub struct LockBuilder {
+    shared: Arc<Shared>,
+    key: Arc<[u8]>,
+    ttl: Duration,
+    wait: Duration,
+    min_validity: Option<Duration>,
+    node_limit: Option<Duration>,
+    owner: Option<String>,
+}
+
+impl LockBuilder {
+    pub(crate) fn new(shared: Arc<Shared>, key: Vec<u8>) -> Self {
+        Self {
+            shared,
+            key: key.into(),
+            ttl: TTL,
+            wait: WAIT,
+            min_validity: None,
+            node_limit: None,
+            owner: None,
+        }
+    }
+
+    /// How long the lock lasts unless it is extended or released: whole milliseconds, at most the nodes'
+    /// `lock.max-ttl`. Default: 10 s. Whoever dies holding the lock blocks the others for so long.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long [`acquire`](Self::acquire) keeps trying, in all. Default: 10 s.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// A lock with less than this left when it is granted counts as not granted, so that nobody starts work on its last
+    /// milliseconds. Default: half the ttl.
+    pub fn min_validity(mut self, min_validity: Duration) -> Self {
+        self.min_validity = Some(min_validity);
+        self
+    }
+
+    /// How long one node may take to answer before it counts as silent. Default: 50 ms, or a twentieth of the ttl if
+    /// that is less. To be raised where the masters are in regions far apart.
+    pub fn node_limit(mut self, limit: Duration) -> Self {
+        self.node_limit = Some(limit);
+        self
+    }
+
+    /// A label for people who ask with `LOCK.INSPECT` who holds the lock: at most 256 bytes.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+
+    /// One attempt: the lock, or why not, as soon as a majority of the nodes has decided.
+    ///
+    /// # Errors
+    /// [`AcquireError::Held`], [`AcquireError::NoQuorum`], [`AcquireError::Expired`] or [`AcquireError::Unusable`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases, in the background, what any node may have granted.
+    pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
+        let wanted = self.check()?;
+        let Failure { loss, nodes } = match attempt::attempt(&self.shared, &wanted).await? {
+            Ok(lock) => return Ok(lock),
+            Err(failure) => failure,
+        };
+        Err(match loss {
+            Loss::Held => AcquireError::Held { nodes },
+            Loss::NoQuorum => AcquireError::NoQuorum { nodes },
+            Loss::TooLate => AcquireError::Expired { nodes },
+        })
+    }
+
+    /// Attempts until the lock is acquired or the [`wait`](Self::wait) is over, with random pauses in between.
+    ///
+    /// # Errors
+    /// [`AcquireError::TimedOut`] if others held the lock to the end; otherwise as the last attempt of
+    /// [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases, in the background, what any node may have granted.
+    pub async fn acquire(&self) -> Result<Lock, AcquireError> {
+        let started = Instant::now();
+        let until = started.checked_add(self.wait);
+        let mut pause = PAUSE_MIN;
+        loop {
+            let error = match self.try_acquire().await {
+                Ok(lock) => return Ok(lock),
+                Err(error @ AcquireError::Unusable { .. }) => return Err(error),
+                Err(error) => error,
+            };
+            // Two that start together must not go on together.
+            let again = Instant::now() + rand::rng().random_range(pause / 2..=pause);
+            if until.is_some_and(|until| again >= until) {
+                return Err(match error {
+                    AcquireError::Held { nodes } => {
+                        AcquireError::TimedOut { waited: started.elapsed(), nodes }
+                    }
+                    error => error,
+                });
+            }
+            sleep_until(again).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Refuses what can never be a lock.
+    fn check(&self) -> Result<Wanted, AcquireError> {
+        let unusable = |reason: String| AcquireError::Unusable { reason };
+        let ttl = u64::try_from(self.ttl.as_millis())
+            .ok()
+            .and_then(|ms| Ttl::from_ms(ms).ok())
+            .ok_or_else(|| unusable(format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS)))?;
+        let node_limit = self.node_limit.unwrap_or_else(|| NODE_LIMIT.min(ttl.duration() / 20));
+        let min_validity = self.min_validity.unwrap_or(ttl.duration() / 2);
+        let lasts = reliable(ttl);
+        if lasts.saturating_sub(node_limit).is_zero() || lasts < min_validity {
+            return Err(unusable(format!(
+                "a ttl of {ttl:?} leaves {lasts:?} after clock drift, which must be more than the time limit per node \
+                 ({node_limit:?}) and no less than min_validity ({min_validity:?}): raise the ttl",
+                ttl = ttl.duration(),
+            )));
+        }
+        if self.owner.as_ref().is_some_and(|owner| owner.len() > OWNER_BYTES_MAX) {
+            return Err(unusable(format!("the owner label must be at most {OWNER_BYTES_MAX} bytes")));
+        }
+        let (key, owner) = (Arc::clone(&self.key), self.owner.clone());
+        Ok(Wanted { key, ttl, min_validity, node_limit, owner })
+    }
+}

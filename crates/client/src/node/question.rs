@@ -1,0 +1,85 @@
+use std::sync::Arc;
+
+use ::redis::{Cmd, RedisError, Value, cmd};
+use quorlock_core::{Fence, Ttl};
+
+use crate::NodeError;
+use crate::token::Token;
+
+/// A command and how to read its answer. Built once for all nodes.
+#[derive(Clone)]
+pub(crate) struct Question {
+    pub(crate) command: Arc<Cmd>,
+    yes: Yes,
+}
+
+/// What an integer means.
+#[derive(Clone, Copy)]
+enum Yes {
+    /// A fence.
+    Fence,
+    /// 1, where 0 is no.
+    One,
+}
+
+/// What a node answered.
+#[derive(Clone, Debug)]
+pub(crate) enum Reply {
+    Yes(Option<Fence>),
+    No,
+    Failed(NodeError),
+}
+
+impl Question {
+    pub(crate) fn acquire(key: &[u8], token: &Token, ttl: Ttl, hint: Fence, owner: Option<&str>) -> Self {
+        let mut command = cmd("LOCK.ACQUIRE");
+        command.arg(key).arg(token.as_str()).arg(ttl.ms()).arg("FENCE").arg(hint.get());
+        if let Some(owner) = owner {
+            command.arg("OWNER").arg(owner);
+        }
+        Self { command: Arc::new(command), yes: Yes::Fence }
+    }
+
+    pub(crate) fn extend(key: &[u8], token: &Token, ttl: Ttl, fence: Option<Fence>) -> Self {
+        let mut command = cmd("LOCK.EXTEND");
+        command.arg(key).arg(token.as_str()).arg(ttl.ms());
+        if let Some(fence) = fence {
+            command.arg("FENCE").arg(fence.get());
+        }
+        Self { command: Arc::new(command), yes: Yes::Fence }
+    }
+
+    pub(crate) fn release(key: &[u8], token: &Token) -> Self {
+        let mut command = cmd("LOCK.RELEASE");
+        command.arg(key).arg(token.as_str());
+        Self { command: Arc::new(command), yes: Yes::One }
+    }
+
+    pub(super) fn read(&self, value: Value) -> Reply {
+        match (self.yes, value) {
+            (Yes::Fence, Value::Int(fence)) => match u64::try_from(fence).ok().and_then(Fence::new) {
+                Some(fence) => Reply::Yes(Some(fence)),
+                None => Reply::Failed(NodeError::Nonsense),
+            },
+            (Yes::Fence, Value::Nil) | (Yes::One, Value::Int(0)) => Reply::No,
+            (Yes::One, Value::Int(1)) => Reply::Yes(None),
+            (_, Value::ServerError(error)) => Reply::Failed(read_error(&error.into())),
+            _ => Reply::Failed(NodeError::Nonsense),
+        }
+    }
+}
+
+/// What an error means. Servers quote the arguments of a command they do not know, the token among them, so that text
+/// goes no further.
+pub(super) fn read_error(error: &RedisError) -> NodeError {
+    let detail = error.detail().unwrap_or_default();
+    match error.code() {
+        Some("ABSTAIN") => NodeError::Abstains { reason: detail.to_owned() },
+        _ if detail.starts_with("unknown command") => NodeError::NoModule,
+        Some(code) => NodeError::Refused(format!("{code} {detail}").trim_end().to_owned()),
+        None if error.is_io_error() || error.is_unrecoverable_error() => {
+            NodeError::Down { reason: error.to_string() }
+        }
+        None => NodeError::Nonsense,
+    }
+}

@@ -1,0 +1,23 @@
+use std::fmt::Write as _;
+
+/// Proves who holds a lock: 128 random bits of the operating system, new for every attempt. A token that is used twice
+/// gives two holders: its late RELEASE would free what its next attempt was granted. Whoever knows it can release the
+/// lock, so it is never shown.
+#[derive(Clone)]
+pub(crate) struct Token(String);
+
+impl Token {
+    pub(crate) fn random() -> Result<Self, getrandom::Error> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits)?;
+        let mut hex = String::with_capacity(32);
+        for byte in bits {
+            let _ = write!(hex, "{byte:02x}");
+        }
+        Ok(Self(hex))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}

@@ -1,0 +1,165 @@
+use std::collections::VecDeque;
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::fault::{Faults, LaneFault, Passage};
+use super::meter::{Meter, Turn};
+use super::{Direction, Shared};
+
+const CHUNK_MAX_BYTES: usize = 16 * 1024;
+
+/// What is kept of one direction of one connection; beyond that nothing is read, and the sender has to wait.
+const QUEUE_MAX_BYTES: usize = 16 * 1024 * 1024;
+
+/// One direction of one connection: a queue of what has come in, each chunk with the time when it did.
+pub(super) struct Lane<'a> {
+    direction: Direction,
+    faults: watch::Receiver<Faults>,
+    meter: &'a Meter,
+    turn: &'a Turn,
+    queue: VecDeque<Chunk>,
+    queued_bytes: usize,
+    /// When the sender had nothing more to say; that is passed on behind the last chunk.
+    ended_at: Option<Instant>,
+}
+
+struct Chunk {
+    arrived_at: Instant,
+    bytes: Vec<u8>,
+    written_bytes: usize,
+    /// From then on it is passed on whatever happens, and counted: a part of it may be written.
+    is_passing: bool,
+}
+
+enum Event {
+    FaultsChanged,
+    Due,
+    Read(io::Result<usize>),
+    Written(io::Result<usize>),
+}
+
+impl<'a> Lane<'a> {
+    pub(super) fn new(direction: Direction, shared: &'a Shared, turn: &'a Turn) -> Self {
+        Self {
+            direction,
+            faults: shared.faults.subscribe(),
+            meter: &shared.meter,
+            turn,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            ended_at: None,
+        }
+    }
+
+    /// Passes on all that comes in, as the faults of the moment have it, until the sender's end is passed on too.
+    pub(super) async fn run(
+        mut self,
+        mut reader: impl AsyncRead + Unpin,
+        mut writer: impl AsyncWrite + Unpin,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0; CHUNK_MAX_BYTES];
+        loop {
+            // Looked at after each read: bytes that came in after a fault was set are subject to it.
+            let fault = self.faults.borrow_and_update().lane(self.direction);
+            if fault.passage == Passage::Drop {
+                self.drop_waiting();
+            }
+            let now = Instant::now();
+            let due_at = self.due_at(fault);
+            let is_due = due_at.is_some_and(|due_at| due_at <= now);
+            if is_due {
+                self.pass_front();
+            }
+            let may_read = self.ended_at.is_none() && self.queued_bytes < QUEUE_MAX_BYTES;
+            let front = self.queue.front().map_or(&[][..], |chunk| &chunk.bytes[chunk.written_bytes..]);
+            let event = tokio::select! {
+                changed = self.faults.changed() => {
+                    changed.map_err(io::Error::other)?;
+                    Event::FaultsChanged
+                }
+                () = sleep_until(due_at.unwrap_or(now)), if due_at.is_some() && !is_due => Event::Due,
+                read = reader.read(&mut buffer), if may_read => Event::Read(read),
+                written = write_or_end(&mut writer, front), if is_due => Event::Written(written),
+            };
+            match event {
+                Event::FaultsChanged | Event::Due => {}
+                Event::Read(Ok(length @ 1..)) => self.arrive(&buffer[..length]),
+                // A sender that has reset its connection has nothing more to say either.
+                Event::Read(_) => self.ended_at = Some(Instant::now()),
+                Event::Written(written) => match (self.queue.is_empty(), written?) {
+                    (true, _) => return Ok(()),
+                    (false, 0) => return Err(io::ErrorKind::WriteZero.into()),
+                    (false, length) => self.advance(length),
+                },
+            }
+        }
+    }
+
+    /// When the front of the queue, or the end behind it, is to be passed on; none when there is neither, or not yet.
+    fn due_at(&self, fault: LaneFault) -> Option<Instant> {
+        match self.queue.front() {
+            Some(chunk) if chunk.is_passing => Some(chunk.arrived_at),
+            _ if fault.passage != Passage::Open => None,
+            Some(chunk) => chunk.arrived_at.checked_add(fault.delay),
+            None => self.ended_at?.checked_add(fault.delay),
+        }
+    }
+
+    fn arrive(&mut self, bytes: &[u8]) {
+        self.meter.lane(self.direction).arrive(bytes.len());
+        self.queued_bytes += bytes.len();
+        let arrived_at = Instant::now();
+        self.queue.push_back(Chunk {
+            arrived_at,
+            bytes: bytes.to_vec(),
+            written_bytes: 0,
+            is_passing: false,
+        });
+    }
+
+    fn pass_front(&mut self) {
+        if let Some(chunk) = self.queue.front_mut().filter(|chunk| !chunk.is_passing) {
+            chunk.is_passing = true;
+            self.meter.pass(self.direction, chunk.bytes.len(), self.turn);
+        }
+    }
+
+    fn advance(&mut self, written_bytes: usize) {
+        let Some(chunk) = self.queue.front_mut() else { return };
+        chunk.written_bytes += written_bytes;
+        if chunk.written_bytes == chunk.bytes.len() {
+            self.queued_bytes -= chunk.bytes.len();
+            self.queue.pop_front();
+        }
+    }
+
+    fn drop_waiting(&mut self) {
+        self.queue.retain(|chunk| {
+            if !chunk.is_passing {
+                self.queued_bytes -= chunk.bytes.len();
+                self.meter.lane(self.direction).drop_waiting(chunk.bytes.len());
+            }
+            chunk.is_passing
+        });
+    }
+}
+
+/// Writes some of `bytes`; passes on the sender's end when there are none. Nothing is lost when this is not awaited to its
+/// end.
+async fn write_or_end(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() {
+        writer.shutdown().await?;
+        return Ok(0);
+    }
+    writer.write(bytes).await
+}
+
+impl Drop for Lane<'_> {
+    fn drop(&mut self) {
+        // What was on its way when a connection was cut is lost.
+        self.drop_waiting();
+    }
+}

@@ -1,0 +1,110 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Direction;
+
+/// What all connections of a proxy together have passed on.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    open: Mutex<usize>,
+    closed: Condvar,
+    to_server: LaneMeter,
+    to_client: LaneMeter,
+    round_trips: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct LaneMeter {
+    bytes: AtomicU64,
+    chunks: AtomicU64,
+    waiting_bytes: AtomicU64,
+    dropped_bytes: AtomicU64,
+}
+
+/// Whether the client of one connection has sent something that nothing was answered to yet.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    is_with_server: AtomicBool,
+}
+
+impl Meter {
+    pub(super) fn open(&self) -> usize {
+        *self.lock_open()
+    }
+
+    /// Counts a connection, when `may_open` says so. That is asked under the lock under which closing is waited for, so
+    /// that no connection is opened unseen after a cut.
+    pub(super) fn try_open(&self, may_open: impl FnOnce(usize) -> bool) -> bool {
+        let mut open = self.lock_open();
+        let opened = may_open(*open);
+        *open += usize::from(opened);
+        opened
+    }
+
+    pub(super) fn close(&self) {
+        *self.lock_open() -= 1;
+        self.closed.notify_all();
+    }
+
+    /// Whether no connection is open, now or within `limit`.
+    pub(super) fn wait_until_closed(&self, limit: Duration) -> bool {
+        let waited = self.closed.wait_timeout_while(self.lock_open(), limit, |open| *open > 0);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    pub(super) fn lane(&self, direction: Direction) -> &LaneMeter {
+        match direction {
+            Direction::ToServer => &self.to_server,
+            Direction::ToClient => &self.to_client,
+        }
+    }
+
+    pub(super) fn round_trips(&self) -> u64 {
+        self.round_trips.load(Relaxed)
+    }
+
+    /// To be called before the chunk is written: who has received an answer must find it counted.
+    pub(super) fn pass(&self, direction: Direction, bytes: usize, turn: &Turn) {
+        let lane = self.lane(direction);
+        lane.chunks.fetch_add(1, Relaxed);
+        lane.bytes.fetch_add(bytes as u64, Relaxed);
+        lane.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
+        let was_with_server = turn.is_with_server.swap(direction == Direction::ToServer, Relaxed);
+        if was_with_server && direction == Direction::ToClient {
+            self.round_trips.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn lock_open(&self) -> MutexGuard<'_, usize> {
+        // A number is whole whatever panicked beside it.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LaneMeter {
+    pub(super) fn arrive(&self, bytes: usize) {
+        self.waiting_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub(super) fn drop_waiting(&self, bytes: usize) {
+        self.dropped_bytes.fetch_add(bytes as u64, Relaxed);
+        self.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    pub(super) fn chunks(&self) -> u64 {
+        self.chunks.load(Relaxed)
+    }
+
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes.load(Relaxed)
+    }
+
+    pub(super) fn dropped_bytes(&self) -> u64 {
+        self.dropped_bytes.load(Relaxed)
+    }
+}

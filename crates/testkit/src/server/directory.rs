@@ -1,0 +1,70 @@
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::StartError;
+
+const LOG_NAME: &str = "server.log";
+
+/// A server that runs wild must not take the memory of the test that asks for its log.
+const LOG_READ_MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// What an error quotes of the log.
+const LOG_TAIL_LINES: usize = 20;
+
+/// Where a server keeps its files, and its log.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    /// Gone with the server; none when the caller chose the directory.
+    _temporary: Option<TempDir>,
+}
+
+impl Directory {
+    pub(super) fn prepare(chosen: Option<PathBuf>) -> Result<Self, StartError> {
+        let Some(chosen) = chosen else {
+            // Not TMPDIR, which may be long: the path of a socket must be short.
+            let temporary = tempfile::Builder::new()
+                .prefix("ql-")
+                .tempdir_in("/tmp")
+                .map_err(|source| StartError::Directory { path: "/tmp".into(), source })?;
+            return Ok(Self { path: temporary.path().to_path_buf(), _temporary: Some(temporary) });
+        };
+        // Canonical, because a client that reads the address may run elsewhere.
+        match fs::create_dir_all(&chosen).and_then(|()| chosen.canonicalize()) {
+            Ok(path) => Ok(Self { path, _temporary: None }),
+            Err(source) => Err(StartError::Directory { path: chosen, source }),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn log_for_appending(&self) -> Result<File, StartError> {
+        let path = self.path.join(LOG_NAME);
+        let log = File::options().create(true).append(true).open(&path);
+        log.map_err(|source| StartError::Directory { path, source })
+    }
+
+    /// The log, or its last 4 MiB when that is more; empty when there is none.
+    pub(super) fn log(&self) -> String {
+        let read = || -> io::Result<Vec<u8>> {
+            let mut file = File::open(self.path.join(LOG_NAME))?;
+            let length_bytes = file.metadata()?.len();
+            file.seek(SeekFrom::Start(length_bytes.saturating_sub(LOG_READ_MAX_BYTES)))?;
+            let mut bytes = Vec::new();
+            file.take(LOG_READ_MAX_BYTES).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+    }
+}
+
+/// The last lines of a log, for an error.
+pub(super) fn tail(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+}

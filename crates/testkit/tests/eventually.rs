@@ -1,0 +1,51 @@
+//! What is waited for, and for how long.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use quorlock_testkit::{eventually, eventually_async};
+
+const LIMIT: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_millis(20);
+
+fn panic_text(f: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("it panics");
+    *panic.downcast().expect("with a text")
+}
+
+#[test]
+fn a_condition_is_looked_at_until_it_holds() {
+    let mut looks = 0;
+    eventually(LIMIT, "the fifth look", || {
+        looks += 1;
+        looks == 5
+    });
+    assert_eq!(looks, 5);
+}
+
+#[test]
+fn a_condition_that_never_holds_is_named() {
+    let text = panic_text(|| eventually(SHORT, "pigs fly", || false));
+    assert!(text.contains("pigs fly") && text.contains("20 ms"), "{text}");
+}
+
+#[tokio::test]
+async fn an_awaited_condition_is_looked_at_until_it_holds() {
+    let looks = Cell::new(0);
+    eventually_async(LIMIT, "the fifth look", async || {
+        tokio::task::yield_now().await;
+        looks.update(|looks| looks + 1);
+        looks.get() == 5
+    })
+    .await;
+    assert_eq!(looks.get(), 5);
+}
+
+#[test]
+fn an_awaited_condition_that_hangs_is_named_and_so_is_the_place() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let never = eventually_async(SHORT, "pigs fly", async || std::future::pending().await);
+    let text = panic_text(|| runtime.block_on(never));
+    assert!(text.contains("pigs fly") && text.contains(file!()), "{text}");
+}

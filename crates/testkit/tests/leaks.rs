@@ -1,0 +1,31 @@
+//! What is left when everything is dropped. Alone in its program, because it counts what the whole program has open.
+
+use std::fs;
+
+use quorlock_testkit::{Proxy, Server};
+
+fn open_files_and_threads() -> (usize, usize) {
+    let count = |directory| fs::read_dir(directory).expect("proc is there").count();
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+#[test]
+fn no_thread_and_no_descriptor_outlives_a_proxy_and_a_server() {
+    let start_and_drop = || {
+        let mut server = Server::builder().tcp().start().unwrap();
+        let proxy = Proxy::start(server.url());
+        let client = redis::Client::open(proxy.url()).unwrap();
+        let connections: Vec<_> = (0..3).map(|_| client.get_connection().unwrap()).collect();
+        assert_eq!(proxy.connections(), 3);
+        server.restart().unwrap();
+        drop(proxy);
+        drop(connections);
+    };
+    // What the first use leaves on purpose, such as a source of randomness, is there before the count.
+    start_and_drop();
+    let before = open_files_and_threads();
+    for _ in 0..3 {
+        start_and_drop();
+    }
+    assert_eq!(open_files_and_threads(), before);
+}

@@ -1,0 +1,363 @@
+//! What a bad network does to those who talk through it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use quorlock_testkit::Direction::{ToClient, ToServer};
+use quorlock_testkit::{Proxy, Server, eventually, eventually_async};
+use redis::RedisResult;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn connect(proxy: &Proxy) -> RedisResult<redis::Connection> {
+    let connection = redis::Client::open(proxy.url())?.get_connection_with_timeout(LIMIT)?;
+    connection.set_read_timeout(Some(LIMIT))?;
+    Ok(connection)
+}
+
+fn ping(connection: &mut redis::Connection) -> RedisResult<String> {
+    redis::cmd("PING").query(connection)
+}
+
+fn send_ping(connection: &mut redis::Connection) {
+    connection
+        .send_packed_command(&redis::cmd("PING").get_packed_command())
+        .expect("sending waits for nobody");
+}
+
+/// A plain connection, for what a client library would hide.
+fn plain(proxy: &Proxy) -> TcpStream {
+    let url = proxy.url();
+    let stream =
+        TcpStream::connect(url.trim_start_matches("redis://").trim_end_matches('/')).expect("it listens");
+    stream.set_read_timeout(Some(LIMIT)).expect("a timeout above zero");
+    stream
+}
+
+fn expect_bytes(stream: &mut TcpStream, bytes: &[u8]) {
+    let mut received = vec![0; bytes.len()];
+    stream.read_exact(&mut received).expect("bytes arrive");
+    assert_eq!(received, bytes);
+}
+
+/// A server that answers with what it is sent, for one connection.
+fn echo() -> (String, thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}/", listener.local_addr().expect("it is bound"));
+    let thread = thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("somebody connects");
+        let _ = std::io::copy(&mut &stream, &mut &stream);
+    });
+    (url, thread)
+}
+
+#[test]
+fn a_proxy_leads_to_servers_on_unix_sockets_and_on_tcp() {
+    for builder in [Server::builder(), Server::builder().tcp()] {
+        let server = builder.start().unwrap();
+        let proxy = Proxy::start(server.url());
+        assert_eq!(ping(&mut connect(&proxy).unwrap()).unwrap(), "PONG");
+    }
+}
+
+#[test]
+fn each_direction_is_delayed_by_its_own_time() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut connection = connect(&proxy).unwrap();
+    proxy.delay(ToServer, Duration::from_millis(30));
+    proxy.delay(ToClient, Duration::from_millis(50));
+    let started = Instant::now();
+    ping(&mut connection).unwrap();
+    assert!(started.elapsed() >= Duration::from_millis(80), "{:?}", started.elapsed());
+}
+
+#[test]
+fn chunks_that_are_delayed_keep_their_order_and_do_not_wait_for_each_other() {
+    let (url, echo) = echo();
+    let proxy = Proxy::start(url);
+    let mut stream = plain(&proxy);
+    let delay = Duration::from_millis(100);
+    proxy.delay(ToServer, delay);
+    let started = Instant::now();
+    let chunks_sent = 20;
+    for number in 1..=chunks_sent {
+        stream.write_all(&[number]).unwrap();
+        eventually(LIMIT, "it has come in as a chunk of its own", || {
+            proxy.waiting_bytes(ToServer) + proxy.bytes(ToServer) >= u64::from(number)
+        });
+    }
+    expect_bytes(&mut stream, &(1..=chunks_sent).collect::<Vec<_>>());
+    let took = started.elapsed();
+    assert_eq!(proxy.chunks(ToServer), u64::from(chunks_sent));
+    assert!(took >= delay, "they were delayed: {took:?}");
+    assert!(took < delay * u32::from(chunks_sent / 2), "and not one behind the other: {took:?}");
+    drop(stream);
+    echo.join().unwrap();
+}
+
+#[test]
+fn a_delay_that_is_shortened_lets_go_what_it_has_delayed() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut connection = connect(&proxy).unwrap();
+    proxy.delay(ToClient, Duration::MAX);
+    send_ping(&mut connection);
+    eventually(LIMIT, "the answer waits", || proxy.waiting_bytes(ToClient) > 0);
+    proxy.delay(ToClient, Duration::ZERO);
+    assert_eq!(connection.recv_response().unwrap(), redis::Value::SimpleString("PONG".into()));
+}
+
+#[test]
+fn what_was_held_is_delivered_in_order_after_healing() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut connection = connect(&proxy).unwrap();
+    for direction in [ToServer, ToClient] {
+        let (bytes, waiting) = (proxy.bytes(direction), proxy.waiting_bytes(direction));
+        assert_eq!(waiting, 0);
+        proxy.hold(direction);
+        for number in 1..=3 {
+            let echo = redis::cmd("ECHO").arg(number).get_packed_command();
+            connection.send_packed_command(&echo).unwrap();
+        }
+        let expected_bytes = if direction == ToServer {
+            3 * "*2\r\n$4\r\nECHO\r\n$1\r\n1\r\n".len()
+        } else {
+            3 * "$1\r\n1\r\n".len()
+        };
+        eventually(LIMIT, "all of it is held", || proxy.waiting_bytes(direction) == expected_bytes as u64);
+        assert_eq!(proxy.bytes(direction), bytes, "nothing has passed");
+        proxy.heal();
+        for number in 1..=3 {
+            assert_eq!(
+                connection.recv_response().unwrap(),
+                redis::Value::BulkString(format!("{number}").into())
+            );
+        }
+    }
+}
+
+#[test]
+fn requests_that_are_dropped_never_reach_the_server() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut stream = plain(&proxy);
+    proxy.drop_bytes(ToServer);
+    let lost = b"SET key lost\r\n";
+    stream.write_all(lost).unwrap();
+    eventually(LIMIT, "they are dropped", || proxy.dropped_bytes(ToServer) == lost.len() as u64);
+    proxy.heal();
+    stream.write_all(b"EXISTS key\r\n").unwrap();
+    expect_bytes(&mut stream, b":0\r\n");
+}
+
+#[test]
+fn requests_whose_answers_are_dropped_reach_the_server() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut stream = plain(&proxy);
+    proxy.drop_bytes(ToClient);
+    stream.write_all(b"SET key done\r\n").unwrap();
+    eventually(LIMIT, "the answer is dropped", || proxy.dropped_bytes(ToClient) == "+OK\r\n".len() as u64);
+    proxy.heal();
+    stream.write_all(b"EXISTS key\r\n").unwrap();
+    expect_bytes(&mut stream, b":1\r\n");
+    assert_eq!(proxy.round_trips(), 1, "one of the two answers has arrived");
+}
+
+#[test]
+fn what_is_held_is_lost_when_it_is_dropped_afterwards() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut stream = plain(&proxy);
+    proxy.hold(ToServer);
+    stream.write_all(b"SET key lost\r\n").unwrap();
+    eventually(LIMIT, "it is held", || proxy.waiting_bytes(ToServer) > 0);
+    proxy.drop_bytes(ToServer);
+    eventually(LIMIT, "it is dropped", || proxy.dropped_bytes(ToServer) > 0);
+    assert_eq!(proxy.waiting_bytes(ToServer), 0);
+    proxy.heal();
+    stream.write_all(b"EXISTS key\r\n").unwrap();
+    expect_bytes(&mut stream, b":0\r\n");
+}
+
+#[test]
+fn a_cut_resets_connections_old_and_new_until_it_is_healed() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut old = plain(&proxy);
+    old.write_all(b"PING\r\n").unwrap();
+    expect_bytes(&mut old, b"+PONG\r\n");
+    assert_eq!(proxy.connections(), 1);
+
+    proxy.cut();
+    assert_eq!(proxy.connections(), 0);
+    assert_eq!(old.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(connect(&proxy).and_then(|mut new| ping(&mut new)).is_err());
+
+    proxy.heal();
+    assert_eq!(ping(&mut connect(&proxy).unwrap()).unwrap(), "PONG");
+}
+
+#[test]
+fn a_cut_takes_what_was_held_with_it() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut stream = plain(&proxy);
+    proxy.hold(ToServer);
+    stream.write_all(b"SET key lost\r\n").unwrap();
+    eventually(LIMIT, "it is held", || proxy.waiting_bytes(ToServer) > 0);
+    proxy.cut();
+    assert_eq!(proxy.waiting_bytes(ToServer), 0);
+    proxy.heal();
+    let exists = redis::cmd("EXISTS").arg("key").query::<bool>(&mut server.connection());
+    assert!(!exists.unwrap());
+}
+
+#[test]
+fn round_trips_are_counted_and_a_pipeline_is_one() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut connection = connect(&proxy).unwrap();
+    let before = proxy.round_trips();
+    for done in 1..=3 {
+        ping(&mut connection).unwrap();
+        assert_eq!(proxy.round_trips() - before, done);
+    }
+    redis::pipe().cmd("PING").cmd("PING").cmd("PING").exec(&mut connection).unwrap();
+    assert_eq!(proxy.round_trips() - before, 4);
+
+    redis::cmd("SET").arg("key").arg(vec![b'x'; 1024 * 1024]).exec(&mut server.connection()).unwrap();
+    let chunks = proxy.chunks(ToClient);
+    redis::cmd("GET").arg("key").exec(&mut connection).unwrap();
+    assert!(proxy.chunks(ToClient) - chunks > 1);
+    assert_eq!(proxy.round_trips() - before, 5, "an answer in many chunks is one");
+
+    let mut other = connect(&proxy).unwrap();
+    let before = proxy.round_trips();
+    ping(&mut other).unwrap();
+    ping(&mut connection).unwrap();
+    assert_eq!(proxy.round_trips() - before, 2, "connections are counted together");
+}
+
+#[test]
+fn bytes_and_chunks_are_counted_for_each_direction() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut stream = plain(&proxy);
+    for _ in 0..2 {
+        stream.write_all(b"PING\r\n").unwrap();
+        expect_bytes(&mut stream, b"+PONG\r\n");
+    }
+    assert_eq!((proxy.bytes(ToServer), proxy.chunks(ToServer)), (12, 2));
+    assert_eq!((proxy.bytes(ToClient), proxy.chunks(ToClient)), (14, 2));
+}
+
+#[test]
+fn a_sender_has_to_wait_when_as_much_is_held_as_is_kept_and_nothing_of_it_is_harmed() {
+    let (url, echo) = echo();
+    let proxy = Proxy::start(url);
+    let mut stream = plain(&proxy);
+    stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
+    let pattern: Vec<u8> = (0..251).cycle().take(64 * 1024).collect();
+    let kept_bytes = 16 * 1024 * 1024;
+
+    proxy.hold(ToServer);
+    let mut sent_bytes = 0;
+    loop {
+        match stream.write(&pattern[sent_bytes % 251..]) {
+            Ok(length) => sent_bytes += length,
+            Err(_) if proxy.waiting_bytes(ToServer) >= kept_bytes => break,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        assert!(sent_bytes < 128 * 1024 * 1024, "the sender never has to wait");
+    }
+    assert!(proxy.waiting_bytes(ToServer) < kept_bytes + 1024 * 1024, "no more is kept than that");
+
+    proxy.heal();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    assert_eq!(received.len(), sent_bytes);
+    assert!(received.chunks(251).all(|chunk| pattern.starts_with(chunk)));
+    echo.join().unwrap();
+    eventually(LIMIT, "both ends were passed on", || proxy.connections() == 0);
+}
+
+#[test]
+fn a_client_that_leaves_closes_its_connection_to_the_server() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let connection = connect(&proxy).unwrap();
+    assert_eq!(proxy.connections(), 1);
+    drop(connection);
+    eventually(LIMIT, "the connection is closed", || proxy.connections() == 0);
+}
+
+#[test]
+fn the_server_does_not_learn_of_a_client_that_leaves_behind_a_partition() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut connection = connect(&proxy).unwrap();
+    let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut connection).unwrap();
+    let mut control = server.connection();
+    let mut is_known = || {
+        let list = redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query::<String>(&mut control);
+        !list.unwrap().is_empty()
+    };
+    proxy.hold(ToServer);
+    send_ping(&mut connection);
+    eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
+    drop(connection);
+    assert!(is_known());
+    proxy.heal();
+    eventually(LIMIT, "the server knows", || !is_known());
+}
+
+#[test]
+fn a_server_that_is_killed_and_restarted_is_reached_through_the_same_proxy() {
+    let mut server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let mut connection = connect(&proxy).unwrap();
+    server.kill();
+    assert!(ping(&mut connection).is_err());
+    assert!(connect(&proxy).and_then(|mut new| ping(&mut new)).is_err());
+    server.restart().unwrap();
+    assert_eq!(ping(&mut connect(&proxy).unwrap()).unwrap(), "PONG");
+}
+
+#[test]
+#[should_panic(expected = "is no address that a proxy can connect to")]
+fn an_address_that_is_none_is_refused() {
+    Proxy::start("nowhere");
+}
+
+#[tokio::test]
+async fn a_proxy_works_in_a_runtime_of_one_thread_and_can_be_dropped_there() {
+    let server = Server::builder().start().unwrap();
+    let proxy = Proxy::start(server.url());
+    let client = redis::Client::open(proxy.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    redis::cmd("PING").exec_async(&mut connection).await.unwrap();
+
+    proxy.hold(ToClient);
+    let ping = tokio::spawn({
+        let mut connection = connection.clone();
+        async move { redis::cmd("PING").query_async::<String>(&mut connection).await }
+    });
+    eventually_async(LIMIT, "the answer is held", async || proxy.waiting_bytes(ToClient) > 0).await;
+    assert!(!ping.is_finished());
+    proxy.heal();
+    assert_eq!(ping.await.unwrap().unwrap(), "PONG");
+
+    proxy.cut();
+    assert!(redis::cmd("PING").exec_async(&mut connection).await.is_err());
+    proxy.heal();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    redis::cmd("PING").exec_async(&mut connection).await.unwrap();
+    drop(proxy);
+    assert!(redis::cmd("PING").exec_async(&mut connection).await.is_err());
+}
