@@ -123,7 +123,7 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<bool, CommandError> {
     let Named { key, token } = request::named(args)?;
     let mut mirror = Key::open(ctx, key, Access::Write);
 
-    let decided = module::state().node.release(now(ctx), ctx.db(), key.as_bytes(), token.as_bytes(), &mirror);
+    let decided = module::state().node.release(clock::monotonic(), ctx.db(), key.as_bytes(), token.as_bytes(), &mirror);
     let (released, delete) = match decided {
         Released::Released(delete) => (true, delete),
         Released::NotHeld(delete) => (false, delete),
@@ -172,7 +172,7 @@ fn refuse(ctx: &Ctx<'_>, error: CommandError) {
 }
 
 fn now(ctx: &Ctx<'_>) -> Now {
-    Now { monotonic: clock::monotonic(), wall_ms: ctx.wall_ms() }
+    Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() }
 }
 
 fn reply(fence: quorlock_core::Fence) -> i64 {

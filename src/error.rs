@@ -48,7 +48,7 @@ impl fmt::Display for CommandError {
             }
             Self::OwnerNotText => write!(f, "ERR OWNER must be UTF-8: it is a label for people to read"),
             Self::FenceRange => write!(f, "ERR FENCE must be between 1 and 9007199254740991"),
-            Self::Fence(error) => write!(f, "ERR {error}"),
+            Self::Fence(error) => write!(f, "BADFENCE {error}"),
             Self::UnknownOption { takes } => {
                 write!(f, "ERR syntax error: after the ttl there may be {takes}")
             }

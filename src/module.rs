@@ -42,12 +42,13 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         fence_stripes: FENCE_STRIPES,
         hash_seed: RandomState::new().hash_one(0),
     };
-    let now = Now { monotonic: clock::monotonic(), wall_ms: ctx.wall_ms() };
+    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
     STATE.set(Some(State {
         node: Node::new(settings, now),
         replication: Replication::new(),
         own_write: false,
     }));
+    ctx.log(LogLevel::Notice, &format!("lock: ready; the largest ttl is {MAX_TTL_MS} ms"));
     true
 }
 

@@ -120,9 +120,10 @@ impl Attempt {
                     self.core.vote(node, vote, clock::now());
                 }
                 Some((node, reply)) = self.told.next(), if !self.told.is_empty() => {
-                    let answer = match self.answers.take_vote(node, &reply, &self.shared) {
-                        Vote::Granted(fence) => FenceAnswer::Stored(fence),
-                        Vote::Refused | Vote::Silent => FenceAnswer::Failed,
+                    let answer = match (&reply, self.answers.take_vote(node, &reply, &self.shared)) {
+                        (_, Vote::Granted(fence)) => FenceAnswer::Stored(fence),
+                        (Reply::Failed(NodeError::ClockBehind { .. }), _) => FenceAnswer::Unacceptable,
+                        (_, Vote::Refused | Vote::Silent) => FenceAnswer::Failed,
                     };
                     self.core.fence_answer(node, answer, clock::now());
                 }

@@ -112,6 +112,7 @@ impl LockBuilder {
     /// Dropping the future releases, in the background, what any node may have granted.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
         let started = Instant::now();
+        // A wait beyond the end of time has no end.
         let until = started.checked_add(self.wait);
         let mut pause = PAUSE_MIN;
         loop {
@@ -120,9 +121,8 @@ impl LockBuilder {
                 Err(error @ AcquireError::Unusable { .. }) => return Err(error),
                 Err(error) => error,
             };
-            // Two that start together must not go on together.
-            let again = Instant::now() + rand::rng().random_range(pause / 2..=pause);
-            if until.is_some_and(|until| again >= until) {
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
                 return Err(match error {
                     AcquireError::Held { nodes } => {
                         AcquireError::TimedOut { waited: started.elapsed(), nodes }
@@ -130,7 +130,9 @@ impl LockBuilder {
                     error => error,
                 });
             }
-            sleep_until(again).await;
+            // Two that start together must not go on together. The last attempt is at the very end.
+            let again = now + rand::rng().random_range(pause / 2..=pause);
+            sleep_until(until.map_or(again, |until| until.min(again))).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }

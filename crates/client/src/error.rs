@@ -148,6 +148,12 @@ pub enum NodeError {
         /// How much longer, in milliseconds, and why.
         reason: String,
     },
+    /// The node's clock is so far from the others' that it does not take their fence.
+    #[error("its clock is too far behind the others': {reason}")]
+    ClockBehind {
+        /// The node's own words.
+        reason: String,
+    },
     /// The node answered an error.
     #[error("{0}")]
     Refused(

@@ -75,6 +75,7 @@ pub(super) fn read_error(error: &RedisError) -> NodeError {
     let detail = error.detail().unwrap_or_default();
     match error.code() {
         Some("ABSTAIN") => NodeError::Abstains { reason: detail.to_owned() },
+        Some("BADFENCE") => NodeError::ClockBehind { reason: detail.to_owned() },
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
         Some(code) => NodeError::Refused(format!("{code} {detail}").trim_end().to_owned()),
         None if error.is_io_error() || error.is_unrecoverable_error() => {

@@ -35,13 +35,13 @@ impl Monotonic {
 pub struct Now {
     /// Decides when leases end. It never steps.
     pub monotonic: Monotonic,
-    /// Milliseconds since 1970: the expiry of a mirror and the hint of a fence, and never when a lease ends.
-    pub wall_ms: u64,
+    /// Microseconds since 1970: the expiry of a mirror and the hint of a fence, and never when a lease ends.
+    pub wall_us: u64,
 }
 
 impl Now {
-    /// The wall clock in microseconds, which fences are made of.
-    pub(super) const fn wall_us(self) -> u64 {
-        self.wall_ms.saturating_mul(1000)
+    /// The wall clock in milliseconds, which keys expire by.
+    pub(super) const fn wall_ms(self) -> u64 {
+        self.wall_us / 1000
     }
 }

@@ -215,7 +215,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// A node without leases, which knows nothing of the time before.
     pub fn new(settings: Settings, now: Now) -> Self {
         let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms.saturating_mul(1000));
-        fences.raise_all_to_ceiling(now.wall_us());
+        fences.raise_all_to_ceiling(now.wall_us);
         Self {
             table: Table::new(settings.hash_seed),
             fences,
@@ -254,7 +254,7 @@ impl<B: AsRef<[u8]>> Node<B> {
                 }
             }
         }
-        let fence = self.fences.next(hash, ask.fence, now.wall_us());
+        let fence = self.fences.next(hash, ask.fence, now.wall_us);
         self.table.insert(
             hash,
             NewLease {
@@ -267,7 +267,7 @@ impl<B: AsRef<[u8]>> Node<B> {
             },
         );
         self.stats.grants += 1;
-        Acquired::Granted { fence, expires_at_ms: now.wall_ms.saturating_add(ask.ttl.ms()) }
+        Acquired::Granted { fence, expires_at_ms: now.wall_ms().saturating_add(ask.ttl.ms()) }
     }
 
     /// Moves the deadline forward, never back, and only while the token holds the lock. A foreign string with this
@@ -304,9 +304,9 @@ impl<B: AsRef<[u8]>> Node<B> {
     }
 
     /// Gives the lock back. Safe to repeat.
-    pub fn release(&mut self, now: Now, db: u32, key: &[u8], token: &[u8], mirror: &impl Mirror) -> Released {
+    pub fn release(&mut self, now: Monotonic, db: u32, key: &[u8], token: &[u8], mirror: &impl Mirror) -> Released {
         let hash = self.table.hash(db, key);
-        match self.standing(hash, db, key, now.monotonic) {
+        match self.standing(hash, db, key, now) {
             Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
             Standing::Live(slot) => {
                 if self.table.get(slot).token.as_ref() != token {
@@ -347,7 +347,7 @@ impl<B: AsRef<[u8]>> Node<B> {
             Seen::Missing => Inspected::Free,
             Seen::OtherType => Inspected::WrongType,
             Seen::Text => {
-                Inspected::Foreign { ttl_ms: mirror.expires_at_ms().map(|at| at.saturating_sub(now.wall_ms)) }
+                Inspected::Foreign { ttl_ms: mirror.expires_at_ms().map(|at| at.saturating_sub(now.wall_ms())) }
             }
         };
         match self.standing(hash, db, key, now.monotonic) {
@@ -499,7 +499,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     ) -> Extended {
         let current = self.table.get(slot).fence;
         if let Some(fence) = ask.fence {
-            let largest = self.fences.ceiling(now.wall_us());
+            let largest = self.fences.ceiling(now.wall_us);
             if fence < current {
                 return Extended::BadFence(FenceError::Below { current });
             }
@@ -513,7 +513,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         if let Some(token) = &handed_over
             && token.as_ref() != self.table.get(slot).token.as_ref()
         {
-            let fence = self.fences.next(hash, ask.fence, now.wall_us());
+            let fence = self.fences.next(hash, ask.fence, now.wall_us);
             self.table.get_mut(slot).fence = fence;
         }
         let old = self.table.get(slot).deadline;
@@ -523,7 +523,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         self.stats.extends += 1;
 
-        let expires_at_ms = now.wall_ms.saturating_add(deadline.ms_since(now.monotonic));
+        let expires_at_ms = now.wall_ms().saturating_add(deadline.ms_since(now.monotonic));
         let lease = self.table.get_mut(slot);
         let write = match mirror.seen() {
             // Nothing is under the key, so the mirror can be written again, and is ours again.
@@ -561,13 +561,13 @@ impl<B: AsRef<[u8]>> Node<B> {
             return Extended::NotHeld;
         }
         if let Some(fence) = ask.fence {
-            let largest = self.fences.ceiling(now.wall_us());
+            let largest = self.fences.ceiling(now.wall_us);
             if fence > largest {
                 return Extended::BadFence(FenceError::TooFarAhead { largest });
             }
         }
-        let fence = self.fences.next(hash, ask.fence, now.wall_us());
-        let remaining_ms = old_expiry_ms.saturating_sub(now.wall_ms).max(ask.ttl.ms()).min(self.max_ttl.ms());
+        let fence = self.fences.next(hash, ask.fence, now.wall_us);
+        let remaining_ms = old_expiry_ms.saturating_sub(now.wall_ms()).max(ask.ttl.ms()).min(self.max_ttl.ms());
         let new = NewLease {
             db: ask.db,
             key: ask.key.keep(),
@@ -578,7 +578,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         };
         self.table.insert(hash, new);
         self.stats.grants += 1;
-        let expires_at_ms = now.wall_ms.saturating_add(remaining_ms);
+        let expires_at_ms = now.wall_ms().saturating_add(remaining_ms);
         let mirror = match ask.new_token {
             Some(_) => MirrorWrite::Set { expires_at_ms },
             None if expires_at_ms != old_expiry_ms => MirrorWrite::Expire { expires_at_ms },

@@ -45,7 +45,9 @@ pub enum Vote {
 pub enum FenceAnswer {
     /// The token holds the lock there, with this fence now.
     Stored(Fence),
-    /// The token does not hold the lock there any more, or the node does not take the fence, or does not answer.
+    /// The token holds the lock there, and the node does not take this fence: it lies too far ahead of its clock.
+    Unacceptable,
+    /// The token does not hold the lock there any more, or there was no answer.
     Failed,
 }
 
@@ -121,6 +123,7 @@ impl Acquisition {
         match answer {
             FenceAnswer::Stored(fence) => self.tally.recast(node, Ballot::Yes(fence)),
             FenceAnswer::Failed => self.tally.recast(node, Ballot::Silent),
+            FenceAnswer::Unacceptable => self.leave_out_those_ahead(),
         }
         self.advance(now);
     }
@@ -194,6 +197,16 @@ impl Acquisition {
         let fence = self.agreed.map_or(smallest, |agreed| agreed.max(smallest));
         self.agreed = Some(fence);
         fence
+    }
+
+    /// A node whose clock is far ahead gave a fence that others do not take. They may agree on one without it.
+    fn leave_out_those_ahead(&mut self) {
+        let Some(refused) = self.agreed.take() else { return };
+        let ahead: Vec<usize> =
+            self.tally.yes().filter(|&(_, stored)| stored >= refused).map(|(node, _)| node).collect();
+        for node in ahead {
+            self.tally.recast(node, Ballot::Silent);
+        }
     }
 
     fn decide(&mut self, step: Step) {

@@ -1,0 +1,299 @@
+//! The promises of a node, one by one and over any order of events.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use quorlock_core::Fence;
+use quorlock_core::node::{Event, Extended, FenceError, Inspected};
+use support::{MAX_TTL_MS, Server};
+
+#[test]
+fn a_held_lock_is_refused_even_to_its_own_token() {
+    let mut server = Server::new();
+    assert!(server.acquire(b"k", b"a", 1000, None).is_some());
+    assert_eq!(server.acquire(b"k", b"a", 1000, None), None);
+}
+
+#[test]
+fn a_lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    server.wall_ms += 3_600_000;
+    server.mono_us += 999_000;
+    assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the wall clock was stepped ahead");
+    server.wall_ms -= 7_200_000;
+    server.mono_us += 1000;
+    assert!(server.acquire(b"k", b"b", 1000, None).is_some(), "the wall clock was stepped back");
+}
+
+#[test]
+fn an_evicted_lock_stays_held_and_its_mirror_is_written_again_by_an_extension() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    server.take_away(b"k", Event::Evicted);
+    assert_eq!(server.node.stats().saved_from_eviction, 1);
+    assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
+    assert!(server.extend(b"k", b"a", 2000).is_some());
+    assert_eq!(server.keys[b"k".as_slice()].text, b"a");
+    assert!(server.release(b"k", b"a"));
+    assert!(server.keys.is_empty());
+}
+
+#[test]
+fn what_an_old_client_writes_after_an_accident_is_left_alone() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    server.take_away(b"k", Event::Expired);
+    server.set(b"k", b"old client", Some(10_000));
+    assert!(server.extend(b"k", b"a", 1500).is_some());
+    assert_eq!(server.keys[b"k".as_slice()].text, b"old client");
+    server.pass_ms(2000);
+    server.turn();
+    assert_eq!(server.keys[b"k".as_slice()].text, b"old client");
+    assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the old client holds it now");
+}
+
+#[test]
+fn an_explicit_command_ends_the_lease() {
+    for event in [Event::Removed, Event::Replaced] {
+        let mut server = Server::new();
+        server.acquire(b"k", b"a", 1000, None).unwrap();
+        server.take_away(b"k", event);
+        assert_eq!(server.extend(b"k", b"a", 1000), None);
+        assert!(server.acquire(b"k", b"b", 1000, None).is_some());
+        assert_eq!(server.node.stats().ended_by_operator, 1);
+    }
+}
+
+#[test]
+fn an_overwritten_mirror_ends_the_lease_and_is_not_touched() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    server.set(b"k", b"other", None);
+    assert!(!server.release(b"k", b"a"));
+    assert_eq!(server.keys[b"k".as_slice()].text, b"other");
+    assert_eq!(server.node.leases(), 0);
+}
+
+#[test]
+fn flushing_one_database_ends_the_leases_in_it() {
+    let mut server = Server::new();
+    for n in 0..5000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
+    }
+    server.node.observe_flush(Some(1));
+    assert_eq!(server.node.leases(), 5000);
+    server.node.observe_flush(Some(0));
+    assert_eq!(server.node.leases(), 0);
+    assert_eq!(server.node.stats().ended_by_operator, 5000);
+}
+
+#[test]
+fn extending_never_shortens() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    server.extend(b"k", b"a", 1).unwrap();
+    assert!(matches!(server.inspect(b"k"), Inspected::Lease { ttl_ms: 10_000, .. }));
+}
+
+#[test]
+fn extending_never_revives_also_when_the_mirror_is_still_there() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    server.mono_us += 1_000_000;
+    assert_eq!(server.keys.len(), 1, "the wall clock stood still, so the key has not expired");
+    assert_eq!(server.extend(b"k", b"a", 1000), None);
+    server.turn();
+    assert!(server.keys.is_empty());
+    assert_eq!(server.extend(b"k", b"a", 1000), None);
+}
+
+#[test]
+fn a_foreign_string_is_held_by_whoever_knows_its_value() {
+    let mut server = Server::new();
+    server.set(b"k", b"theirs", Some(5000));
+    assert_eq!(server.acquire(b"k", b"ours", 1000, None), None);
+    assert!(!server.release(b"k", b"ours"));
+    assert!(server.release(b"k", b"theirs"));
+    assert!(server.keys.is_empty());
+}
+
+#[test]
+fn adoption_is_a_grant_of_at_most_the_largest_ttl() {
+    let mut server = Server::new();
+    let before = server.acquire(b"k", b"a", 1000, None).unwrap();
+    assert!(server.release(b"k", b"a"));
+    server.set(b"k", b"theirs", Some(10 * MAX_TTL_MS));
+    let fence = server.extend(b"k", b"theirs", 1000).unwrap();
+    assert!(fence > before);
+    assert!(matches!(server.inspect(b"k"), Inspected::Lease { ttl_ms: MAX_TTL_MS, .. }));
+}
+
+#[test]
+fn a_string_that_never_expires_is_data_and_is_not_adopted() {
+    let mut server = Server::new();
+    server.set(b"k", b"data", None);
+    assert_eq!(server.extend(b"k", b"data", 1000), None);
+    assert_eq!(server.keys[b"k".as_slice()].expires_at_ms, None);
+}
+
+#[test]
+fn a_hand_over_leaves_the_old_token_nothing() {
+    let mut server = Server::new();
+    let first = server.acquire(b"k", b"a", 1000, None).unwrap();
+    let Extended::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b")) else {
+        panic!()
+    };
+    assert!(fence > first);
+    assert_eq!(server.extend(b"k", b"a", 1000), None);
+    assert!(!server.release(b"k", b"a"));
+    assert!(server.release(b"k", b"b"));
+}
+
+#[test]
+fn a_fence_is_raised_by_its_holder_only_and_only_upwards() {
+    let mut server = Server::new();
+    server.pass_ms(1000);
+    let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
+    let higher = fence.next().next();
+    assert_eq!(server.extend_with(b"k", b"x", 1000, Some(higher), None), Extended::NotHeld);
+    assert!(
+        matches!(server.extend_with(b"k", b"a", 1000, Some(higher), None), Extended::Held { fence, .. } if fence == higher)
+    );
+    assert_eq!(
+        server.extend_with(b"k", b"a", 1000, Some(fence), None),
+        Extended::BadFence(FenceError::Below { current: higher })
+    );
+    let beyond = Fence::of_wall_us((server.wall_ms + 60_001) * 1000);
+    assert!(matches!(
+        server.extend_with(b"k", b"a", 1000, Some(beyond), None),
+        Extended::BadFence(FenceError::TooFarAhead { .. })
+    ));
+    server.release(b"k", b"a");
+    assert!(server.acquire(b"k", b"b", 1000, None).unwrap() > higher);
+}
+
+#[test]
+fn a_proposed_fence_is_believed_within_the_skew_and_not_beyond() {
+    let mut server = Server::new();
+    server.pass_ms(600_000);
+    let near = Fence::of_wall_us(server.wall_ms * 1000 + 1_000_000);
+    assert_eq!(server.acquire(b"k", b"a", 1000, Some(near)), Some(near));
+    let far = Fence::of_wall_us(server.wall_ms * 1000 + 61_000_000);
+    assert!(server.acquire(b"l", b"a", 1000, Some(far)).unwrap() < far);
+}
+
+#[test]
+fn memory_follows_the_number_of_leases_down_as_well() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 1000 + u64::from(n % 7), None).unwrap();
+    }
+    server.pass_ms(2000);
+    server.turn();
+    assert_eq!(server.node.leases(), 0);
+    assert_eq!(server.node.next_deadline(), None);
+    assert_eq!(server.node.stats().ended_by_deadline, 20_000);
+}
+
+/// Something that happens to a server.
+#[derive(Clone, Debug)]
+enum Happening {
+    Acquire { key: u8, token: u8, ttl_ms: u64 },
+    Extend { key: u8, token: u8, ttl_ms: u64 },
+    HandOver { key: u8, token: u8, new: u8 },
+    Release { key: u8, token: u8 },
+    Accident { key: u8, eviction: bool },
+    WallStep { ms: i64 },
+    Pass { ms: u64 },
+    Turn,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let (key, token, ttl) = (0..3_u8, 0..4_u8, 1..5000_u64);
+    prop_oneof![
+        4 => (key.clone(), token.clone(), ttl.clone()).prop_map(|(key, token, ttl_ms)| Happening::Acquire { key, token, ttl_ms }),
+        3 => (key.clone(), token.clone(), ttl).prop_map(|(key, token, ttl_ms)| Happening::Extend { key, token, ttl_ms }),
+        1 => (key.clone(), token.clone(), token.clone()).prop_map(|(key, token, new)| Happening::HandOver { key, token, new }),
+        2 => (key.clone(), token).prop_map(|(key, token)| Happening::Release { key, token }),
+        2 => (key, any::<bool>()).prop_map(|(key, eviction)| Happening::Accident { key, eviction }),
+        1 => (-100_000..100_000_i64).prop_map(|ms| Happening::WallStep { ms }),
+        3 => (0..3000_u64).prop_map(|ms| Happening::Pass { ms }),
+        2 => Just(Happening::Turn),
+    ]
+}
+
+/// What a key's holder believes, by the monotonic clock.
+#[derive(Clone, Copy)]
+struct Belief {
+    token: u8,
+    until_us: u64,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Without any operator's command, whatever the clocks and the memory do: one holder until its deadline, and fences
+    /// that grow with every grant.
+    #[test]
+    fn a_lease_never_has_two_holders_and_fences_only_grow(happenings in prop::collection::vec(happening(), 1..60)) {
+        let mut server = Server::new();
+        let mut holders: HashMap<u8, Belief> = HashMap::new();
+        let mut fences: HashMap<u8, Fence> = HashMap::new();
+        for happening in happenings {
+            let now_us = server.mono_us;
+            let holds = |holders: &HashMap<u8, Belief>, key: u8, token: u8| {
+                holders.get(&key).is_some_and(|held| held.token == token && now_us < held.until_us)
+            };
+            match happening {
+                Happening::Acquire { key, token, ttl_ms } => {
+                    let until_us = now_us + ttl_ms * 1000;
+                    if let Some(fence) = server.acquire(&[key], &[token], ttl_ms, None) {
+                        prop_assert!(holders.get(&key).is_none_or(|held| held.until_us <= now_us), "two holders");
+                        prop_assert!(fences.insert(key, fence).is_none_or(|before| before < fence));
+                        holders.insert(key, Belief { token, until_us });
+                    }
+                }
+                Happening::Extend { key, token, ttl_ms } => {
+                    let extended = server.extend(&[key], &[token], ttl_ms).is_some();
+                    prop_assert_eq!(extended, holds(&holders, key, token), "extends exactly while held");
+                    if extended {
+                        let held = holders.get_mut(&key).unwrap();
+                        held.until_us = held.until_us.max(now_us + ttl_ms * 1000);
+                        let Inspected::Lease { ttl_ms: left_ms, .. } = server.inspect(&[key]) else { panic!("held") };
+                        prop_assert_eq!(left_ms, (held.until_us - now_us).div_ceil(1000), "never shortened");
+                    }
+                }
+                Happening::HandOver { key, token, new } => {
+                    if let Extended::Held { fence, .. } = server.extend_with(&[key], &[token], 1000, None, Some(&[new])) {
+                        prop_assert!(holds(&holders, key, token));
+                        if token != new {
+                            prop_assert!(fences.insert(key, fence).is_none_or(|before| before < fence));
+                        }
+                        let held = holders.get_mut(&key).unwrap();
+                        *held = Belief { token: new, until_us: held.until_us.max(now_us + 1_000_000) };
+                    }
+                }
+                Happening::Release { key, token } => {
+                    prop_assert_eq!(server.release(&[key], &[token]), holds(&holders, key, token));
+                    if holds(&holders, key, token) {
+                        holders.remove(&key);
+                    }
+                }
+                Happening::Accident { key, eviction } => {
+                    server.take_away(&[key], if eviction { Event::Evicted } else { Event::Expired });
+                }
+                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Happening::Pass { ms } => server.pass_ms(ms),
+                Happening::Turn => server.turn(),
+            }
+        }
+        server.pass_ms(20_000);
+        server.turn();
+        prop_assert_eq!(server.node.leases(), 0, "nothing is left when all time is over");
+    }
+}

@@ -1,0 +1,314 @@
+//! The promises of an attempt over N nodes.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use quorlock_core::quorum::{
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Hints, Lifetime, Loss, Majority, Moment, Release,
+    ReleaseVerdict, Step, Vote, drift, reliable,
+};
+use quorlock_core::{Fence, Ttl};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(since_start: Duration) -> Moment {
+    Moment { boot: ms(500), raw: ms(900) }.plus(since_start)
+}
+
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
+fn attempt(nodes: usize, ttl_ms: u64) -> Acquisition {
+    let majority = Majority::of(nodes).unwrap();
+    Acquisition::new(majority, at(ms(0)), Ttl::from_ms(ttl_ms).unwrap(), ms(ttl_ms / 2))
+}
+
+#[test]
+fn a_majority_is_more_than_half_of_the_configured_nodes() {
+    let sizes: Vec<_> = (1..=9).map(|nodes| Majority::of(nodes).unwrap().size()).collect();
+    assert_eq!(sizes, [1, 2, 2, 3, 3, 4, 4, 5, 5]);
+    assert_eq!(Majority::of(0), None);
+}
+
+#[test]
+fn it_is_won_at_the_majority_and_stragglers_only_add_coverage() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    assert_eq!(attempt.poll(), None);
+    attempt.vote(2, Vote::Granted(fence(7)), at(ms(2)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
+    assert_eq!(attempt.coverage(), 2);
+    attempt.vote(1, Vote::Granted(fence(9)), at(ms(50)));
+    assert_eq!(attempt.poll(), None);
+    assert_eq!(attempt.coverage(), 3);
+}
+
+#[test]
+fn it_is_lost_as_soon_as_others_hold_too_many_nodes() {
+    let mut attempt = attempt(5, 10_000);
+    for node in 0..3 {
+        assert_eq!(attempt.poll(), None);
+        attempt.vote(node, Vote::Refused, at(ms(1)));
+    }
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::Held)));
+}
+
+#[test]
+fn silence_is_told_from_refusal() {
+    let mut silent = attempt(3, 10_000);
+    silent.vote(0, Vote::Refused, at(ms(1)));
+    silent.vote(1, Vote::Silent, at(ms(1)));
+    assert_eq!(
+        silent.poll(),
+        Some(Step::Lost(Loss::NoQuorum)),
+        "the silent node could have made the difference"
+    );
+
+    let mut held = attempt(3, 10_000);
+    held.vote(0, Vote::Refused, at(ms(1)));
+    held.vote(1, Vote::Refused, at(ms(1)));
+    held.vote(2, Vote::Silent, at(ms(1)));
+    assert_eq!(held.poll(), Some(Step::Lost(Loss::Held)));
+}
+
+#[test]
+fn whoever_has_not_answered_when_the_time_is_up_is_silent() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(1)), at(ms(1)));
+    attempt.time_is_up(at(ms(50)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
+}
+
+#[test]
+fn a_grant_that_comes_too_late_is_no_lock() {
+    let mut attempt = attempt(3, 1000);
+    attempt.vote(0, Vote::Granted(fence(1)), at(ms(10)));
+    attempt.vote(1, Vote::Granted(fence(1)), at(ms(489)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)), "1000 − 489 − 12 is less than half the ttl");
+}
+
+#[test]
+fn a_machine_that_slept_has_lost_its_lock() {
+    let slept = Moment { boot: ms(500 + 60_000), raw: ms(900 + 5) };
+    let lifetime = Lifetime::new(at(ms(0)), Ttl::from_ms(10_000).unwrap()).unwrap();
+    assert_eq!(lifetime.remaining(slept), None);
+}
+
+#[test]
+fn nodes_below_are_told_the_fence_and_it_counts_once_they_have_it() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 0, fence: fence(9) }));
+    assert_eq!(attempt.poll(), None);
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(2)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
+}
+
+#[test]
+fn nodes_above_are_not_counted() {
+    let mut attempt = attempt(5, 10_000);
+    for (node, answer) in [(0, 7), (1, 90), (2, 7)] {
+        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
+    }
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 0, fence: fence(90) }));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 2, fence: fence(90) }));
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(90)), at(ms(2)));
+    assert_eq!(attempt.poll(), None, "two have it, and three are needed");
+    attempt.fence_answer(2, FenceAnswer::Stored(fence(90)), at(ms(2)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(90)));
+}
+
+#[test]
+fn a_refused_write_back_loses_the_node() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
+    assert!(matches!(attempt.poll(), Some(Step::TellFence { node: 0, .. })));
+    attempt.fence_answer(0, FenceAnswer::Failed, at(ms(2)));
+    assert_eq!(attempt.poll(), None, "the third may still grant");
+    attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 2, fence: fence(9) }));
+    attempt.fence_answer(2, FenceAnswer::Failed, at(ms(4)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
+}
+
+#[test]
+fn a_fence_that_others_do_not_take_leaves_its_node_out() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
+    attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
+    assert_eq!(attempt.poll(), None, "the third may still grant");
+    attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
+}
+
+#[test]
+fn a_write_back_that_takes_too_long_leaves_no_validity() {
+    let mut attempt = attempt(3, 1000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
+    assert!(matches!(attempt.poll(), Some(Step::TellFence { .. })));
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(600)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)));
+}
+
+#[test]
+fn the_next_proposal_is_above_everything_seen() {
+    let mut hints = Hints::default();
+    assert_eq!(hints.propose(100), fence(100));
+    hints.saw(fence(500));
+    assert_eq!(hints.propose(100), fence(501));
+}
+
+#[test]
+fn an_extension_needs_a_majority_and_says_whether_the_lock_is_lost_or_only_unconfirmed() {
+    let majority = Majority::of(3).unwrap();
+    let new = || Extension::new(majority, at(ms(0)), Ttl::from_ms(1000).unwrap());
+
+    let mut extended = new();
+    assert_eq!(extended.answer(0, Some(true), at(ms(1))), None);
+    assert!(matches!(extended.answer(1, Some(true), at(ms(1))), Some(ExtensionVerdict::Extended(_))));
+    assert_eq!(extended.answer(2, Some(false), at(ms(1))), None, "it is decided once");
+
+    let mut lost = new();
+    lost.answer(0, Some(false), at(ms(1)));
+    assert_eq!(lost.answer(1, Some(false), at(ms(1))), Some(ExtensionVerdict::Lost));
+
+    let mut uncertain = new();
+    uncertain.answer(0, None, at(ms(1)));
+    assert_eq!(uncertain.answer(1, Some(false), at(ms(1))), Some(ExtensionVerdict::Uncertain));
+}
+
+#[test]
+fn a_release_is_over_when_a_majority_has_answered() {
+    let majority = Majority::of(3).unwrap();
+    let mut released = Release::new(majority);
+    assert_eq!(released.answer(0, Some(true)), None);
+    assert_eq!(released.answer(1, Some(true)), Some(ReleaseVerdict::Released));
+
+    let mut over = Release::new(majority);
+    over.answer(0, Some(false));
+    assert_eq!(over.answer(2, Some(false)), Some(ReleaseVerdict::AlreadyOver));
+
+    let mut unknown = Release::new(majority);
+    unknown.answer(0, None);
+    unknown.answer(1, None);
+    assert_eq!(unknown.answer(2, Some(true)), Some(ReleaseVerdict::Unconfirmed));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Granted,
+    Refused,
+    Silent,
+}
+
+proptest! {
+    /// For N = 1 to 9 and any answers in any order: won exactly when a majority granted, and decided no later than at
+    /// the answer that settles it.
+    #[test]
+    fn the_verdict_is_that_of_the_majority(
+        answers in prop::collection::vec(prop_oneof![Just(Answer::Granted), Just(Answer::Refused), Just(Answer::Silent)], 1..=9),
+        order in any::<prop::sample::Index>(),
+    ) {
+        let nodes = answers.len();
+        let majority = Majority::of(nodes).unwrap();
+        let mut attempt = attempt(nodes, 10_000);
+        let first = order.index(nodes);
+        let (mut yes, mut no, mut silent) = (0, 0, 0);
+        let mut verdict = None;
+        for index in (0..nodes).map(|step| (first + step) % nodes) {
+            match answers[index] {
+                Answer::Granted => { yes += 1; attempt.vote(index, Vote::Granted(fence(5)), at(ms(1))); }
+                Answer::Refused => { no += 1; attempt.vote(index, Vote::Refused, at(ms(1))); }
+                Answer::Silent => { silent += 1; attempt.vote(index, Vote::Silent, at(ms(1))); }
+            }
+            let step = attempt.poll();
+            if verdict.is_none() {
+                let expected = if yes >= majority.size() { "won" } else if no + silent > nodes - majority.size() { "lost" } else { "open" };
+                match step {
+                    Some(Step::Won(_)) => { prop_assert_eq!(expected, "won"); verdict = step; }
+                    Some(Step::Lost(loss)) => {
+                        prop_assert_eq!(expected, "lost");
+                        prop_assert_eq!(loss == Loss::Held, no > nodes - majority.size());
+                        verdict = step;
+                    }
+                    Some(Step::TellFence { .. }) => prop_assert!(false, "they agree"),
+                    None => prop_assert_eq!(expected, "open"),
+                }
+            } else {
+                prop_assert_eq!(step, None, "it is decided once");
+            }
+        }
+        prop_assert!(verdict.is_some());
+    }
+
+    /// A lock that is reported has a fence that a majority stored, and its validity is what is left of ttl − drift.
+    #[test]
+    fn a_win_has_a_majority_at_its_fence_and_never_more_than_its_ttl(
+        fences in prop::collection::vec(1..6_u64, 1..=9),
+        elapsed_ms in 0..3000_u64,
+        ttl_ms in 1..3000_u64,
+        refuse in prop::collection::vec(any::<bool>(), 9),
+    ) {
+        let nodes = fences.len();
+        let majority = Majority::of(nodes).unwrap();
+        let ttl = Ttl::from_ms(ttl_ms).unwrap();
+        let mut attempt = Acquisition::new(majority, at(ms(0)), ttl, ms(0));
+        let mut stored: Vec<Option<Fence>> = vec![None; nodes];
+        let now = at(ms(elapsed_ms));
+        for (node, &answer) in fences.iter().enumerate() {
+            stored[node] = Some(fence(answer));
+            attempt.vote(node, Vote::Granted(fence(answer)), now);
+            while let Some(step) = attempt.poll() {
+                match step {
+                    Step::TellFence { node, fence } => {
+                        prop_assert!(stored[node].unwrap() < fence, "only upwards");
+                        let answer = if refuse[node] { stored[node] = None; FenceAnswer::Failed } else { stored[node] = Some(fence); FenceAnswer::Stored(fence) };
+                        attempt.fence_answer(node, answer, now);
+                    }
+                    Step::Won(win) => {
+                        prop_assert!(stored.iter().filter(|at| **at == Some(win.fence)).count() >= majority.size());
+                        let left = win.lifetime.remaining(now).unwrap();
+                        prop_assert!(left + drift(ttl.duration()) + ms(elapsed_ms) <= ttl.duration());
+                    }
+                    Step::Lost(Loss::TooLate) => prop_assert!(reliable(ttl) <= ms(elapsed_ms)),
+                    Step::Lost(_) => {}
+                }
+            }
+        }
+        prop_assert!(attempt.is_decided() || refuse[..nodes].contains(&true));
+    }
+
+    /// Whatever is measured, nothing wraps, and nothing is left once ttl − drift is over.
+    #[test]
+    fn validity_is_never_positive_after_ttl_less_drift(
+        ttl_ms in 1..=Ttl::MAX_MS,
+        waited_us in any::<u64>(),
+        elapsed_us in any::<u64>(),
+    ) {
+        let ttl = Ttl::from_ms(ttl_ms).unwrap();
+        let waited = Duration::from_micros(waited_us);
+        let elapsed = Duration::from_micros(elapsed_us);
+        if let Some(lifetime) = Lifetime::after_wait(at(ms(0)), waited, ttl) {
+            let measured = ttl.duration() + waited;
+            match lifetime.remaining(at(elapsed)) {
+                Some(left) => {
+                    prop_assert!(!left.is_zero());
+                    prop_assert_eq!(left + elapsed + drift(measured), measured);
+                }
+                None => prop_assert!(elapsed + drift(measured) >= measured),
+            }
+        } else {
+            prop_assert!(reliable(ttl).is_zero() || waited_us > u64::MAX / 2 || ttl.duration() + waited <= drift(ttl.duration() + waited));
+        }
+    }
+}

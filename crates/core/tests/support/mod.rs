@@ -1,0 +1,178 @@
+//! A server around a node: a keyspace, two clocks, and the glue that carries out what the node decides.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::HashMap;
+
+use quorlock_core::node::{
+    Acquire, Acquired, Adjusted, Event, Extend, Extended, Inspected, Mirror, MirrorWrite, Monotonic, Node,
+    Now, Released, Seen, Settings,
+};
+use quorlock_core::{Fence, Ttl};
+
+pub(crate) const MAX_TTL_MS: u64 = 60_000;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Value {
+    pub(crate) text: Vec<u8>,
+    pub(crate) expires_at_ms: Option<u64>,
+}
+
+pub(crate) struct Server {
+    pub(crate) node: Node<Box<[u8]>>,
+    pub(crate) keys: HashMap<Vec<u8>, Value>,
+    pub(crate) mono_us: u64,
+    pub(crate) wall_ms: u64,
+}
+
+struct Seeing<'a>(Option<&'a Value>);
+
+impl Mirror for Seeing<'_> {
+    fn seen(&self) -> Seen {
+        if self.0.is_some() { Seen::Text } else { Seen::Missing }
+    }
+
+    fn holds(&self, token: &[u8]) -> bool {
+        self.0.is_some_and(|value| value.text == token)
+    }
+
+    fn expires_at_ms(&self) -> Option<u64> {
+        self.0?.expires_at_ms
+    }
+}
+
+impl Server {
+    pub(crate) fn new() -> Self {
+        let settings = Settings {
+            max_ttl: Ttl::from_ms(MAX_TTL_MS).unwrap(),
+            max_clock_skew_ms: 60_000,
+            fence_stripes: 8,
+            hash_seed: 7,
+        };
+        let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
+        let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
+        Self { node: Node::new(settings, now), keys: HashMap::new(), mono_us, wall_ms }
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        Now { monotonic: Monotonic::from_us(self.mono_us), wall_us: self.wall_ms * 1000 }
+    }
+
+    pub(crate) fn pass_ms(&mut self, ms: u64) {
+        self.mono_us += ms * 1000;
+        self.wall_ms += ms;
+    }
+
+    /// The server's own expiry, by the wall clock.
+    pub(crate) fn expire_keys(&mut self) {
+        let wall_ms = self.wall_ms;
+        let gone: Vec<_> = self
+            .keys
+            .iter()
+            .filter(|(_, value)| value.expires_at_ms.is_some_and(|at| wall_ms > at))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in gone {
+            self.take_away(&key, Event::Expired);
+        }
+    }
+
+    /// Removes a key by another's hand, or by accident.
+    pub(crate) fn take_away(&mut self, key: &[u8], event: Event) {
+        if self.keys.remove(key).is_some() {
+            self.node.observe(self.now().monotonic, 0, key, event);
+        }
+    }
+
+    pub(crate) fn set(&mut self, key: &[u8], text: &[u8], expires_in_ms: Option<u64>) {
+        let expires_at_ms = expires_in_ms.map(|ms| self.wall_ms + ms);
+        self.keys.insert(key.into(), Value { text: text.into(), expires_at_ms });
+    }
+
+    pub(crate) fn acquire(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, fence: Option<Fence>) -> Option<Fence> {
+        self.expire_keys();
+        let ask = Acquire {
+            db: 0,
+            key: &key,
+            token: &token,
+            ttl: Ttl::from_ms(ttl_ms).unwrap(),
+            owner: None,
+            fence,
+        };
+        let now = self.now();
+        match self.node.acquire(now, &ask, &Seeing(self.keys.get(key))) {
+            Acquired::Granted { fence, expires_at_ms } => {
+                self.keys
+                    .insert(key.into(), Value { text: token.into(), expires_at_ms: Some(expires_at_ms) });
+                Some(fence)
+            }
+            Acquired::Refused => None,
+            Acquired::WrongType => unreachable!("there are only strings"),
+        }
+    }
+
+    pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
+        match self.extend_with(key, token, ttl_ms, None, None) {
+            Extended::Held { fence, .. } => Some(fence),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn extend_with(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+        new_token: Option<&[u8]>,
+    ) -> Extended {
+        self.expire_keys();
+        let ttl = Ttl::from_ms(ttl_ms).unwrap();
+        let ask = Extend { db: 0, key: &key, token: &token, ttl, fence, new_token: new_token.as_ref() };
+        let now = self.now();
+        let extended = self.node.extend(now, &ask, &Seeing(self.keys.get(key)));
+        if let Extended::Held { mirror, .. } = extended {
+            match mirror {
+                MirrorWrite::Nothing => {}
+                MirrorWrite::Set { expires_at_ms } => {
+                    let text = new_token.unwrap_or(token).into();
+                    self.keys.insert(key.into(), Value { text, expires_at_ms: Some(expires_at_ms) });
+                }
+                MirrorWrite::Expire { expires_at_ms } => {
+                    self.keys.get_mut(key).unwrap().expires_at_ms = Some(expires_at_ms);
+                }
+            }
+        }
+        extended
+    }
+
+    pub(crate) fn release(&mut self, key: &[u8], token: &[u8]) -> bool {
+        self.expire_keys();
+        let now = self.now().monotonic;
+        let (released, delete) = match self.node.release(now, 0, key, token, &Seeing(self.keys.get(key))) {
+            Released::Released(delete) => (true, delete),
+            Released::NotHeld(delete) => (false, delete),
+            Released::WrongType => unreachable!("there are only strings"),
+        };
+        if delete {
+            self.keys.remove(key).expect("there is something to delete");
+        }
+        released
+    }
+
+    pub(crate) fn inspect(&self, key: &[u8]) -> Inspected<'_> {
+        self.node.inspect(self.now(), 0, key, &Seeing(self.keys.get(key)))
+    }
+
+    /// What the server does between commands.
+    pub(crate) fn turn(&mut self) {
+        self.expire_keys();
+        let now = self.now().monotonic;
+        while let Some(due) = self.node.due(now) {
+            let key = due.key.clone();
+            if self.node.settle(now, 0, &key, &Seeing(self.keys.get(&*key))) == Adjusted::DeleteMirror {
+                self.keys.remove(&*key);
+            }
+        }
+    }
+}
