@@ -7,13 +7,13 @@
 //! - [`request`]: arguments into requests.
 //! - [`error`]: every error that a command answers.
 //! - [`module`]: the state while the module is loaded, and what it does without being asked.
-//! - [`replication`]: whether anybody listens.
+//! - [`audience`]: whether anybody listens to what is written.
 //! - [`ffi`]: all that is unsafe.
 
+mod audience;
 mod commands;
 mod docs;
 mod error;
 mod ffi;
 mod module;
-mod replication;
 mod request;

@@ -6,8 +6,8 @@ use std::hash::{BuildHasher, RandomState};
 use quorlock_core::Ttl;
 use quorlock_core::node::{Adjusted, Event, Node, Now, Settings};
 
+use crate::audience::Audience;
 use crate::ffi::{Access, Arg, Args, Ctx, Held, Key, LogLevel, MainThread, clock};
-use crate::replication::Replication;
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
 pub(crate) const VERSION: i32 = 100;
@@ -25,7 +25,7 @@ static STATE: MainThread<State> = MainThread::empty();
 
 pub(crate) struct State {
     pub(crate) node: Node<Held>,
-    replication: Replication,
+    audience: Audience,
     /// The keyspace event that is being sent is about a write of our own.
     own_write: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
     STATE.set(Some(State {
         node: Node::new(settings, now),
-        replication: Replication::new(),
+        audience: Audience::new(ctx.is_only_module()),
         own_write: false,
     }));
     ctx.log(LogLevel::Notice, &format!("lock: ready; the largest ttl is {MAX_TTL_MS} ms"));
@@ -67,30 +67,67 @@ pub(crate) fn max_ttl() -> Ttl {
 
 /// Tells everybody that a token was written under a key, as SET with an expiry would.
 pub(crate) fn tell_set(ctx: &Ctx<'_>, key: Arg<'_>, token: Arg<'_>, expires_at_ms: u64) {
-    if listening() {
+    let audience = audience(ctx);
+    if audience.replicates {
         ctx.replicate_set(key, token, expires_at_ms);
     }
     ctx.signal_modified(key);
-    ctx.notify_string(c"set", key);
-    own_write(|| ctx.notify_generic(c"expire", key));
+    if audience.hears_events {
+        ctx.notify_string(c"set", key);
+        own_write(|| ctx.notify_generic(c"expire", key));
+    }
 }
 
 /// Tells everybody that a key's expiry was moved, as PEXPIREAT would.
 pub(crate) fn tell_expire(ctx: &Ctx<'_>, key: Arg<'_>, expires_at_ms: u64) {
-    if listening() {
+    let audience = audience(ctx);
+    if audience.replicates {
         ctx.replicate_expire(key, expires_at_ms);
     }
     ctx.signal_modified(key);
-    own_write(|| ctx.notify_generic(c"expire", key));
+    if audience.hears_events {
+        own_write(|| ctx.notify_generic(c"expire", key));
+    }
 }
 
 /// Tells everybody that a key was deleted, as DEL would.
 pub(crate) fn tell_delete(ctx: &Ctx<'_>, key: Arg<'_>) {
-    if listening() {
+    tell_gone(ctx, key, || ctx.notify_generic(c"del", key));
+}
+
+/// Tells everybody that a key is gone because its time was over.
+fn tell_expired(ctx: &Ctx<'_>, key: Arg<'_>) {
+    tell_gone(ctx, key, || ctx.notify_expired(key));
+}
+
+fn tell_gone(ctx: &Ctx<'_>, key: Arg<'_>, notify: impl FnOnce()) {
+    let audience = audience(ctx);
+    if audience.replicates {
         ctx.replicate_delete(key);
     }
     ctx.signal_modified(key);
-    own_write(|| ctx.notify_generic(c"del", key));
+    if audience.hears_events {
+        own_write(notify);
+    }
+}
+
+/// Who is to be told of a write.
+struct Told {
+    replicates: bool,
+    hears_events: bool,
+}
+
+fn audience(ctx: &Ctx<'_>) -> Told {
+    let server_publishes = ctx.publishes_keyspace_events();
+    let audience = &mut state().audience;
+    Told { replicates: audience.replicates(), hears_events: audience.hears_events(server_publishes) }
+}
+
+/// Runs `notify` so that our own subscription takes no notice of it.
+fn own_write(notify: impl FnOnce()) {
+    state().own_write = true;
+    notify();
+    state().own_write = false;
 }
 
 /// Something happened to a key by another's hand.
@@ -118,7 +155,14 @@ pub(crate) fn on_demotion() {
 /// The server forked: a replica may be on its way, or an append-only file.
 pub(crate) fn on_fork() {
     if let Some(mut state) = STATE.try_borrow() {
-        state.replication.somebody_may_listen();
+        state.audience.snapshot_begins();
+    }
+}
+
+/// Another module was loaded.
+pub(crate) fn on_module_loaded() {
+    if let Some(mut state) = STATE.try_borrow() {
+        state.audience.module_joins();
     }
 }
 
@@ -126,8 +170,8 @@ pub(crate) fn on_fork() {
 pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
     remove_ended(ctx);
     let Some(mut state) = STATE.try_borrow() else { return };
-    let look = state.replication.wants_to_look(clock::monotonic());
-    let count = state.replication.take_uncounted();
+    let look = state.audience.wants_to_look(clock::monotonic());
+    let count = state.audience.take_uncounted();
     drop(state);
     if count {
         ctx.count_a_change();
@@ -135,7 +179,7 @@ pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
     if look {
         let nobody = ctx.nobody_replicates();
         if let Some(mut state) = STATE.try_borrow() {
-            state.replication.looked(nobody);
+            state.audience.looked(nobody);
         }
     }
 }
@@ -156,22 +200,7 @@ fn remove_ended(ctx: &Ctx<'_>) {
         let adjusted = self::state().node.settle(now, db, key.as_ref(), &mirror);
         if adjusted == Adjusted::DeleteMirror {
             mirror.delete();
-            if listening() {
-                ctx.replicate_delete(key.lend());
-            }
-            ctx.signal_modified(key.lend());
-            own_write(|| ctx.notify_expired(key.lend()));
+            tell_expired(ctx, key.lend());
         }
     }
-}
-
-fn listening() -> bool {
-    state().replication.write()
-}
-
-/// Runs `notify` so that our own subscription takes no notice of it.
-fn own_write(notify: impl FnOnce()) {
-    state().own_write = true;
-    notify();
-    state().own_write = false;
 }

@@ -154,6 +154,27 @@ impl Ctx<'_> {
             )
     }
 
+    /// Whether the server publishes keyspace events of any kind.
+    pub(crate) fn publishes_keyspace_events(&self) -> bool {
+        // SAFETY: needs nothing.
+        unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) != 0 }
+    }
+
+    /// Whether no other module is loaded. To be asked while this one is still being loaded.
+    pub(crate) fn is_only_module(&self) -> bool {
+        // SAFETY: a live context; "c" is a C string; the reply is freed after it was read.
+        unsafe {
+            let reply = api!(RedisModule_Call(self.ctx, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+            if reply.is_null() {
+                return false;
+            }
+            let array = api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
+            let empty = api!(RedisModule_CallReplyLength(reply)) == 0;
+            api!(RedisModule_FreeCallReply(reply));
+            array && empty
+        }
+    }
+
     /// Whether the server must not write now: its clients are paused, or it is handing over to a replica.
     pub(crate) fn writes_are_paused(&self) -> bool {
         // SAFETY: needs nothing.

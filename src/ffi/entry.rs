@@ -1,6 +1,6 @@
 //! Where the server calls in. A panic must not get out: it would take the server with it.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::panic::{self, AssertUnwindSafe};
 
 use redis_module::raw;
@@ -13,6 +13,9 @@ use crate::module;
 
 #[global_allocator]
 static SERVER_ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+/// The prefix of configurations, INFO fields and log lines as well.
+pub(super) const MODULE_NAME: &CStr = c"lock";
 
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
@@ -38,7 +41,7 @@ pub(super) unsafe extern "C" fn RedisModule_OnLoad(
 ) -> c_int {
     let version = raw::REDISMODULE_APIVER_1 as c_int;
     // SAFETY: this is the first call into the server, as it must be; before it nothing may be allocated.
-    if unsafe { raw::Export_RedisModule_Init(ctx, c"lock".as_ptr(), module::VERSION, version) } == ERR {
+    if unsafe { raw::Export_RedisModule_Init(ctx, MODULE_NAME.as_ptr(), module::VERSION, version) } == ERR {
         return ERR;
     }
     // SAFETY: both live for the time of this call.

@@ -19,11 +19,12 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
     // SAFETY: a live context while loading; the callbacks live as long as the module.
     unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(on_keyspace_event)));
-        let server_events: [(u64, raw::RedisModuleEventCallback); 4] = [
+        let server_events: [(u64, raw::RedisModuleEventCallback); 5] = [
             (raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop)),
             (raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush)),
             (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change)),
             (raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork)),
+            (raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change)),
         ];
         for (id, callback) in server_events {
             let event = raw::RedisModuleEvent { id, dataver: 1 };
@@ -101,4 +102,20 @@ unsafe extern "C" fn on_fork(
     _data: *mut c_void,
 ) {
     entry::guard(module::on_fork);
+}
+
+unsafe extern "C" fn on_module_change(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if subevent != raw::REDISMODULE_SUBEVENT_MODULE_LOADED || data.is_null() {
+        return;
+    }
+    // SAFETY: the server passes this structure with this event, with a name that ends in a zero.
+    let name = unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
+    if name != entry::MODULE_NAME {
+        entry::guard(module::on_module_loaded);
+    }
 }
