@@ -123,7 +123,8 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<bool, CommandError> {
     let Named { key, token } = request::named(args)?;
     let mut mirror = Key::open(ctx, key, Access::Write);
 
-    let decided = module::state().node.release(clock::monotonic(), ctx.db(), key.as_bytes(), token.as_bytes(), &mirror);
+    let decided =
+        module::state().node.release(clock::monotonic(), ctx.db(), key.as_bytes(), token.as_bytes(), &mirror);
     let (released, delete) = match decided {
         Released::Released(delete) => (true, delete),
         Released::NotHeld(delete) => (false, delete),

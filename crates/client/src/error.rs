@@ -55,8 +55,11 @@ pub enum AcquireError {
         /// What each node answered last.
         nodes: Nodes,
     },
-    /// A majority granted the lock so late that less than the wanted validity was left.
-    #[error("the lock was granted too late to be of use: {nodes}. Raise the ttl, or lower min_validity")]
+    /// When a majority had granted the lock, or it was clear that none would in time, less than the wanted validity was
+    /// left.
+    #[error(
+        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower min_validity"
+    )]
     Expired {
         /// What each node answered.
         nodes: Nodes,

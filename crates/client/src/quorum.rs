@@ -90,8 +90,8 @@ impl Quorum {
     }
 
     /// Describes a lock on `key`, to be acquired. The key is any bytes; it is the name of the key on every node.
-    pub fn lock(&self, key: impl Into<Vec<u8>>) -> LockBuilder {
-        LockBuilder::new(Arc::clone(&self.shared), key.into())
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
+        LockBuilder::new(Arc::clone(&self.shared), key.as_ref().to_vec())
     }
 
     /// How many nodes there are, and how many of them are connected now.

@@ -304,7 +304,14 @@ impl<B: AsRef<[u8]>> Node<B> {
     }
 
     /// Gives the lock back. Safe to repeat.
-    pub fn release(&mut self, now: Monotonic, db: u32, key: &[u8], token: &[u8], mirror: &impl Mirror) -> Released {
+    pub fn release(
+        &mut self,
+        now: Monotonic,
+        db: u32,
+        key: &[u8],
+        token: &[u8],
+        mirror: &impl Mirror,
+    ) -> Released {
         let hash = self.table.hash(db, key);
         match self.standing(hash, db, key, now) {
             Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
@@ -346,9 +353,9 @@ impl<B: AsRef<[u8]>> Node<B> {
         let foreign = || match mirror.seen() {
             Seen::Missing => Inspected::Free,
             Seen::OtherType => Inspected::WrongType,
-            Seen::Text => {
-                Inspected::Foreign { ttl_ms: mirror.expires_at_ms().map(|at| at.saturating_sub(now.wall_ms())) }
-            }
+            Seen::Text => Inspected::Foreign {
+                ttl_ms: mirror.expires_at_ms().map(|at| at.saturating_sub(now.wall_ms())),
+            },
         };
         match self.standing(hash, db, key, now.monotonic) {
             Standing::Live(slot) if !self.overwritten(slot, mirror) => {
@@ -567,7 +574,8 @@ impl<B: AsRef<[u8]>> Node<B> {
             }
         }
         let fence = self.fences.next(hash, ask.fence, now.wall_us);
-        let remaining_ms = old_expiry_ms.saturating_sub(now.wall_ms()).max(ask.ttl.ms()).min(self.max_ttl.ms());
+        let remaining_ms =
+            old_expiry_ms.saturating_sub(now.wall_ms()).max(ask.ttl.ms()).min(self.max_ttl.ms());
         let new = NewLease {
             db: ask.db,
             key: ask.key.keep(),

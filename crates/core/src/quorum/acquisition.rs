@@ -84,7 +84,7 @@ pub enum Loss {
     Held,
     /// Nodes that did not vote made the difference.
     NoQuorum,
-    /// A majority granted, with less than the wanted validity left.
+    /// Less than the wanted validity was left when a majority had granted, or when it was clear that none would in time.
     TooLate,
 }
 
@@ -158,20 +158,16 @@ impl Acquisition {
         if self.decided {
             return;
         }
-        if let Some(lost) = self.tally.lost() {
-            return self.decide(Step::Lost(match lost {
-                Lost::Refused => Loss::Held,
-                Lost::Silence => Loss::NoQuorum,
-            }));
+        let lifetime = Lifetime::new(self.sent, self.ttl)
+            .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
+        match self.tally.lost() {
+            Some(Lost::Refused) => return self.decide(Step::Lost(Loss::Held)),
+            Some(Lost::Silence) if lifetime.is_some() => return self.decide(Step::Lost(Loss::NoQuorum)),
+            Some(Lost::Silence) => return self.decide(Step::Lost(Loss::TooLate)),
+            None if !self.tally.has_majority() => return,
+            None => {}
         }
-        if !self.tally.has_majority() {
-            return;
-        }
-        let Some(lifetime) = Lifetime::new(self.sent, self.ttl)
-            .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity))
-        else {
-            return self.decide(Step::Lost(Loss::TooLate));
-        };
+        let Some(lifetime) = lifetime else { return self.decide(Step::Lost(Loss::TooLate)) };
         let fence = self.fence_to_agree_on();
         let stored = self.tally.yes().filter(|&(node, stored)| stored == fence && !self.told[node]).count();
         if stored >= self.tally.majority().size() {

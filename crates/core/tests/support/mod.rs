@@ -89,7 +89,13 @@ impl Server {
         self.keys.insert(key.into(), Value { text: text.into(), expires_at_ms });
     }
 
-    pub(crate) fn acquire(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, fence: Option<Fence>) -> Option<Fence> {
+    pub(crate) fn acquire(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+    ) -> Option<Fence> {
         self.expire_keys();
         let ask = Acquire {
             db: 0,

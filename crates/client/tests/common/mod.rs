@@ -1,0 +1,55 @@
+//! What the tests of the client share: a quorum of real masters, some of them behind a network that can be made bad.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::time::Duration;
+
+use quorlock_client::Quorum;
+use quorlock_testkit::{Masters, Proxy, eventually_async};
+
+/// Longer than anything here takes, shorter than anybody's patience.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(crate) struct Net {
+    pub(crate) masters: Masters,
+    pub(crate) proxies: Vec<Proxy>,
+    pub(crate) quorum: Quorum,
+}
+
+/// A quorum of `n` masters.
+pub(crate) async fn quorum(n: usize) -> (Masters, Quorum) {
+    let masters = Masters::start(n);
+    let quorum = Quorum::connect(masters.urls()).await.expect("real URLs");
+    (masters, quorum)
+}
+
+/// A quorum of `n` masters, each behind a proxy.
+pub(crate) async fn net(n: usize) -> Net {
+    let masters = Masters::start(n);
+    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+    let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.expect("real URLs");
+    Net { masters, proxies, quorum }
+}
+
+/// On how many living masters the key is there.
+pub(crate) fn holding(masters: &Masters, key: &str) -> usize {
+    masters.iter().filter(|master| master.is_running()).filter(|master| exists(master, key)).count()
+}
+
+pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
+    redis::cmd("EXISTS").arg(key).query::<bool>(&mut master.connection()).expect("a living master answers")
+}
+
+pub(crate) async fn nothing_is_left(masters: &Masters, key: &str) {
+    eventually_async(PATIENCE, "the key is gone from every living master", async || {
+        holding(masters, key) == 0
+    })
+    .await;
+}
+
+pub(crate) async fn all_hold(masters: &Masters, key: &str) {
+    eventually_async(PATIENCE, "every living master holds the key", async || {
+        holding(masters, key) == masters.iter().filter(|master| master.is_running()).count()
+    })
+    .await;
+}

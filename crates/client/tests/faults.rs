@@ -1,0 +1,265 @@
+//! What masters and networks do to a lock, and what must hold all the same.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, exists, holding, net, nothing_is_left, quorum};
+use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
+use quorlock_testkit::{Direction, Server, eventually, eventually_async};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, timeout};
+
+/// A limit that a decision would be seen to wait for.
+const LONG_LIMIT: Duration = Duration::from_secs(4);
+/// Far less than that.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn a_minority_of_dead_masters_does_not_matter() {
+    let (mut masters, quorum) = quorum(5).await;
+    for dead in 0..2 {
+        masters[dead].kill();
+        let lock = quorum.lock("k").acquire().await.unwrap();
+        assert_eq!(lock.release().await.unwrap(), Released::Released);
+    }
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_majority_of_dead_masters_is_named_and_the_living_keep_nothing() {
+    let (mut masters, quorum) = quorum(5).await;
+    let dead: Vec<_> = (0..3).map(|index| masters[index].url()).collect();
+    for index in 0..3 {
+        masters[index].kill();
+    }
+    let started = Instant::now();
+    let Err(AcquireError::NoQuorum { nodes }) = quorum.lock("k").try_acquire().await else {
+        panic!("no majority")
+    };
+    assert!(started.elapsed() < AT_ONCE);
+    let named: Vec<_> = nodes.failed().map(|(node, _)| node.to_owned()).collect();
+    assert_eq!(named.len(), 3, "{nodes}");
+    for (url, node) in dead.iter().zip(&named) {
+        assert!(url.contains(node.as_str()), "{url} is not {node}");
+    }
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_paused_master_delays_nothing() {
+    let (masters, quorum) = quorum(3).await;
+    masters[1].pause();
+    delays_nothing(&quorum).await;
+    masters[1].resume();
+    quorum.close().await;
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_master_that_refuses_connections_delays_nothing() {
+    let (mut masters, quorum) = quorum(3).await;
+    masters[1].kill();
+    delays_nothing(&quorum).await;
+}
+
+#[tokio::test]
+async fn a_network_that_swallows_replies_delays_nothing() {
+    let net = net(3).await;
+    net.proxies[1].drop_bytes(Direction::ToClient);
+    delays_nothing(&net.quorum).await;
+    nothing_is_left(&net.masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_master_that_answers_garbage_delays_nothing() {
+    let (masters, _) = quorum(2).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let garbage = format!("redis://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            socket.writable().await.unwrap();
+            let _ = socket.try_write(b"HTTP/1.1 400 Bad Request\r\n\r\n\x00\xff*$:");
+        }
+    });
+    let mut urls = masters.urls();
+    urls.push(garbage);
+    let quorum = Quorum::connect(urls).await.unwrap();
+    delays_nothing(&quorum).await;
+    nothing_is_left(&masters, "k").await;
+}
+
+/// Ten locks at once and one after the other are acquired, extended and released, without waiting for the sick node.
+async fn delays_nothing(quorum: &Quorum) {
+    let started = Instant::now();
+    let ten = (0..10).map(|n| {
+        let builder = quorum.lock(format!("k{n}")).ttl(Duration::from_secs(30)).node_limit(LONG_LIMIT);
+        tokio::spawn(async move {
+            let mut lock = builder.try_acquire().await.unwrap();
+            lock.extend().await.unwrap();
+            lock.release().await.unwrap()
+        })
+    });
+    for lock in ten.collect::<Vec<_>>() {
+        assert_eq!(lock.await.unwrap(), Released::Released);
+    }
+    for _ in 0..10 {
+        let lock =
+            quorum.lock("k").ttl(Duration::from_secs(30)).node_limit(LONG_LIMIT).try_acquire().await.unwrap();
+        lock.release().await.unwrap();
+    }
+    assert!(started.elapsed() < AT_ONCE, "a decision waited for the sick node: {:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_held_lock_beside_a_black_hole_is_refused_at_once() {
+    let net = net(3).await;
+    let _lock = net.quorum.lock("k").acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    net.proxies[2].hold(Direction::ToClient);
+    let started = Instant::now();
+    let refused =
+        net.quorum.lock("k").ttl(Duration::from_secs(30)).node_limit(LONG_LIMIT).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })));
+    assert!(started.elapsed() < AT_ONCE);
+}
+
+#[tokio::test]
+async fn replies_held_back_beyond_the_ttl_are_no_lock_and_leave_nothing() {
+    let net = net(3).await;
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToClient);
+    }
+    let builder = net.quorum.lock("k").ttl(Duration::from_millis(400)).node_limit(Duration::from_millis(380));
+    let acquiring = tokio::spawn(async move { builder.try_acquire().await });
+    eventually_async(PATIENCE, "the nodes have granted, and nobody knows", async || {
+        holding(&net.masters, "k") == 3
+    })
+    .await;
+    let error = acquiring.await.unwrap().unwrap_err();
+    assert!(matches!(error, AcquireError::Expired { .. }), "{error}");
+    nothing_is_left(&net.masters, "k").await;
+    for proxy in &net.proxies {
+        assert!(proxy.waiting_bytes(Direction::ToClient) > 0, "the replies were held back");
+        proxy.heal();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_slept_through_its_ttl_holds_nothing() {
+    let (masters, quorum) = quorum(3).await;
+    let builder = quorum.lock("k").ttl(Duration::from_millis(300));
+    let mut acquiring = Box::pin(builder.try_acquire());
+    // The first step sends; then the whole client stands still, as in a long pause of the machine.
+    assert!(futures_util::poll!(acquiring.as_mut()).is_pending());
+    tokio::task::yield_now().await;
+    eventually(PATIENCE, "the nodes have granted", || holding(&masters, "k") == 3 || masters.is_empty());
+    let slept = std::time::Instant::now();
+    eventually(PATIENCE, "the ttl is over", || slept.elapsed() > Duration::from_millis(300));
+    let error = acquiring.await.unwrap_err();
+    assert!(matches!(error, AcquireError::Expired { .. }), "{error}");
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
+    let net = net(3).await;
+    let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(10)).acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    for proxy in &net.proxies[..2] {
+        proxy.hold(Direction::ToServer);
+    }
+    let before = lock.remaining();
+    let Err(ExtendError::NoQuorum { nodes }) = lock.extend().await else { panic!("one of three answers") };
+    assert_eq!(nodes.failed().count(), 2);
+    assert!(matches!(nodes.failed().next().unwrap().1, NodeError::TimedOut { limit_ms: 50 }));
+    assert!(lock.remaining() <= before && !lock.remaining().is_zero());
+    let Err(ReleaseError::NoQuorum { .. }) = lock.release().await else { panic!("one of three answers") };
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    nothing_is_left(&net.masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_cut_network_is_mended_behind_everybodys_back() {
+    let net = net(3).await;
+    for proxy in &net.proxies {
+        proxy.cut();
+    }
+    eventually_async(PATIENCE, "the client notices", async || net.quorum.connected().1 == 0).await;
+    let started = Instant::now();
+    assert!(matches!(net.quorum.lock("k").try_acquire().await, Err(AcquireError::NoQuorum { .. })));
+    assert!(started.elapsed() < Duration::from_millis(500), "nobody waits for a connection");
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    eventually_async(PATIENCE, "the client is back", async || net.quorum.connected().1 == 3).await;
+    net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restarted_master_takes_part_again() {
+    let (mut masters, quorum) = quorum(3).await;
+    masters[0].kill();
+    quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
+    masters[0].restart().unwrap();
+    masters[1].kill();
+    eventually_async(PATIENCE, "a majority is back", async || {
+        quorum.lock("k").wait(Duration::ZERO).acquire().await.is_ok()
+    })
+    .await;
+    drop(quorum);
+}
+
+#[tokio::test]
+async fn a_release_reaches_a_node_that_was_paused_when_it_was_sent() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    masters[2].pause();
+    lock.release().await.unwrap();
+    masters[2].resume();
+    eventually_async(PATIENCE, "the release arrives late, but arrives", async || !exists(&masters[2], "k"))
+        .await;
+}
+
+#[tokio::test]
+async fn a_dropped_acquire_under_a_sick_network_leaves_nothing() {
+    let net = net(3).await;
+    for proxy in &net.proxies {
+        proxy.delay(Direction::ToClient, Duration::from_millis(30));
+    }
+    for n in 0..20 {
+        let builder = net.quorum.lock("k").ttl(Duration::from_secs(20));
+        let _ = timeout(Duration::from_millis(n * 4), builder.acquire()).await;
+    }
+    net.quorum.close().await;
+    assert_eq!(holding(&net.masters, "k"), 0);
+}
+
+#[tokio::test]
+async fn the_harm_without_a_validity_check_is_a_lock_that_is_over() {
+    // A twin: plain SET NX PX through the same late network is answered OK after the key has gone.
+    let server = Server::builder().start().unwrap();
+    let proxy = quorlock_testkit::Proxy::start(server.url());
+    let client = redis::Client::open(proxy.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    proxy.hold(Direction::ToClient);
+    let setting = tokio::spawn(async move {
+        redis::cmd("SET")
+            .arg("k")
+            .arg("v")
+            .arg("NX")
+            .arg("PX")
+            .arg(50)
+            .query_async::<String>(&mut connection)
+            .await
+    });
+    eventually_async(PATIENCE, "it was set", async || proxy.waiting_bytes(Direction::ToClient) > 0).await;
+    eventually_async(PATIENCE, "it is over", async || !exists(&server, "k")).await;
+    proxy.heal();
+    assert_eq!(setting.await.unwrap().unwrap(), "OK", "and the client believes that it holds the lock");
+}

@@ -1,0 +1,210 @@
+//! The life of a lock on healthy masters.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, exists, holding, nothing_is_left, quorum};
+use quorlock_client::{
+    AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released, redis::Connections,
+};
+use quorlock_testkit::{Masters, Server, eventually_async};
+use tokio::time::Instant;
+
+#[tokio::test]
+async fn a_lock_is_held_on_all_masters_until_it_is_released() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    eventually_async(PATIENCE, "stragglers count", async || lock.coverage().held == 3).await;
+    assert!(lock.remaining() > Duration::from_secs(5));
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_held_lock_is_refused_with_each_nodes_answer() {
+    let (_masters, quorum) = quorum(3).await;
+    let _lock = quorum.lock("k").acquire().await.unwrap();
+    let Err(AcquireError::Held { nodes }) = quorum.lock("k").try_acquire().await else {
+        panic!("it is held")
+    };
+    assert!(nodes.0.iter().filter(|node| node.answer == Answer::No).count() >= 2, "{nodes}");
+}
+
+#[tokio::test]
+async fn fences_grow_with_every_lock() {
+    let (_masters, quorum) = quorum(3).await;
+    let mut last = None;
+    for _ in 0..50 {
+        let lock = quorum.lock("k").acquire().await.unwrap();
+        assert!(Some(lock.fence()) > last);
+        last = Some(lock.fence());
+        lock.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn waiting_ends_with_the_lock_or_at_its_end() {
+    let (_masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let started = Instant::now();
+    let timed_out = quorum.lock("k").wait(Duration::from_millis(100)).acquire().await;
+    assert!(matches!(timed_out, Err(AcquireError::TimedOut { .. })));
+    assert!(started.elapsed() >= Duration::from_millis(100));
+
+    let waiter = tokio::spawn({
+        let builder = quorum.lock("k").wait(PATIENCE);
+        async move { builder.acquire().await }
+    });
+    lock.release().await.unwrap();
+    drop(waiter.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn an_extension_lasts_a_full_ttl_from_now() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+    eventually_async(PATIENCE, "time passes", async || lock.remaining() < Duration::from_millis(1900)).await;
+    lock.extend().await.unwrap();
+    assert!(lock.remaining() > Duration::from_millis(1900));
+    lock.release().await.unwrap();
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_lock_that_ended_is_lost_and_its_release_says_so() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    for master in &masters {
+        redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
+    }
+    assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
+    assert_eq!(lock.remaining(), Duration::ZERO);
+    assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
+}
+
+#[tokio::test]
+async fn an_expired_lock_is_not_extended_again() {
+    let (_masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
+    eventually_async(PATIENCE, "the lock is over", async || lock.remaining().is_zero()).await;
+    assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
+}
+
+#[tokio::test]
+async fn a_dropped_lock_is_released_everywhere_within_100_ms() {
+    let (masters, quorum) = quorum(5).await;
+    let mut fastest = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for n in 0..5 {
+        let key = format!("k{n}");
+        let lock = quorum.lock(&key).acquire().await.unwrap();
+        all_hold(&masters, &key).await;
+        drop(lock);
+        let dropped = Instant::now();
+        nothing_is_left(&masters, &key).await;
+        fastest = fastest.min(dropped.elapsed());
+    }
+    assert!(fastest < Duration::from_millis(100), "took {fastest:?}");
+}
+
+#[tokio::test]
+async fn a_dropped_acquire_leaves_nothing_wherever_it_was_dropped() {
+    let (masters, quorum) = quorum(5).await;
+    for polls in 0..40 {
+        let builder = quorum.lock("k").wait(Duration::ZERO);
+        let mut acquiring = Box::pin(builder.acquire());
+        // Stops the future after a number of its own steps, wherever that is.
+        let stopped = std::future::poll_fn({
+            let mut left = polls;
+            move |cx| {
+                if left == 0 {
+                    return std::task::Poll::Ready(true);
+                }
+                left -= 1;
+                acquiring.as_mut().poll(cx).map(|lock| {
+                    drop(lock);
+                    false
+                })
+            }
+        });
+        stopped.await;
+    }
+    quorum.close().await;
+    assert_eq!(holding(&masters, "k"), 0);
+}
+
+#[tokio::test]
+async fn ready_connections_make_a_quorum() {
+    let masters = Masters::start(3);
+    let mut connections = Connections::new();
+    for (index, master) in masters.iter().enumerate() {
+        let client = redis::Client::open(master.url()).unwrap();
+        connections =
+            connections.node(&format!("node {index}"), client.get_connection_manager().await.unwrap());
+    }
+    let quorum = connections.into_quorum().unwrap();
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    drop(lock);
+    quorum.close().await;
+    assert_eq!(holding(&masters, "k"), 0);
+}
+
+#[tokio::test]
+async fn a_server_without_the_module_says_what_to_do_and_no_token_is_shown() {
+    let plain = Server::builder().start().unwrap();
+    let quorum = Quorum::connect([plain.url()]).await.unwrap();
+    let error = quorum.lock("k").try_acquire().await.unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    assert_eq!(nodes.failed().next().unwrap().1, &NodeError::NoModule);
+    let text = format!("{error} {error:?}");
+    assert!(text.contains("loadmodule"), "{text}");
+    assert!(!text.contains("with args"), "{text}");
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_an_answer_of_its_own() {
+    let (masters, quorum) = quorum(3).await;
+    for master in &masters {
+        redis::cmd("LPUSH").arg("k").arg("x").exec(&mut master.connection()).unwrap();
+    }
+    let error = quorum.lock("k").try_acquire().await.unwrap_err();
+    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    assert!(exists(&masters[0], "k"));
+}
+
+#[tokio::test]
+async fn what_can_never_be_a_quorum_or_a_lock_is_refused() {
+    assert!(matches!(Quorum::connect(Vec::<String>::new()).await, Err(ConnectError::NoNodes)));
+    let Err(error) = Quorum::connect(["redis://user:secret@[", "x"]).await else { panic!("not a URL") };
+    assert!(!error.to_string().contains("secret"), "{error}");
+    let twice = Quorum::connect(["redis://127.0.0.1:1", "redis://127.0.0.1:1/"]).await;
+    assert!(matches!(twice, Err(ConnectError::NamedTwice { .. })));
+
+    let quorum = Quorum::connect(["redis://127.0.0.1:1"]).await.unwrap();
+    for ttl in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
+        let error = quorum.lock("k").ttl(ttl).try_acquire().await.unwrap_err();
+        assert!(matches!(error, AcquireError::Unusable { .. }), "{ttl:?}: {error}");
+    }
+    let too_patient = quorum.lock("k").node_limit(Duration::from_secs(60)).try_acquire().await.unwrap_err();
+    assert!(matches!(too_patient, AcquireError::Unusable { .. }));
+}
+
+#[test]
+fn a_client_needs_a_runtime_and_says_so() {
+    assert!(matches!(Connections::new().into_quorum(), Err(ConnectError::NoNodes)));
+    let client = redis::Client::open("redis://127.0.0.1:1").unwrap();
+    let connection = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        redis::aio::ConnectionManager::new_lazy_with_config(
+            client,
+            redis::aio::ConnectionManagerConfig::new(),
+        )
+    });
+    let connection = connection.unwrap();
+    assert!(matches!(Connections::new().node("a", connection).into_quorum(), Err(ConnectError::NoRuntime)));
+}
