@@ -40,3 +40,8 @@ pub use error::{
 pub use lock::{Coverage, Lock, Released};
 pub use quorlock_core::Fence;
 pub use quorum::Quorum;
+
+/// The example of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,0 +1,68 @@
+//! Every error that a command answers is in docs/commands.md, word for word.
+
+use quorlock_testkit::Server;
+
+const DOCUMENTED: &str = include_str!("../docs/commands.md");
+
+#[test]
+fn every_error_is_documented_word_for_word() {
+    let server = Server::with_module().start().expect("a server");
+    let connection = &mut server.connection();
+    let (long, empty) = ("x".repeat(257), "");
+    redis::cmd("LPUSH").arg("list").arg("x").exec(connection).expect("a list");
+    redis::cmd("LOCK.ACQUIRE").arg("held").arg("token").arg(9000).exec(connection).expect("a lock");
+
+    let provoked: [&[&str]; 16] = [
+        &["LOCK.ACQUIRE", "k"],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
+        &["LOCK.ACQUIRE", "k", "token", "soon"],
+        &["LOCK.ACQUIRE", "k", "token", "0"],
+        &["LOCK.ACQUIRE", "k", empty, "1000"],
+        &["LOCK.ACQUIRE", "k", &long, "1000"],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "OWNER", &long],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE", "0"],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "COLOUR", "blue"],
+        &["LOCK.EXTEND", "k", "token", "1000", "COLOUR", "blue"],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE", "5", "FENCE", "6"],
+        &["LOCK.EXTEND", "held", "token", "1000", "FENCE", "1"],
+        &["LOCK.EXTEND", "held", "token", "1000", "FENCE", "9007199254740991"],
+        &["LOCK.ACQUIRE", "list", "token", "1000"],
+        &["LOCK.RELEASE", "list", "token"],
+        &["LOCK.INSPECT", "list"],
+    ];
+    for command in provoked {
+        let mut ask = redis::Cmd::new();
+        for argument in command {
+            ask.arg(argument);
+        }
+        is_documented(&ask, connection);
+    }
+    let mut not_text = redis::cmd("LOCK.ACQUIRE");
+    not_text.arg("k").arg("token").arg(1000).arg("OWNER").arg(b"\xff".as_slice());
+    is_documented(&not_text, connection);
+}
+
+fn is_documented(command: &redis::Cmd, connection: &mut redis::Connection) {
+    let error = command.query::<redis::Value>(connection).expect_err("it is a mistake");
+    let text = format!("{} {}", code(&error), error.detail().unwrap_or_default());
+    let words: Vec<_> = text.split(' ').map(generic).collect();
+    let text = words.join(" ");
+    assert!(DOCUMENTED.contains(&format!("`{text}`")), "docs/commands.md lacks: {text}");
+}
+
+fn code(error: &redis::RedisError) -> &str {
+    error.code().unwrap_or("ERR")
+}
+
+/// What differs from case to case, as the documentation writes it.
+fn generic(word: &str) -> String {
+    let number = word.trim_end_matches(':');
+    let is_fence = number.len() > 10 && number != "9007199254740991" && number.parse::<u64>().is_ok();
+    if is_fence {
+        word.replace(number, "7")
+    } else if word.starts_with("'lock.") {
+        "'…'".to_owned()
+    } else {
+        word.to_owned()
+    }
+}
