@@ -86,8 +86,10 @@ fn flushing_one_database_ends_the_leases_in_it() {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
     }
     server.node.observe_flush(Some(1));
+    server.turn();
     assert_eq!(server.node.leases(), 5000);
     server.node.observe_flush(Some(0));
+    server.turn();
     assert_eq!(server.node.leases(), 0);
     assert_eq!(server.node.stats().ended_by_operator, 5000);
 }
@@ -196,7 +198,7 @@ fn memory_follows_the_number_of_leases_down_as_well() {
     server.pass_ms(2000);
     server.turn();
     assert_eq!(server.node.leases(), 0);
-    assert_eq!(server.node.next_deadline(), None);
+    assert_eq!(server.node.next_wake(), None);
     assert_eq!(server.node.stats().ended_by_deadline, 20_000);
 }
 

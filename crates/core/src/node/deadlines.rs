@@ -20,6 +20,11 @@ impl Deadlines {
         self.heap.first().map(|entry| (entry.at, entry.slot))
     }
 
+    /// The deadline of the entry at that index of the slab.
+    pub(super) fn at(&self, slot: usize) -> Monotonic {
+        self.heap[self.position[slot] as usize].at
+    }
+
     pub(super) fn insert(&mut self, slot: u32, at: Monotonic) {
         if self.position.len() <= slot as usize {
             self.position.resize(slot as usize + 1, 0);

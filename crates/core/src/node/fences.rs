@@ -11,8 +11,18 @@ pub(super) struct Fences {
 }
 
 impl Fences {
-    pub(super) fn new(stripes: usize, max_clock_skew_us: u64) -> Self {
-        Self { counters: vec![Fence::ZERO; stripes.max(1)].into(), floor: Fence::ZERO, max_clock_skew_us }
+    pub(super) fn new(stripes: usize, max_clock_skew_ms: u64) -> Self {
+        let mut fences = Self {
+            counters: vec![Fence::ZERO; stripes.max(1)].into(),
+            floor: Fence::ZERO,
+            max_clock_skew_us: 0,
+        };
+        fences.set_max_clock_skew_ms(max_clock_skew_ms);
+        fences
+    }
+
+    pub(super) fn set_max_clock_skew_ms(&mut self, ms: u64) {
+        self.max_clock_skew_us = ms.saturating_mul(1000);
     }
 
     /// The fence of a new grant: above every fence given for the key before, and the hint when that is larger. A hint

@@ -1,6 +1,7 @@
+use super::abstention::Abstention;
 use super::fences::Fences;
 use super::table::{Lease, NewLease, Table};
-use super::{Event, Lend, Mirror, Monotonic, Now, Seen, Stats};
+use super::{Event, Lend, Mirror, Monotonic, Now, Reason, Seen, Stats};
 use crate::{Fence, Ttl};
 
 /// The leases of one server.
@@ -15,17 +16,30 @@ pub struct Node<B> {
     table: Table<B>,
     fences: Fences,
     max_ttl: Ttl,
+    abstention: Abstention,
+    /// Databases that were emptied, all of them where it says `None`, and whose leases have yet to end.
+    flushed: Vec<Option<u32>>,
+    loading: bool,
     stats: Stats,
 }
 
 /// A key that expires by so little before its lease was not hit by a step of the wall clock.
 const CLOCK_NOISE_US: u64 = 20_000;
 
+/// A mirror that was evicted is not written again at once: memory is short, and the server would evict it again.
+const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
+
+/// How often it is looked whether the key of a lost mirror, taken by somebody else, is free again.
+const REPAIR_AGAIN_US: u64 = 1_000_000;
+
 /// The limits of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Bounds every grant, and so how long a node that forgot must stay silent.
     pub max_ttl: Ttl,
+    /// How long a node that has just started abstains, in milliseconds. Less than the largest ttl it ever granted is
+    /// not safe.
+    pub rejoin_delay_ms: u64,
     /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
     pub max_clock_skew_ms: u64,
     /// How many fence counters there are.
@@ -64,6 +78,13 @@ pub enum Acquired {
     },
     /// Somebody holds the key.
     Refused,
+    /// The node may have forgotten who holds it.
+    Abstaining {
+        /// Why.
+        reason: Reason,
+        /// For how much longer, in milliseconds; a replica, which has no end of it, names the largest ttl.
+        left_ms: u64,
+    },
     /// The key holds something that is not a string.
     WrongType,
 }
@@ -202,6 +223,21 @@ pub enum Adjusted {
     Nothing,
 }
 
+/// What is to be done about a lost mirror: see [`Node::repair`].
+#[derive(Debug)]
+#[must_use]
+pub enum Repair<'a, B> {
+    /// Write it again.
+    Set {
+        /// The token.
+        token: &'a B,
+        /// In milliseconds of the wall clock.
+        expires_at_ms: u64,
+    },
+    /// Nothing, for now.
+    Nothing,
+}
+
 /// A lease as a command finds it, once it has looked at the key.
 enum Standing {
     /// Holds the key.
@@ -212,14 +248,19 @@ enum Standing {
 }
 
 impl<B: AsRef<[u8]>> Node<B> {
-    /// A node without leases, which knows nothing of the time before.
+    /// A node without leases, which knows nothing of the time before and abstains for it.
     pub fn new(settings: Settings, now: Now) -> Self {
-        let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms.saturating_mul(1000));
+        let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
         fences.raise_all_to_ceiling(now.wall_us);
+        let mut abstention = Abstention::default();
+        abstention.begin(now.monotonic, settings.rejoin_delay_ms, Reason::Start);
         Self {
             table: Table::new(settings.hash_seed),
             fences,
             max_ttl: settings.max_ttl,
+            abstention,
+            flushed: Vec::new(),
+            loading: false,
             stats: Stats::default(),
         }
     }
@@ -231,6 +272,10 @@ impl<B: AsRef<[u8]>> Node<B> {
         ask: &Acquire<'_, L>,
         mirror: &impl Mirror,
     ) -> Acquired {
+        self.settle_flushes();
+        if let Some((reason, left_ms)) = self.abstention.why(now.monotonic) {
+            return Acquired::Abstaining { reason, left_ms: left_ms.unwrap_or(self.max_ttl.ms()) };
+        }
         let hash = self.table.hash(ask.db, ask.key.bytes());
         match self.standing(hash, ask.db, ask.key.bytes(), now.monotonic) {
             Standing::Live(slot) => {
@@ -278,6 +323,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         ask: &Extend<'_, L>,
         mirror: &impl Mirror,
     ) -> Extended {
+        self.settle_flushes();
         let (db, key, token) = (ask.db, ask.key.bytes(), ask.token.bytes());
         let hash = self.table.hash(db, key);
         match self.standing(hash, db, key, now.monotonic) {
@@ -312,6 +358,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         token: &[u8],
         mirror: &impl Mirror,
     ) -> Released {
+        self.settle_flushes();
         let hash = self.table.hash(db, key);
         match self.standing(hash, db, key, now) {
             Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
@@ -347,8 +394,9 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
     }
 
-    /// Says who holds the key. Changes nothing.
-    pub fn inspect(&self, now: Now, db: u32, key: &[u8], mirror: &impl Mirror) -> Inspected<'_> {
+    /// Says who holds the key.
+    pub fn inspect(&mut self, now: Now, db: u32, key: &[u8], mirror: &impl Mirror) -> Inspected<'_> {
+        self.settle_flushes();
         let hash = self.table.hash(db, key);
         let foreign = || match mirror.seen() {
             Seen::Missing => Inspected::Free,
@@ -373,47 +421,146 @@ impl<B: AsRef<[u8]>> Node<B> {
 
     /// Learns that something happened to a key from outside. Unless there is a lease on it, that is nothing.
     pub fn observe(&mut self, now: Monotonic, db: u32, key: &[u8], event: Event) {
+        if self.loading {
+            return;
+        }
+        self.settle_flushes();
         let hash = self.table.hash(db, key);
         let Some(slot) = self.table.find(hash, db, key) else { return };
-        let lease = self.table.get_mut(slot);
-        let live = now < lease.deadline;
+        let lease = self.table.get(slot);
+        if now >= lease.deadline {
+            return self.end_by_deadline(slot);
+        }
+        // What an accident left room for is not about the lease.
+        if lease.mirror_lost() {
+            return;
+        }
         match event {
-            Event::Expired | Event::Evicted if live && !lease.mirror_lost => {
-                lease.mirror_lost = true;
-                let early_us = lease.deadline.us_since(now);
-                match event {
-                    Event::Evicted => self.stats.saved_from_eviction += 1,
-                    // The two clocks are read one after the other, and the server's is cut to milliseconds.
-                    _ if early_us > CLOCK_NOISE_US => self.stats.saved_from_clock_step += 1,
-                    _ => {}
+            Event::Expired => {
+                // The two clocks are read one after the other, and the server's is cut to milliseconds.
+                if lease.deadline.us_since(now) > CLOCK_NOISE_US {
+                    self.stats.saved_from_clock_step += 1;
                 }
+                self.table.lose_mirror(slot, now);
             }
-            // What an accident left room for is not about the lease.
-            Event::Removed | Event::Replaced | Event::Expired | Event::Evicted
-                if live && lease.mirror_lost => {}
-            _ if live => self.end_by_operator(slot),
-            _ => self.end_by_deadline(slot),
+            Event::Evicted => {
+                self.stats.saved_from_eviction += 1;
+                self.table.lose_mirror(slot, now.plus_us(REPAIR_AFTER_EVICTION_US));
+            }
+            Event::Removed | Event::Replaced => self.end_by_operator(slot),
         }
     }
 
-    /// Learns that somebody emptied a database, or all of them.
+    /// Learns that somebody emptied a database, or all of them. The leases in it end with the next that is done here,
+    /// unless it turns out that the server was making room to load its data: see [`Node::loading_begins`].
     pub fn observe_flush(&mut self, db: Option<u32>) {
-        let ended = self.table.retain(|lease| db.is_some_and(|db| lease.db != db));
-        self.stats.ended_by_operator += ended as u64;
+        if !self.loading && !self.flushed.contains(&db) {
+            self.flushed.push(db);
+        }
     }
 
-    /// When the next lease ends.
-    pub fn next_deadline(&self) -> Option<Monotonic> {
-        self.table.soonest().map(|(at, _)| at)
+    /// Learns that somebody swapped two databases: an operator's command, which ends the leases in both. They are found
+    /// under other keys now, as strings, and others that were there before may have been forgotten.
+    pub fn observe_swap(&mut self, now: Now, first: u32, second: u32) {
+        self.settle_flushes();
+        self.end_all_by_operator(|db| db == first || db == second);
+        self.abstain(now, Reason::SwapDb);
+    }
+
+    /// The server begins to load its data. What happens to keys meanwhile is no command of anybody's.
+    pub fn loading_begins(&mut self) {
+        self.loading = true;
+        self.flushed.clear();
+    }
+
+    /// The server has loaded its data. Leases that were there before hold, whatever has become of their mirrors.
+    pub fn loading_ends(&mut self, now: Monotonic) {
+        self.loading = false;
+        self.table.lose_all_mirrors(now);
+    }
+
+    /// This node became a replica: its keys are its master's.
+    pub fn demote(&mut self) {
+        self.abstention.set_replica(true);
+        self.flushed.clear();
+        self.table.retain(|_| false);
+    }
+
+    /// This node was a replica and is a master now. What its master granted last may not have reached it.
+    pub fn promote(&mut self, now: Now) {
+        self.abstention.set_replica(false);
+        self.abstain(now, Reason::Promotion);
+    }
+
+    /// Why this node abstains, and for how many more milliseconds; a replica without end.
+    pub fn abstains(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
+        self.abstention.why(now)
+    }
+
+    /// Ends the abstention when its time is over, and says what it had been for. Until then, nothing is granted.
+    pub fn rejoin(&mut self, now: Now) -> Option<Reason> {
+        let reason = self.abstention.end_if_due(now.monotonic)?;
+        self.fences.raise_all_to_ceiling(now.wall_us);
+        Some(reason)
+    }
+
+    /// Ends the leases in databases that were emptied, now that it is clear that an operator did it. Whatever is done
+    /// to a key does this first; this is for when nothing is done.
+    pub fn settle_flushes(&mut self) {
+        if self.flushed.is_empty() {
+            return;
+        }
+        let flushed = std::mem::take(&mut self.flushed);
+        self.end_all_by_operator(|db| flushed.iter().any(|one| one.is_none_or(|one| one == db)));
+    }
+
+    /// When there is something to be done next without anybody asking: a lease ends, a mirror is to be written, or an
+    /// abstention ends.
+    pub fn next_wake(&self) -> Option<Monotonic> {
+        let soonest =
+            [self.table.soonest(), self.table.soonest_repair()].into_iter().flatten().map(|(at, _)| at);
+        soonest.chain(self.abstention.until()).min()
+    }
+
+    /// A lease whose lost mirror is to be looked at and passed to [`Node::repair`].
+    pub fn due_for_repair(&self, now: Monotonic) -> Option<Due<'_, B>> {
+        let (at, slot) = self.table.soonest_repair()?;
+        (at <= now).then(|| self.due_lease(slot))
+    }
+
+    /// Looks after a lost mirror. What it is told to write the caller must try to write; a failure does no harm.
+    pub fn repair(&mut self, now: Now, db: u32, key: &[u8], mirror: &impl Mirror) -> Repair<'_, B> {
+        let hash = self.table.hash(db, key);
+        let Standing::Live(slot) = self.standing(hash, db, key, now.monotonic) else {
+            if let Some(slot) = self.table.find(hash, db, key) {
+                // It is over, and will be settled as such.
+                self.table.lose_mirror(slot, now.monotonic.plus_us(REPAIR_AGAIN_US));
+            }
+            return Repair::Nothing;
+        };
+        let left_us = self.table.get(slot).deadline.us_since(now.monotonic);
+        if mirror.holds(self.table.get(slot).token.as_ref()) {
+            self.table.regain_mirror(slot);
+            return Repair::Nothing;
+        }
+        if mirror.seen() != Seen::Missing || left_us <= CLOCK_NOISE_US {
+            self.table.lose_mirror(slot, now.monotonic.plus_us(REPAIR_AGAIN_US));
+            return Repair::Nothing;
+        }
+        self.table.regain_mirror(slot);
+        let expires_at_ms = self.expires_at_ms(slot, now);
+        Repair::Set { token: &self.table.get(slot).token, expires_at_ms }
+    }
+
+    /// Whether some live lease has no mirror: then the keyspace alone does not tell who holds what.
+    pub fn lacks_mirrors(&self) -> bool {
+        self.table.soonest_repair().is_some()
     }
 
     /// The lease whose deadline came first, if it has come. To be looked at and passed to [`Node::settle`].
     pub fn due(&self, now: Monotonic) -> Option<Due<'_, B>> {
         let (at, slot) = self.table.soonest()?;
-        (at <= now).then(|| {
-            let Lease { db, key, .. } = self.table.get(slot);
-            Due { db: *db, key }
-        })
+        (at <= now).then(|| self.due_lease(slot))
     }
 
     /// Removes a lease that has ended. Once it is told to delete the mirror, the caller must: a lease that is gone no
@@ -439,11 +586,6 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
     }
 
-    /// Ends every lease without a word: the keys are another server's now.
-    pub fn forget_all(&mut self) {
-        self.table.retain(|_| false);
-    }
-
     /// How many leases there are.
     pub fn leases(&self) -> usize {
         self.table.len()
@@ -459,6 +601,30 @@ impl<B: AsRef<[u8]>> Node<B> {
         self.max_ttl
     }
 
+    /// How far ahead of the wall clock a proposed fence may lie, from now on, in milliseconds.
+    pub fn set_max_clock_skew_ms(&mut self, ms: u64) {
+        self.fences.set_max_clock_skew_ms(ms);
+    }
+
+    fn abstain(&mut self, now: Now, reason: Reason) {
+        self.abstention.begin(now.monotonic, self.max_ttl.ms(), reason);
+        self.fences.raise_all_to_ceiling(now.wall_us);
+    }
+
+    fn end_all_by_operator(&mut self, ended: impl Fn(u32) -> bool) {
+        let count = self.table.retain(|lease| !ended(lease.db));
+        self.stats.ended_by_operator += count as u64;
+    }
+
+    fn due_lease(&self, slot: u32) -> Due<'_, B> {
+        let Lease { db, key, .. } = self.table.get(slot);
+        Due { db: *db, key }
+    }
+
+    fn expires_at_ms(&self, slot: u32, now: Now) -> u64 {
+        now.wall_ms().saturating_add(self.table.get(slot).deadline.ms_since(now.monotonic))
+    }
+
     fn standing(&self, hash: u64, db: u32, key: &[u8], now: Monotonic) -> Standing {
         match self.table.find(hash, db, key) {
             None => Standing::None,
@@ -467,16 +633,15 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
     }
 
-    /// Whether what is under the key is this lease's own mirror.
+    /// Whether what is under the key is this lease's own mirror: nobody else writes its token.
     fn owns_mirror(&self, slot: u32, mirror: &impl Mirror) -> bool {
-        let lease = self.table.get(slot);
-        !lease.mirror_lost && mirror.seen() == Seen::Text && mirror.holds(lease.token.as_ref())
+        mirror.seen() == Seen::Text && mirror.holds(self.table.get(slot).token.as_ref())
     }
 
     /// Whether somebody wrote over the mirror by a command.
     fn overwritten(&self, slot: u32, mirror: &impl Mirror) -> bool {
         let lease = self.table.get(slot);
-        !lease.mirror_lost
+        !lease.mirror_lost()
             && match mirror.seen() {
                 Seen::Missing => false,
                 Seen::Text => !mirror.holds(lease.token.as_ref()),
@@ -530,15 +695,15 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         self.stats.extends += 1;
 
-        let expires_at_ms = now.wall_ms().saturating_add(deadline.ms_since(now.monotonic));
+        let expires_at_ms = self.expires_at_ms(slot, now);
+        if self.owns_mirror(slot, mirror) || mirror.seen() == Seen::Missing {
+            // Nothing else is under the key, so the mirror is ours again, or can be written again.
+            self.table.regain_mirror(slot);
+        }
         let lease = self.table.get_mut(slot);
         let write = match mirror.seen() {
-            // Nothing is under the key, so the mirror can be written again, and is ours again.
-            Seen::Missing => {
-                lease.mirror_lost = false;
-                MirrorWrite::Set { expires_at_ms }
-            }
-            _ if lease.mirror_lost => MirrorWrite::Nothing,
+            Seen::Missing => MirrorWrite::Set { expires_at_ms },
+            _ if lease.mirror_lost() => MirrorWrite::Nothing,
             _ if handed_over.is_some() => MirrorWrite::Set { expires_at_ms },
             _ if deadline != old => MirrorWrite::Expire { expires_at_ms },
             _ => MirrorWrite::Nothing,

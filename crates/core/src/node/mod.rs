@@ -3,9 +3,11 @@
 //! - [`Node`]: the state machine; each command is a method that returns what is to be written and answered.
 //! - [`Mirror`]: what the keyspace holds under a lock's key, as far as a decision needs it.
 //! - [`Lend`]: bytes that a caller lends for a call and that a lease keeps.
+//! - [`Reason`]: why a node stays out of elections for a while.
 //! - [`Event`]: what happened to a mirror from outside.
 //! - [`Stats`]: what was done so far.
 
+mod abstention;
 mod clock;
 mod deadlines;
 mod event;
@@ -16,12 +18,13 @@ mod mirror;
 mod stats;
 mod table;
 
+pub use abstention::Reason;
 pub use clock::{Monotonic, Now};
 pub use event::Event;
 pub use lend::Lend;
 pub use machine::{
     Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, Inspected, MirrorWrite, Node, Released,
-    Settings,
+    Repair, Settings,
 };
 pub use mirror::{Mirror, Seen};
 pub use stats::Stats;

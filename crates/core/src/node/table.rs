@@ -18,8 +18,14 @@ pub(super) struct Lease<B> {
     pub(super) fence: Fence,
     pub(super) deadline: Monotonic,
     /// An accident took the mirror: whatever is under the key now is not about this lease.
-    pub(super) mirror_lost: bool,
+    mirror_lost: bool,
     hash: u64,
+}
+
+impl<B> Lease<B> {
+    pub(super) fn mirror_lost(&self) -> bool {
+        self.mirror_lost
+    }
 }
 
 /// What a new lease consists of.
@@ -39,6 +45,8 @@ pub(super) struct Table<B> {
     leases: Slab<Lease<B>>,
     by_key: HashTable<u32>,
     deadlines: Deadlines,
+    /// When to look after the mirrors that accidents took: those of the leases whose mirror is lost.
+    repairs: Deadlines,
 }
 
 /// Below this many leases memory is not given back.
@@ -51,6 +59,7 @@ impl<B: AsRef<[u8]>> Table<B> {
             leases: Slab::new(),
             by_key: HashTable::new(),
             deadlines: Deadlines::default(),
+            repairs: Deadlines::default(),
         }
     }
 
@@ -70,6 +79,33 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     pub(super) fn get(&self, slot: u32) -> &Lease<B> {
         &self.leases[slot as usize]
+    }
+
+    /// The mirror is lost; it is to be looked after at that time. Also moves that time.
+    pub(super) fn lose_mirror(&mut self, slot: u32, repair_at: Monotonic) {
+        let lease = &mut self.leases[slot as usize];
+        if lease.mirror_lost {
+            self.repairs.change(slot, repair_at);
+        } else {
+            lease.mirror_lost = true;
+            self.repairs.insert(slot, repair_at);
+        }
+    }
+
+    /// The mirror is there again.
+    pub(super) fn regain_mirror(&mut self, slot: u32) {
+        let lease = &mut self.leases[slot as usize];
+        if std::mem::take(&mut lease.mirror_lost) {
+            self.repairs.remove(slot);
+        }
+    }
+
+    /// All mirrors may be lost: they are to be looked after at that time.
+    pub(super) fn lose_all_mirrors(&mut self, repair_at: Monotonic) {
+        let slots: Vec<_> = self.by_key.iter().copied().collect();
+        for slot in slots {
+            self.lose_mirror(slot, repair_at);
+        }
     }
 
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut Lease<B> {
@@ -95,6 +131,7 @@ impl<B: AsRef<[u8]>> Table<B> {
     }
 
     pub(super) fn remove(&mut self, slot: u32) -> Lease<B> {
+        self.regain_mirror(slot);
         self.deadlines.remove(slot);
         let lease = self.leases.remove(slot as usize);
         if let Ok(entry) = self.by_key.find_entry(lease.hash, |&other| other == slot) {
@@ -109,6 +146,10 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     pub(super) fn soonest(&self) -> Option<(Monotonic, u32)> {
         self.deadlines.soonest()
+    }
+
+    pub(super) fn soonest_repair(&self) -> Option<(Monotonic, u32)> {
+        self.repairs.soonest()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -127,13 +168,16 @@ impl<B: AsRef<[u8]>> Table<B> {
         let old = std::mem::take(&mut self.leases);
         self.by_key = HashTable::new();
         self.deadlines = Deadlines::default();
-        for (_, lease) in old {
+        let repairs = std::mem::take(&mut self.repairs);
+        for (old_slot, lease) in old {
             if !keep(&lease) {
                 continue;
             }
             let Lease { db, key, token, owner, fence, deadline, mirror_lost, hash } = lease;
             let slot = self.insert(hash, NewLease { db, key, token, owner, fence, deadline });
-            self.get_mut(slot).mirror_lost = mirror_lost;
+            if mirror_lost {
+                self.lose_mirror(slot, repairs.at(old_slot));
+            }
         }
     }
 }

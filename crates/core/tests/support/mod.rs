@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use quorlock_core::node::{
     Acquire, Acquired, Adjusted, Event, Extend, Extended, Inspected, Mirror, MirrorWrite, Monotonic, Node,
-    Now, Released, Seen, Settings,
+    Now, Released, Repair, Seen, Settings,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -43,8 +43,13 @@ impl Mirror for Seeing<'_> {
 
 impl Server {
     pub(crate) fn new() -> Self {
+        Self::that_rejoins_after_ms(0)
+    }
+
+    pub(crate) fn that_rejoins_after_ms(rejoin_delay_ms: u64) -> Self {
         let settings = Settings {
             max_ttl: Ttl::from_ms(MAX_TTL_MS).unwrap(),
+            rejoin_delay_ms,
             max_clock_skew_ms: 60_000,
             fence_stripes: 8,
             hash_seed: 7,
@@ -112,7 +117,7 @@ impl Server {
                     .insert(key.into(), Value { text: token.into(), expires_at_ms: Some(expires_at_ms) });
                 Some(fence)
             }
-            Acquired::Refused => None,
+            Acquired::Refused | Acquired::Abstaining { .. } => None,
             Acquired::WrongType => unreachable!("there are only strings"),
         }
     }
@@ -166,13 +171,14 @@ impl Server {
         released
     }
 
-    pub(crate) fn inspect(&self, key: &[u8]) -> Inspected<'_> {
+    pub(crate) fn inspect(&mut self, key: &[u8]) -> Inspected<'_> {
         self.node.inspect(self.now(), 0, key, &Seeing(self.keys.get(key)))
     }
 
     /// What the server does between commands.
     pub(crate) fn turn(&mut self) {
         self.expire_keys();
+        self.node.settle_flushes();
         let now = self.now().monotonic;
         while let Some(due) = self.node.due(now) {
             let key = due.key.clone();
@@ -180,5 +186,16 @@ impl Server {
                 self.keys.remove(&*key);
             }
         }
+        let now = self.now();
+        while let Some(due) = self.node.due_for_repair(now.monotonic) {
+            let key = due.key.clone();
+            if let Repair::Set { token, expires_at_ms } =
+                self.node.repair(now, 0, &key, &Seeing(self.keys.get(&*key)))
+            {
+                let text = token.to_vec();
+                self.keys.insert(key.into(), Value { text, expires_at_ms: Some(expires_at_ms) });
+            }
+        }
+        self.node.rejoin(now);
     }
 }
