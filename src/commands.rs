@@ -11,6 +11,7 @@ use crate::ffi::command::{Command, Spec};
 use crate::ffi::{Access, Args, Ctx, Key, clock};
 use crate::module;
 use crate::request::{self, Named, Options};
+use crate::tell;
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
@@ -77,10 +78,11 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
                 module::state().node.revoke(db, key.as_bytes());
                 return Err(CommandError::NotWritten);
             }
-            module::tell_set(ctx, key, token, expires_at_ms);
+            tell::set(ctx, key, token, expires_at_ms);
             Ok(Some(reply(fence)))
         }
         Acquired::Refused => Ok(None),
+        Acquired::Abstaining { reason, left_ms } => Err(CommandError::Abstaining { reason, left_ms }),
         Acquired::WrongType => Err(CommandError::WrongType),
     }
 }
@@ -102,12 +104,12 @@ fn extend(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
                 // The lease decides; without its mirror it is a lock all the same, so a failure here costs nothing.
                 MirrorWrite::Set { expires_at_ms } => {
                     if mirror.set(token, expires_at_ms) {
-                        module::tell_set(ctx, key, token, expires_at_ms);
+                        tell::set(ctx, key, token, expires_at_ms);
                     }
                 }
                 MirrorWrite::Expire { expires_at_ms } => {
                     if mirror.expire(expires_at_ms) {
-                        module::tell_expire(ctx, key, expires_at_ms);
+                        tell::expire(ctx, key, expires_at_ms);
                     }
                 }
             }
@@ -132,7 +134,7 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<bool, CommandError> {
     };
     if delete {
         mirror.delete();
-        module::tell_delete(ctx, key);
+        tell::delete(ctx, key);
     }
     Ok(released)
 }
@@ -141,7 +143,7 @@ fn inspect(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
     let key = args.get(1).ok_or(CommandError::Arity)?;
     let mirror = Key::open(ctx, key, Access::Read);
     let (now, db) = (now(ctx), ctx.db());
-    let state = module::state();
+    let mut state = module::state();
     let (owner, fence, ttl_ms) = match state.node.inspect(now, db, key.as_bytes(), &mirror) {
         Inspected::Free => {
             ctx.reply_null();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use quorlock_core::TtlError;
-use quorlock_core::node::FenceError;
+use quorlock_core::node::{FenceError, Reason};
 
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,10 @@ pub(crate) enum CommandError {
     },
     RepeatedOption,
     WrongType,
+    Abstaining {
+        reason: Reason,
+        left_ms: u64,
+    },
     NotWritten,
 }
 
@@ -54,6 +58,12 @@ impl fmt::Display for CommandError {
             }
             Self::RepeatedOption => write!(f, "ERR syntax error: an option is there twice; name each once"),
             Self::WrongType => write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value"),
+            Self::Abstaining { reason, left_ms } => {
+                write!(
+                    f,
+                    "ABSTAIN {left_ms} {reason}: this server may have forgotten locks that are still held"
+                )
+            }
             Self::NotWritten => write!(f, "ERR the server did not take the key; nothing was locked"),
         }
     }

@@ -6,14 +6,24 @@
 //! - [`docs`]: what `COMMAND DOCS` and redis-cli say of them.
 //! - [`request`]: arguments into requests.
 //! - [`error`]: every error that a command answers.
-//! - [`module`]: the state while the module is loaded, and what it does without being asked.
-//! - [`audience`]: whether anybody listens to what is written.
+//! - [`config`]: what an operator can set.
+//! - [`info`]: what `INFO lock` says.
+//! - [`module`]: the state while the module is loaded.
+//! - [`observe`]: what the server tells without being asked.
+//! - [`upkeep`]: what the module does without being asked.
+//! - [`tell`]: tells everybody what was written.
+//! - [`audience`]: whether anybody listens to that.
 //! - [`ffi`]: all that is unsafe.
 
 mod audience;
 mod commands;
+mod config;
 mod docs;
 mod error;
 mod ffi;
+mod info;
 mod module;
+mod observe;
 mod request;
+mod tell;
+mod upkeep;

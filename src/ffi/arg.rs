@@ -24,10 +24,6 @@ impl<'a> Args<'a> {
         Self { strings }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.strings.len()
-    }
-
     pub(crate) fn get(&self, index: usize) -> Option<Arg<'a>> {
         let string = NonNull::new(*self.strings.get(index)?)?;
         Some(Arg { string, lives: PhantomData })

@@ -62,6 +62,30 @@ bitflags! {
     }
 }
 
+/// The ACL category of all commands of the module, on servers that let modules have one.
+const CATEGORY: &CStr = c"lock";
+
+/// Adds the ACL category, which a server keeps when the module is unloaded. False when the server refuses it.
+pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
+    // SAFETY: written only while the module is being loaded; a live context, and a name that is copied.
+    let added = unsafe {
+        raw::RedisModule_AddACLCategory
+            .is_none_or(|add| add(ctx.as_ptr(), CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32)
+    };
+    added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
+}
+
+/// Puts a command into the ACL category.
+fn categorize(command: *mut raw::RedisModuleCommand) -> bool {
+    // SAFETY: written only while the module is being loaded; a command that was just created, and a name that is copied.
+    unsafe {
+        match (raw::RedisModule_AddACLCategory, raw::RedisModule_SetCommandACLCategories) {
+            (Some(_), Some(set)) => set(command, CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32,
+            _ => true,
+        }
+    }
+}
+
 /// Adds a command to the server, with its documentation. False when the server refuses it.
 pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
     let spec = &C::SPEC;
@@ -101,6 +125,7 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
         let command = api!(RedisModule_GetCommand(ctx.as_ptr(), spec.name.as_ptr()));
         !command.is_null()
             && api!(RedisModule_SetCommandInfo(command, &raw const info)) == raw::REDISMODULE_OK as i32
+            && categorize(command)
     }
 }
 

@@ -175,6 +175,50 @@ impl Ctx<'_> {
         }
     }
 
+    /// Whether the server is part of a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_CLUSTER as i32 != 0
+    }
+
+    /// Whether the server is a replica.
+    pub(crate) fn is_replica(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_SLAVE as i32 != 0
+    }
+
+    fn flags(&self) -> i32 {
+        // SAFETY: a live context.
+        unsafe { api!(RedisModule_GetContextFlags(self.ctx)) }
+    }
+
+    /// Whether the server has reached its `maxmemory`.
+    pub(crate) fn memory_is_short(&self) -> bool {
+        // SAFETY: needs nothing.
+        unsafe { api!(RedisModule_GetUsedMemoryRatio()) >= 1.0 }
+    }
+
+    /// Whether the server's `maxmemory-policy` lets it remove keys. Not to be asked within an event.
+    pub(crate) fn evicts_keys(&self) -> bool {
+        // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both are freed or let go of
+        // after it was compared.
+        unsafe {
+            let (command, get, policy) = (c"CONFIG".as_ptr(), c"GET".as_ptr(), c"maxmemory-policy".as_ptr());
+            let reply = api!(RedisModule_Call(self.ctx, command, c"cc".as_ptr(), get, policy));
+            if reply.is_null() {
+                return false;
+            }
+            let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
+            let mut len = 0;
+            let text: *const u8 = if value.is_null() {
+                std::ptr::null()
+            } else {
+                api!(RedisModule_CallReplyStringPtr(value, &raw mut len)).cast()
+            };
+            let evicts = !text.is_null() && std::slice::from_raw_parts(text, len) != b"noeviction";
+            api!(RedisModule_FreeCallReply(reply));
+            evicts
+        }
+    }
+
     /// Whether the server must not write now: its clients are paused, or it is handing over to a replica.
     pub(crate) fn writes_are_paused(&self) -> bool {
         // SAFETY: needs nothing.

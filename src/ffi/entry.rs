@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use super::api::api;
 use super::command::{self, Command};
-use super::{Args, Ctx, LogLevel, events};
+use super::{Args, Ctx, LogLevel, events, info};
 use crate::commands::{Acquire, Extend, Inspect, Release};
 use crate::module;
 
@@ -55,9 +55,13 @@ pub(super) unsafe extern "C" fn RedisModule_OnLoad(
 /// The server calls it with a live context.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
-pub(super) unsafe extern "C" fn RedisModule_OnUnload(_ctx: *mut raw::RedisModuleCtx) -> c_int {
+pub(super) unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
+    // SAFETY: live for the time of this call.
+    let ctx = unsafe { Ctx::new(ctx) };
     guard(|| {
-        module::stop();
+        if !module::stop(&ctx) {
+            return ERR;
+        }
         let _ = panic::take_hook();
         OK
     })
@@ -69,7 +73,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_SetCommandInfo RedisModule_GetCommand RedisModule_HoldString RedisModule_SetAbsExpire
         RedisModule_GetAbsExpire RedisModule_ReplyWithMap RedisModule_SignalModifiedKey RedisModule_SubscribeToServerEvent
         RedisModule_SubscribeToKeyspaceEvents RedisModule_SetModuleOptions RedisModule_AvoidReplicaTraffic
-        RedisModule_EventLoopAdd RedisModule_GetServerInfo RedisModule_RegisterNumericConfig
+        RedisModule_EventLoopAdd RedisModule_EventLoopDel RedisModule_GetServerInfo RedisModule_RegisterNumericConfig
+        RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
         let line =
@@ -79,13 +84,20 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     }
     install_panic_hook();
     // Whatever can fail comes first: a server does not survive a subscription of a module that then failed to load.
-    let ready = module::start(ctx, args)
+    let known = command::register_category(ctx)
         && command::register::<Acquire>(ctx)
         && command::register::<Extend>(ctx)
         && command::register::<Release>(ctx)
-        && command::register::<Inspect>(ctx);
-    if !ready {
-        module::stop();
+        && command::register::<Inspect>(ctx)
+        && info::register(ctx);
+    if !known {
+        ctx.log(
+            LogLevel::Warning,
+            "lock: not loaded: the server refuses a LOCK command or the ACL category @lock; does another module have them?",
+        );
+        return ERR;
+    }
+    if !module::start(ctx, args) {
         return ERR;
     }
     let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS

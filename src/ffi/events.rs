@@ -8,7 +8,7 @@ use redis_module::raw;
 
 use super::api::api;
 use super::{Arg, Ctx, entry};
-use crate::module;
+use crate::{observe, upkeep};
 
 /// Subscribes to everything the module must know of. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
@@ -19,9 +19,12 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
     // SAFETY: a live context while loading; the callbacks live as long as the module.
     unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(on_keyspace_event)));
-        let server_events: [(u64, raw::RedisModuleEventCallback); 5] = [
+        let server_events: [(u64, raw::RedisModuleEventCallback); 8] = [
             (raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop)),
             (raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush)),
+            (raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap)),
+            (raw::REDISMODULE_EVENT_LOADING, Some(on_loading)),
+            (raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change)),
             (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change)),
             (raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork)),
             (raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change)),
@@ -52,7 +55,7 @@ unsafe extern "C" fn on_keyspace_event(
     if let Some(key) = NonNull::new(key) {
         // SAFETY: as above.
         let key = unsafe { Arg::new(key) };
-        entry::guard(|| module::on_keyspace_event(&ctx, event, key));
+        entry::guard(|| observe::key(&ctx, event, key));
     }
     raw::REDISMODULE_OK as c_int
 }
@@ -66,7 +69,7 @@ unsafe extern "C" fn on_event_loop(
     if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         // SAFETY: a live context for the time of this call.
         let ctx = unsafe { Ctx::new(ctx) };
-        entry::guard(|| module::before_sleep(&ctx));
+        entry::guard(|| upkeep::before_sleep(&ctx));
     }
 }
 
@@ -80,19 +83,73 @@ unsafe extern "C" fn on_flush(
         // SAFETY: the server passes this structure with this event.
         let flushed = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
         // A negative number means all of them.
-        entry::guard(|| module::on_flush(u32::try_from(flushed.dbnum).ok()));
+        entry::guard(|| observe::flush(u32::try_from(flushed.dbnum).ok()));
     }
 }
 
-unsafe extern "C" fn on_role_change(
+unsafe extern "C" fn on_swap(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    data: *mut c_void,
+) {
+    if data.is_null() {
+        return;
+    }
+    // SAFETY: a live context, and the structure that the server passes with this event.
+    let (ctx, swapped) = unsafe { (Ctx::new(ctx), &*data.cast::<raw::RedisModuleSwapDbInfo>()) };
+    let (first, second) = (swapped.dbnum_first.unsigned_abs(), swapped.dbnum_second.unsigned_abs());
+    entry::guard(|| observe::swap(&ctx, first, second));
+}
+
+unsafe extern "C" fn on_loading(
     _ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
     subevent: u64,
     _data: *mut c_void,
 ) {
-    if subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA {
-        entry::guard(module::on_demotion);
+    match subevent {
+        raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED => {
+            entry::guard(observe::loading_ends);
+        }
+        _ => {
+            entry::guard(observe::loading_begins);
+        }
     }
+}
+
+unsafe extern "C" fn on_config_change(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    data: *mut c_void,
+) {
+    if data.is_null() {
+        return;
+    }
+    // SAFETY: the server passes this structure with this event, with so many names that each end in a zero.
+    let changes_policy = unsafe {
+        let change = &*data.cast::<raw::RedisModuleConfigChange>();
+        let names = std::slice::from_raw_parts(change.config_names, change.num_changes as usize);
+        names.iter().any(|&name| CStr::from_ptr(name) == c"maxmemory-policy")
+    };
+    if changes_policy {
+        entry::guard(observe::eviction_policy_changed);
+    }
+}
+
+unsafe extern "C" fn on_role_change(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    _data: *mut c_void,
+) {
+    // SAFETY: a live context for the time of this call.
+    let ctx = unsafe { Ctx::new(ctx) };
+    match subevent {
+        raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA => entry::guard(observe::demotion),
+        _ => entry::guard(|| observe::promotion(&ctx)),
+    };
 }
 
 unsafe extern "C" fn on_fork(
@@ -101,7 +158,7 @@ unsafe extern "C" fn on_fork(
     _subevent: u64,
     _data: *mut c_void,
 ) {
-    entry::guard(module::on_fork);
+    entry::guard(observe::fork);
 }
 
 unsafe extern "C" fn on_module_change(
@@ -116,6 +173,6 @@ unsafe extern "C" fn on_module_change(
     // SAFETY: the server passes this structure with this event, with a name that ends in a zero.
     let name = unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
     if name != entry::MODULE_NAME {
-        entry::guard(module::on_module_loaded);
+        entry::guard(observe::module_loaded);
     }
 }

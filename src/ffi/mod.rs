@@ -5,6 +5,9 @@
 //! - [`Ctx`]: what a command can do: answer, replicate, notify.
 //! - [`Key`]: an open key; the keyspace as the decisions see it.
 //! - [`command`]: registers the commands and their documentation.
+//! - [`config`]: registers what an operator can set.
+//! - [`info`]: the module's part of `INFO`.
+//! - [`Timer`]: wakes the event loop.
 //! - [`events`]: what the server tells without being asked.
 //! - [`MainThread`]: state that only the server's main thread touches.
 //! - [`clock`]: the monotonic clock that leases are measured on.
@@ -25,13 +28,17 @@ mod api;
 mod arg;
 pub(crate) mod clock;
 pub(crate) mod command;
+pub(crate) mod config;
 mod ctx;
 mod entry;
 pub(crate) mod events;
+pub(crate) mod info;
 mod key;
 mod main_thread;
+mod timer;
 
 pub(crate) use arg::{Arg, Args, Held};
 pub(crate) use ctx::{Ctx, LogLevel};
 pub(crate) use key::{Access, Key};
 pub(crate) use main_thread::MainThread;
+pub(crate) use timer::Timer;

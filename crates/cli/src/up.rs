@@ -14,7 +14,11 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let starting = tokio::task::spawn_blocking(move || {
         (0..args.masters)
-            .map(|_| Server::builder().binary(&binary).module(&module).tcp().start())
+            .map(|_| {
+                // Brand-new, and gone at the end: there is nothing that they could have forgotten.
+                let master = Server::builder().binary(&binary).module(&module).arg("lock.rejoin-delay", 0);
+                master.tcp().start()
+            })
             .collect::<Result<Vec<_>, _>>()
     });
     let masters = starting.await?.context("cannot start a master")?;

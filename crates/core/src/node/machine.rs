@@ -274,6 +274,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     ) -> Acquired {
         self.settle_flushes();
         if let Some((reason, left_ms)) = self.abstention.why(now.monotonic) {
+            self.stats.abstained += 1;
             return Acquired::Abstaining { reason, left_ms: left_ms.unwrap_or(self.max_ttl.ms()) };
         }
         let hash = self.table.hash(ask.db, ask.key.bytes());
@@ -515,8 +516,11 @@ impl<B: AsRef<[u8]>> Node<B> {
     }
 
     /// When there is something to be done next without anybody asking: a lease ends, a mirror is to be written, or an
-    /// abstention ends.
+    /// abstention ends. Nothing is, while the server is loading.
     pub fn next_wake(&self) -> Option<Monotonic> {
+        if self.loading {
+            return None;
+        }
         let soonest =
             [self.table.soonest(), self.table.soonest_repair()].into_iter().flatten().map(|(at, _)| at);
         soonest.chain(self.abstention.until()).min()

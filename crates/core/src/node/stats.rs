@@ -5,6 +5,8 @@ pub struct Stats {
     pub grants: u64,
     /// ACQUIREs that were refused because somebody holds the key.
     pub refusals: u64,
+    /// ACQUIREs that were answered nothing else than that the node abstains.
+    pub abstained: u64,
     /// Deadlines moved by their holders.
     pub extends: u64,
     /// Locks given back by their holders.

@@ -57,9 +57,10 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// The same with the Quorlock module of [`module_path()`](crate::module_path()).
+    /// The same with the Quorlock module of [`module_path()`](crate::module_path()), voting at once, as is right for a
+    /// server that is brand-new. After a restart it is not: see [`Server::set_arg`].
     pub fn with_module() -> ServerBuilder {
-        ServerBuilder::default().quorlock_module()
+        ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
     }
 
     fn start(directory: Directory, address: Address, settings: Settings) -> Result<Self, StartError> {

@@ -1,0 +1,121 @@
+//! What an operator can set, and its limits. The same names, limits and defaults hold in redis.conf, for `CONFIG SET` and
+//! for the module's arguments.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::sync::atomic::AtomicI64;
+
+use quorlock_core::Ttl;
+
+use crate::ffi::config::{self, Number};
+use crate::ffi::{Args, Ctx};
+use crate::module;
+
+const WEEK_MS: i64 = Ttl::MAX_MS.cast_signed();
+const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+
+/// Stands for the largest ttl.
+const AS_MAX_TTL: i64 = -1;
+
+/// The largest ttl of a lock, in milliseconds.
+static MAX_TTL_MS: Number = number(c"max-ttl", 60_000, 1, WEEK_MS, true, |_| ());
+/// How long the node abstains after the module was loaded, in milliseconds.
+static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, false, |_| ());
+/// How far ahead of the server's wall clock a proposed fence may lie, in milliseconds.
+static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, false, set_max_clock_skew);
+
+static ALL: [&Number; 3] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS];
+
+const fn number(
+    name: &'static CStr,
+    default: i64,
+    min: i64,
+    max: i64,
+    fixed_at_start: bool,
+    changed: fn(i64),
+) -> Number {
+    Number { name, default, min, max, fixed_at_start, changed, value: AtomicI64::new(default) }
+}
+
+/// Reads the module's arguments and then redis.conf, which has the last word.
+pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
+    let mut defaults = ALL.map(|number| number.default);
+    let mut given = [false; ALL.len()];
+    let mut index = 0;
+    while let Some(name) = args.get(index) {
+        let name = name.as_bytes();
+        let short = name.strip_prefix(b"lock.").unwrap_or(name);
+        let which = ALL
+            .iter()
+            .position(|number| short.eq_ignore_ascii_case(number.name.to_bytes()))
+            .ok_or(ConfigError::UnknownName)?;
+        let number = ALL[which];
+        if std::mem::replace(&mut given[which], true) {
+            return Err(ConfigError::Repeated(number));
+        }
+        let value = args.get(index + 1).and_then(crate::ffi::Arg::to_integer);
+        defaults[which] = value
+            .filter(|value| (number.min..=number.max).contains(value))
+            .ok_or(ConfigError::BadValue(number))?;
+        index += 2;
+    }
+    let registered = ALL.iter().zip(defaults).all(|(number, default)| number.register(ctx, default));
+    if registered && config::load(ctx) { Ok(()) } else { Err(ConfigError::Refused) }
+}
+
+pub(crate) fn max_ttl() -> Ttl {
+    Ttl::from_ms(MAX_TTL_MS.value().unsigned_abs()).expect("the limits of lock.max-ttl are those of a ttl")
+}
+
+pub(crate) fn rejoin_delay_ms() -> u64 {
+    match REJOIN_DELAY_MS.value() {
+        AS_MAX_TTL => max_ttl().ms(),
+        ms => ms.unsigned_abs(),
+    }
+}
+
+pub(crate) fn max_clock_skew_ms() -> u64 {
+    MAX_CLOCK_SKEW_MS.value().unsigned_abs()
+}
+
+fn set_max_clock_skew(ms: i64) {
+    module::set_max_clock_skew_ms(ms.unsigned_abs());
+}
+
+/// Why the module is not loaded.
+pub(crate) enum ConfigError {
+    UnknownName,
+    Repeated(&'static Number),
+    BadValue(&'static Number),
+    /// The server has logged why.
+    Refused,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownName => {
+                write!(f, "unknown module argument; there are:")?;
+                ALL.iter().try_for_each(|number| write!(f, " {}", name(number)))
+            }
+            Self::Repeated(number) => write!(f, "the module argument {} is there twice", name(number)),
+            Self::BadValue(number) => write!(
+                f,
+                "the module argument {} must be a whole number between {} and {} (milliseconds)",
+                name(number),
+                number.min,
+                number.max
+            ),
+            Self::Refused => {
+                write!(f, "a value in the configuration is not allowed; in milliseconds there may be:")?;
+                ALL.iter().try_for_each(|number| {
+                    write!(f, " lock.{} {} to {}", name(number), number.min, number.max)
+                })
+            }
+        }
+    }
+}
+
+fn name(number: &Number) -> &str {
+    number.name.to_str().unwrap_or_default()
+}

@@ -1,0 +1,67 @@
+//! Wakes the server's event loop at a moment of the monotonic clock. The server's own timers run on the wall clock.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use quorlock_core::node::Monotonic;
+use redis_module::raw;
+
+use super::api::api;
+
+/// A timer whose only effect is that the event loop turns, and so that the server gets to `BEFORE_SLEEP`, where the work
+/// is done: nothing may be written from the callback of a file descriptor.
+pub(crate) struct Timer {
+    fd: OwnedFd,
+    armed: Option<Monotonic>,
+}
+
+impl Timer {
+    /// `None` when the system has no more file descriptors.
+    pub(crate) fn new() -> Option<Self> {
+        // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
+        let fd = unsafe {
+            let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        }?;
+        // SAFETY: an open descriptor, which is removed from the loop before it is closed.
+        let added = unsafe {
+            let mask = raw::REDISMODULE_EVENTLOOP_READABLE as c_int;
+            api!(RedisModule_EventLoopAdd(fd.as_raw_fd(), mask, Some(on_time), std::ptr::null_mut()))
+        };
+        (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
+    }
+
+    /// Wakes the loop at that moment, or earlier: whoever is woken looks at the clock again.
+    pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
+        if self.armed.is_some_and(|armed| now < armed && armed <= at) {
+            return;
+        }
+        // A time of zero would disarm it.
+        let after_us = at.us_since(now).max(1);
+        let after = libc::timespec {
+            tv_sec: libc::time_t::try_from(after_us / 1_000_000).unwrap_or(libc::time_t::MAX),
+            tv_nsec: (after_us % 1_000_000 * 1000) as libc::c_long,
+        };
+        let once =
+            libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: after };
+        // SAFETY: an open timer and a time to set; the old one is not asked for.
+        let set =
+            unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &raw const once, std::ptr::null_mut()) };
+        self.armed = (set == 0).then_some(at);
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is open, and was added.
+        unsafe {
+            api!(RedisModule_EventLoopDel(self.fd.as_raw_fd(), raw::REDISMODULE_EVENTLOOP_READABLE as c_int))
+        };
+    }
+}
+
+unsafe extern "C" fn on_time(fd: c_int, _data: *mut c_void, _mask: c_int) {
+    let mut expirations = 0_u64;
+    // SAFETY: an open descriptor that does not block, and a place for the eight bytes that a timer gives.
+    unsafe { libc::read(fd, (&raw mut expirations).cast(), size_of::<u64>()) };
+}

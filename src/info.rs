@@ -1,0 +1,38 @@
+//! What `INFO lock` says. docs/operations.md has the same names.
+
+use crate::ffi::clock;
+use crate::ffi::info::Section;
+use crate::{config, module};
+
+pub(crate) fn write(section: &Section) {
+    module::with(|state| {
+        let (node, now) = (&state.node, clock::monotonic());
+        match node.abstains(now) {
+            None => section.word(c"state", "voting"),
+            Some((reason, left_ms)) => {
+                section.word(c"state", "abstaining");
+                section.word(c"abstain_reason", reason.word());
+                if let Some(left_ms) = left_ms {
+                    section.number(c"abstain_left_ms", left_ms);
+                }
+            }
+        }
+        section.number(c"max_ttl_ms", node.max_ttl().ms());
+        section.number(c"rejoin_delay_ms", config::rejoin_delay_ms());
+        section.number(c"leases", node.leases() as u64);
+        let stats = node.stats();
+        for (name, count) in [
+            (c"grants", stats.grants),
+            (c"refusals", stats.refusals),
+            (c"abstained", stats.abstained),
+            (c"extends", stats.extends),
+            (c"releases", stats.releases),
+            (c"ended_by_deadline", stats.ended_by_deadline),
+            (c"ended_by_operator", stats.ended_by_operator),
+            (c"saved_from_clock_step", stats.saved_from_clock_step),
+            (c"saved_from_eviction", stats.saved_from_eviction),
+        ] {
+            section.number(name, count);
+        }
+    });
+}

@@ -1,0 +1,117 @@
+//! What the module does without being asked, each time before the server waits for the next commands: the one place,
+//! besides a command, where keys may be written.
+
+use quorlock_core::node::{Adjusted, Now, Repair};
+
+use crate::ffi::{Access, Ctx, Key, LogLevel, clock};
+use crate::module;
+use crate::tell;
+
+/// Ended leases removed, and lost mirrors written, in one turn of the event loop, so that a million of them at once do
+/// not stall the server.
+const DUE_PER_TURN_MAX: usize = 200;
+/// How soon to look again while writes are paused, or memory is short, in microseconds.
+const RETRY_US: u64 = 10_000;
+
+pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
+    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
+    let mut retry = false;
+    module::with(|state| state.node.settle_flushes());
+    if is_anything_due(now) {
+        retry = ctx.writes_are_paused();
+        if !retry {
+            remove_ended(ctx, now);
+            retry = ctx.memory_is_short();
+            if !retry {
+                repair_mirrors(ctx, now);
+            }
+        }
+        rejoin(ctx, now);
+    }
+    module::with(|state| {
+        if let Some(at) = state.node.next_wake() {
+            let at = if retry { at.max(now.monotonic.plus_us(RETRY_US)) } else { at };
+            state.timer.wake_at(now.monotonic, at);
+        }
+    });
+    look_around(ctx, now);
+}
+
+fn is_anything_due(now: Now) -> bool {
+    module::with(|state| state.node.next_wake().is_some_and(|at| at <= now.monotonic)) == Some(true)
+}
+
+/// Removes the mirrors of leases whose deadline has come. Usually the server has expired them by then.
+fn remove_ended(ctx: &Ctx<'_>, now: Now) {
+    for _ in 0..DUE_PER_TURN_MAX {
+        let due = module::with(|state| state.node.due(now.monotonic).map(|due| (due.db, due.key.share())));
+        let Some(Some((db, key))) = due else { return };
+        ctx.select_db(db);
+        let mut mirror = Key::open(ctx, key.lend(), Access::Write);
+        let adjusted = module::state().node.settle(now.monotonic, db, key.as_ref(), &mirror);
+        if adjusted == Adjusted::DeleteMirror {
+            mirror.delete();
+            tell::expired(ctx, key.lend());
+        }
+    }
+}
+
+/// Writes the mirrors again that accidents took.
+fn repair_mirrors(ctx: &Ctx<'_>, now: Now) {
+    for _ in 0..DUE_PER_TURN_MAX {
+        let due = module::with(|state| {
+            state.node.due_for_repair(now.monotonic).map(|due| (due.db, due.key.share()))
+        });
+        let Some(Some((db, key))) = due else { return };
+        ctx.select_db(db);
+        let mut mirror = Key::open(ctx, key.lend(), Access::Write);
+        let repair = match module::state().node.repair(now, db, key.as_ref(), &mirror) {
+            Repair::Set { token, expires_at_ms } => Some((token.share(), expires_at_ms)),
+            Repair::Nothing => None,
+        };
+        if let Some((token, expires_at_ms)) = repair
+            && mirror.set(token.lend(), expires_at_ms)
+        {
+            tell::set(ctx, key.lend(), token.lend(), expires_at_ms);
+        }
+    }
+}
+
+/// Ends an abstention whose time is over.
+fn rejoin(ctx: &Ctx<'_>, now: Now) {
+    if let Some(Some(reason)) = module::with(|state| state.node.rejoin(now)) {
+        ctx.log(LogLevel::Notice, &format!("lock: voting again; the abstention ({reason}) is over"));
+    }
+}
+
+/// Looks at what the server does not tell of.
+fn look_around(ctx: &Ctx<'_>, now: Now) {
+    let Some((look, count, policy)) = module::with(|state| {
+        let audience = &mut state.audience;
+        let look = audience.wants_to_look(now.monotonic);
+        (look, audience.take_uncounted(), std::mem::take(&mut state.look_at_eviction_policy))
+    }) else {
+        return;
+    };
+    if count {
+        ctx.count_a_change();
+    }
+    if look {
+        let nobody = ctx.nobody_replicates();
+        module::with(|state| state.audience.looked(nobody));
+    }
+    if policy {
+        warn_of_eviction(ctx);
+    }
+}
+
+/// Warns when the server may evict the keys of locks.
+fn warn_of_eviction(ctx: &Ctx<'_>) {
+    if ctx.evicts_keys() {
+        ctx.log(
+            LogLevel::Warning,
+            "lock: maxmemory-policy lets this server evict the keys of locks. The locks stay held, but other clients, \
+             replicas and a restart no longer see them: set maxmemory-policy noeviction on a lock master",
+        );
+    }
+}
