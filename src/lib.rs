@@ -4,6 +4,8 @@
 //!
 //! - [`commands`]: what each command does.
 //! - [`docs`]: what `COMMAND DOCS` and redis-cli say of them.
+//! - [`handover`]: the end of a lock, and who has it next.
+//! - [`waiting`]: the clients that wait.
 //! - [`request`]: arguments into requests.
 //! - [`error`]: every error that a command answers.
 //! - [`config`]: what an operator can set.
@@ -21,9 +23,11 @@ mod config;
 mod docs;
 mod error;
 mod ffi;
+mod handover;
 mod info;
 mod module;
 mod observe;
 mod request;
 mod tell;
 mod upkeep;
+mod waiting;

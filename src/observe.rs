@@ -37,7 +37,11 @@ pub(crate) fn loading_ends() {
 
 /// This server is a replica now: the keys are its master's.
 pub(crate) fn demotion() {
-    module::with(|state| state.node.demote());
+    module::with(|state| {
+        state.node.demote();
+        // What they had been granted is not here any more.
+        state.waiting.take_abandoned();
+    });
 }
 
 /// This server was a replica and is a master now.

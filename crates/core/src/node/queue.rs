@@ -52,7 +52,7 @@ struct Place<B> {
 pub(super) struct Queues<B> {
     hasher: FixedState,
     places: Slab<Place<B>>,
-    queues: Slab<Queue<B>>,
+    rows: Slab<Queue<B>>,
     by_ticket: HashMap<Ticket, u32, FixedState>,
     by_token: HashTable<u32>,
     by_key: HashTable<u32>,
@@ -69,7 +69,7 @@ impl<B: AsRef<[u8]>> Queues<B> {
         Self {
             hasher: FixedState::with_seed(seed),
             places: Slab::new(),
-            queues: Slab::new(),
+            rows: Slab::new(),
             by_ticket: HashMap::with_hasher(FixedState::with_seed(seed)),
             by_token: HashTable::new(),
             by_key: HashTable::new(),
@@ -89,20 +89,20 @@ impl<B: AsRef<[u8]>> Queues<B> {
         if self.places.is_empty() {
             return None;
         }
-        let queues = &self.queues;
+        let rows = &self.rows;
         let is_it = |&slot: &u32| {
-            let queue = &queues[slot as usize];
+            let queue = &rows[slot as usize];
             queue.hash == hash && queue.db == db && queue.key.as_ref() == key
         };
         self.by_key.find(hash, is_it).copied()
     }
 
     pub(super) fn len(&self, queue: u32) -> usize {
-        self.queues[queue as usize].len
+        self.rows[queue as usize].len
     }
 
     pub(super) fn key(&self, queue: u32) -> (u32, &B) {
-        let Queue { db, key, .. } = &self.queues[queue as usize];
+        let Queue { db, key, .. } = &self.rows[queue as usize];
         (*db, key)
     }
 
@@ -123,18 +123,18 @@ impl<B: AsRef<[u8]>> Queues<B> {
         let slot = slot_of(self.places.insert(place));
         let queue = found.unwrap_or_else(|| {
             let queue = Queue { db, key: new_key(), hash, first: slot, last: slot, len: 0 };
-            let new = slot_of(self.queues.insert(queue));
-            let queues = &self.queues;
-            self.by_key.insert_unique(hash, new, |&slot| queues[slot as usize].hash);
+            let new = slot_of(self.rows.insert(queue));
+            let rows = &self.rows;
+            self.by_key.insert_unique(hash, new, |&slot| rows[slot as usize].hash);
             self.looks.insert(new, look_at);
             new
         });
         if found.is_some() {
-            let last = std::mem::replace(&mut self.queues[queue as usize].last, slot);
+            let last = std::mem::replace(&mut self.rows[queue as usize].last, slot);
             self.places[last as usize].behind = Some(slot);
             self.places[slot as usize].before = Some(last);
         }
-        self.queues[queue as usize].len += 1;
+        self.rows[queue as usize].len += 1;
         self.places[slot as usize].queue = queue;
         let places = &self.places;
         self.by_token.insert_unique(token_hash, slot, |&slot| places[slot as usize].token_hash);
@@ -144,7 +144,7 @@ impl<B: AsRef<[u8]>> Queues<B> {
 
     /// Takes the first of the queue whose time is not over. Those before it stay: they are to be told that it is.
     pub(super) fn pop_in_time(&mut self, queue: u32, now: Monotonic) -> Option<Waiter<B>> {
-        let mut next = Some(self.queues[queue as usize].first);
+        let mut next = Some(self.rows[queue as usize].first);
         while let Some(slot) = next {
             let place = &self.places[slot as usize];
             if now < place.waiter.until {
@@ -163,7 +163,7 @@ impl<B: AsRef<[u8]>> Queues<B> {
 
     /// Takes out those that wait for the key with this token; they are to be told.
     pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) {
-        let hash = self.token_hash(self.queues[queue as usize].hash, token);
+        let hash = self.token_hash(self.rows[queue as usize].hash, token);
         loop {
             let places = &self.places;
             let is_it = |&slot: &u32| {
@@ -199,7 +199,7 @@ impl<B: AsRef<[u8]>> Queues<B> {
 
     /// The keys of these databases may have become free.
     pub(super) fn look_soon(&mut self, of: impl Fn(u32) -> bool) {
-        for (slot, queue) in &self.queues {
+        for (slot, queue) in &self.rows {
             if of(queue.db) {
                 self.looks.change(slot_of(slot), Monotonic::default());
             }
@@ -235,16 +235,16 @@ impl<B: AsRef<[u8]>> Queues<B> {
         }
         match before {
             Some(before) => self.places[before as usize].behind = behind,
-            None => self.queues[queue as usize].first = behind.unwrap_or(slot),
+            None => self.rows[queue as usize].first = behind.unwrap_or(slot),
         }
         match behind {
             Some(behind) => self.places[behind as usize].before = before,
-            None => self.queues[queue as usize].last = before.unwrap_or(slot),
+            None => self.rows[queue as usize].last = before.unwrap_or(slot),
         }
-        self.queues[queue as usize].len -= 1;
-        if self.queues[queue as usize].len == 0 {
+        self.rows[queue as usize].len -= 1;
+        if self.rows[queue as usize].len == 0 {
             self.looks.remove(queue);
-            let gone = self.queues.remove(queue as usize);
+            let gone = self.rows.remove(queue as usize);
             if let Ok(entry) = self.by_key.find_entry(gone.hash, |&other| other == queue) {
                 entry.remove();
             }
