@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::quorum::{Loss, reliable};
-use rand::RngExt as _;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
+use crate::acquire::acquire;
 use crate::attempt::{self, Failure, Wanted};
 use crate::quorum::Shared;
 use crate::{AcquireError, Lock};
@@ -16,10 +16,6 @@ const TTL: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(10);
 /// The longest that one node is waited for, unless told otherwise. A twentieth of the ttl, if that is less.
 const NODE_LIMIT: Duration = Duration::from_millis(50);
-/// The first pause after an attempt that failed; it doubles.
-const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// The longest pause between attempts.
-const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Longest owner label that a node takes, in bytes.
 const OWNER_BYTES_MAX: usize = 256;
 
@@ -56,7 +52,7 @@ impl LockBuilder {
         self
     }
 
-    /// How long [`acquire`](Self::acquire) keeps trying, in all. Default: 10 s.
+    /// How long [`acquire`](Self::acquire) waits, in all. Default: 10 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -91,10 +87,11 @@ impl LockBuilder {
     /// Dropping the future releases, in the background, what any node may have granted.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
         let wanted = self.check()?;
-        let Failure { loss, nodes } = match attempt::attempt(&self.shared, &wanted).await? {
-            Ok(lock) => return Ok(lock),
-            Err(failure) => failure,
-        };
+        let Failure { loss, nodes, .. } =
+            match attempt::attempt(&self.shared, &wanted, &[], wanted.node_limit).await? {
+                Ok(lock) => return Ok(lock),
+                Err(failure) => failure,
+            };
         Err(match loss {
             Loss::Held => AcquireError::Held { nodes },
             Loss::NoQuorum => AcquireError::NoQuorum { nodes },
@@ -102,39 +99,21 @@ impl LockBuilder {
         })
     }
 
-    /// Attempts until the lock is acquired or the [`wait`](Self::wait) is over, with random pauses in between.
+    /// Waits for the lock until the [`wait`](Self::wait) is over: on the server that answered first in the key's order,
+    /// which hands it over as soon as it is free, first come first served. Callers of one program that want the same key
+    /// queue in the program, so that one of them at a time waits on a server.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] if others held the lock to the end; otherwise as the last attempt of
     /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// Dropping the future releases, in the background, what any node may have granted.
+    /// Dropping the future leaves the queue and releases, in the background, what any node may have granted.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
-        let started = Instant::now();
+        let wanted = self.check()?;
         // A wait beyond the end of time has no end.
-        let until = started.checked_add(self.wait);
-        let mut pause = PAUSE_MIN;
-        loop {
-            let error = match self.try_acquire().await {
-                Ok(lock) => return Ok(lock),
-                Err(error @ AcquireError::Unusable { .. }) => return Err(error),
-                Err(error) => error,
-            };
-            let now = Instant::now();
-            if until.is_some_and(|until| now >= until) {
-                return Err(match error {
-                    AcquireError::Held { nodes } => {
-                        AcquireError::TimedOut { waited: started.elapsed(), nodes }
-                    }
-                    error => error,
-                });
-            }
-            // Two that start together must not go on together. The last attempt is at the very end.
-            let again = now + rand::rng().random_range(pause / 2..=pause);
-            sleep_until(until.map_or(again, |until| until.min(again))).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
+        let until = Instant::now().checked_add(self.wait);
+        acquire(&self.shared, &wanted, until).await
     }
 
     /// Refuses what can never be a lock.

@@ -21,6 +21,7 @@
 //! - [`AcquireError`] and its kin: why not, with each node's own answer.
 //! - [`redis`]: nodes from connections that are there already.
 
+mod acquire;
 mod attempt;
 mod builder;
 mod clock;
@@ -31,7 +32,9 @@ mod node;
 mod quorum;
 pub mod redis;
 mod release;
+mod slots;
 mod token;
+mod wait;
 
 pub use builder::LockBuilder;
 pub use error::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use quorlock_core::quorum::{Lifetime, Vote};
 use quorlock_core::{Fence, Ttl};
 
-use crate::node::{Connection, Node, Reply};
+use crate::node::{Node, Reached, Reply};
 use crate::quorum::Shared;
 use crate::release::{Undo, release};
 use crate::token::Token;
@@ -32,8 +32,7 @@ pub(crate) struct Holding {
     pub(crate) fence: Fence,
     pub(crate) lifetime: Lifetime,
     pub(crate) node_limit: Duration,
-    /// What the ACQUIRE of each node went through, if it was sent.
-    pub(crate) connections: Vec<Option<Connection>>,
+    pub(crate) reached: Vec<Reached>,
     pub(crate) answers: Answers,
 }
 
@@ -163,7 +162,7 @@ impl Answers {
                 shared.saw_fence(*fence);
                 (Answer::Yes(Some(*fence)), Vote::Granted(*fence))
             }
-            Reply::Yes(None) => (Answer::Failed(NodeError::Nonsense), Vote::Silent),
+            Reply::Yes(None) | Reply::Granted { .. } => (Answer::Failed(NodeError::Nonsense), Vote::Silent),
             Reply::No => (Answer::No, Vote::Refused),
             Reply::Failed(error) => (Answer::Failed(error.clone()), Vote::Silent),
         };
@@ -176,6 +175,7 @@ impl Answers {
         let (answer, held) = match reply {
             Reply::Yes(fence) => (Answer::Yes(*fence), Some(true)),
             Reply::No => (Answer::No, Some(false)),
+            Reply::Granted { fence, .. } => (Answer::Yes(Some(*fence)), Some(true)),
             Reply::Failed(error) => (Answer::Failed(error.clone()), None),
         };
         self.set(node, answer);

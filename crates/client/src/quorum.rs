@@ -1,20 +1,24 @@
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::{Client, ConnectionAddr, IntoConnectionInfo};
 use futures_util::future::join_all;
 use quorlock_core::Fence;
-use quorlock_core::quorum::{Hints, Majority};
+use quorlock_core::quorum::{Hints, Majority, order};
 use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::node::{Link, Node};
+use crate::slots::Slots;
 use crate::{ConnectError, LockBuilder, clock};
 
 /// How long [`Quorum::connect`] waits for nodes that do not answer, in milliseconds.
 const SETTLE_LIMIT_MS: u64 = 1000;
+/// What a round trip is taken for before the first, in microseconds.
+const ROUND_TRIP_US: u64 = 1000;
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -32,6 +36,9 @@ pub(crate) struct Shared {
     pub(crate) runtime: Handle,
     /// Releases and stragglers that go on behind the callers' backs.
     pub(crate) tasks: TaskTracker,
+    pub(crate) slots: Slots,
+    /// How long the last attempt on all nodes took, in microseconds.
+    round_trip_us: AtomicU64,
     hints: Mutex<Hints>,
 }
 
@@ -50,7 +57,7 @@ impl Quorum {
         let mut clients = Vec::new();
         for url in urls {
             let client = open(url.as_ref())?;
-            nodes.push(Node::new(&name(&client), Link::unconnected()));
+            nodes.push(Node::new(&name(&client), Link::unconnected(), Some(client.clone())));
             clients.push(client);
         }
         let quorum = Self::of(nodes)?;
@@ -83,6 +90,8 @@ impl Quorum {
             majority,
             runtime,
             tasks: TaskTracker::new(),
+            slots: Slots::default(),
+            round_trip_us: AtomicU64::new(ROUND_TRIP_US),
             hints: Mutex::new(Hints::default()),
         };
         let stop = CancellationToken::new();
@@ -120,6 +129,22 @@ impl Shared {
     /// Remembers a fence that a node answered.
     pub(crate) fn saw_fence(&self, fence: Fence) {
         self.hints.lock().unwrap_or_else(PoisonError::into_inner).saw(fence);
+    }
+
+    /// The order of the nodes for a key, of which those that are not connected come last.
+    pub(crate) fn order(&self, key: &[u8]) -> Vec<usize> {
+        let identities: Vec<_> = self.nodes.iter().map(Node::identity).collect();
+        let mut order = order(key, identities.iter().map(|identity| identity.as_bytes()));
+        order.sort_by_key(|&node| self.nodes[node].connection().is_err());
+        order
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn saw_round_trip(&self, took: Duration) {
+        self.round_trip_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Runs something behind the callers' backs; [`Quorum::close`] waits for it.

@@ -25,7 +25,7 @@ impl Connections {
         name: &str,
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        self.nodes.push(Node::new(name, Link::ready(connection)));
+        self.nodes.push(Node::new(name, Link::ready(connection), None));
         self
     }
 

@@ -10,7 +10,7 @@ use quorlock_core::quorum::{Release, ReleaseVerdict};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::lock::{Answers, Holding, Released};
-use crate::node::{Asked, Connection, Question, Reply};
+use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::token::Token;
 use crate::{Answer, NodeError, ReleaseError};
@@ -35,25 +35,40 @@ impl Undo {
         shared: &Arc<Shared>,
         key: &[u8],
         token: &Token,
-        connections: Vec<Option<Connection>>,
+        reached: Vec<Reached>,
         lasts: Duration,
     ) -> Self {
-        let question = Question::release(key, token);
-        let asked = FuturesUnordered::<Asked>::new();
-        for (index, connection) in connections.into_iter().enumerate() {
-            // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
-            if let Some(connection) = connection {
-                let (node, question) = (shared.nodes[index].clone(), question.clone());
-                asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+        let mut this = Self {
+            shared: Arc::clone(shared),
+            question: Question::release(key, token),
+            asked: FuturesUnordered::new(),
+            pauses: vec![PAUSE_MIN; shared.nodes.len()],
+            until: Instant::now() + lasts,
+        };
+        for (index, reached) in reached.into_iter().enumerate() {
+            match reached {
+                Reached::No => {}
+                // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
+                Reached::Through(connection) => {
+                    let (node, question) = (shared.nodes[index].clone(), this.question.clone());
+                    this.asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+                }
+                Reached::Somehow => this.ask(index, Duration::ZERO),
             }
         }
-        let pauses = vec![PAUSE_MIN; shared.nodes.len()];
-        Self { shared: Arc::clone(shared), question, asked, pauses, until: Instant::now() + lasts }
+        this
+    }
+
+    /// To one node only.
+    pub(crate) fn on(shared: &Arc<Shared>, node: usize, key: &[u8], token: &Token, lasts: Duration) -> Self {
+        let mut reached = vec![Reached::No; shared.nodes.len()];
+        reached[node] = Reached::Somehow;
+        Self::new(shared, key, token, reached, lasts)
     }
 
     pub(crate) fn of(holding: Holding) -> Self {
-        let Holding { shared, key, token, ttl, connections, .. } = holding;
-        Self::new(&shared, &key, &token, connections, ttl.duration())
+        let Holding { shared, key, token, ttl, reached, .. } = holding;
+        Self::new(&shared, &key, &token, reached, ttl.duration())
     }
 
     /// Goes on behind the caller's back, until all nodes have answered.
@@ -78,9 +93,16 @@ impl Undo {
         }
         let pause = self.pauses[index];
         self.pauses[index] = (pause * 2).min(PAUSE_MAX);
+        self.ask(index, pause);
+    }
+
+    /// Asks through whatever connection there is after the pause.
+    fn ask(&mut self, index: usize, pause: Duration) {
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
         self.asked.push(Box::pin(async move {
-            sleep(pause).await;
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
             let reply = match node.connection() {
                 Ok(connection) => node.ask(connection, &question).await,
                 Err(error) => Reply::Failed(error),
@@ -106,8 +128,8 @@ pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> 
     let answers = Answers::new(holding.shared.nodes.len());
     let mut release = Release::new(holding.shared.majority);
     let mut verdict = None;
-    for (index, connection) in holding.connections.iter().enumerate() {
-        if connection.is_none() {
+    for (index, reached) in holding.reached.iter().enumerate() {
+        if matches!(reached, Reached::No) {
             answers.set(index, Answer::Failed(NodeError::Down { reason: "it was never asked".into() }));
             verdict = verdict.or(release.answer(index, None));
         }

@@ -1,3 +1,4 @@
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -19,6 +20,8 @@ const PAUSE_MAX_MS: u64 = 500;
 pub(crate) struct Link {
     state: watch::Sender<State>,
     broken: Notify,
+    /// The server's run id, when it was last connected.
+    identity: Mutex<Option<Arc<str>>>,
 }
 
 enum State {
@@ -43,12 +46,13 @@ impl Link {
         Self {
             state: watch::Sender::new(State::Up(Connection { handle, generation: 0 })),
             broken: Notify::new(),
+            identity: Mutex::default(),
         }
     }
 
     /// A link that is not connected yet: see [`Link::keep_connected`].
     pub(crate) fn unconnected() -> Self {
-        Self { state: watch::Sender::new(State::New), broken: Notify::new() }
+        Self { state: watch::Sender::new(State::New), broken: Notify::new(), identity: Mutex::default() }
     }
 
     pub(crate) fn connection(&self) -> Result<Connection, NodeError> {
@@ -63,6 +67,18 @@ impl Link {
     pub(crate) async fn settled(&self, limit: Duration) {
         let mut state = self.state.subscribe();
         let _ = timeout(limit, state.wait_for(|state| !matches!(state, State::New))).await;
+    }
+
+    pub(crate) fn identity(&self) -> Option<Arc<str>> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the server for its run id. A server that does not tell is known by its address.
+    pub(super) async fn identify(&self, connection: &mut impl ConnectionLike) {
+        let info = ::redis::cmd("INFO").arg("server").query_async::<String>(connection).await;
+        let info = info.unwrap_or_default();
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = run_id.map(Into::into);
     }
 
     /// Somebody found this connection broken.
@@ -98,9 +114,11 @@ impl Link {
                 () = stop.cancelled() => return,
             };
             match connected {
-                Ok(connection) => {
+                Ok(mut connection) => {
                     generation += 1;
                     pause_ms = PAUSE_MIN_MS;
+                    let limit = Duration::from_millis(CONNECT_LIMIT_MS);
+                    let _ = timeout(limit, self.identify(&mut connection)).await;
                     let up = Connection { handle: Handle(Box::new(connection.clone())), generation };
                     self.state.send_replace(State::Up(up));
                     tokio::select! {

@@ -2,6 +2,7 @@
 
 mod link;
 mod question;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +12,58 @@ use ::redis::aio::ConnectionLike;
 use futures_util::future::BoxFuture;
 pub(crate) use link::{Connection, Link};
 pub(crate) use question::{Question, Reply};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use waiting::WaitingRoom;
+
+use crate::NodeError;
 
 /// A node, as the client sees it. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Node {
     name: Arc<str>,
     link: Arc<Link>,
+    waiting_room: Arc<WaitingRoom>,
+}
+
+/// Whether, and how, an ACQUIRE was sent to a node.
+#[derive(Clone)]
+pub(crate) enum Reached {
+    No,
+    /// Through this connection, and it may not have arrived yet.
+    Through(Connection),
+    /// It has arrived, and any connection will do.
+    Somehow,
 }
 
 /// A question on its way: which node, and what came of it.
 pub(crate) type Asked = BoxFuture<'static, (usize, Reply)>;
 
 impl Node {
-    pub(crate) fn new(name: &str, link: Link) -> Self {
-        Self { name: name.into(), link: Arc::new(link) }
+    /// A node that is asked through `link`, and of which `client` makes further connections for those who wait.
+    pub(crate) fn new(name: &str, link: Link, client: Option<Client>) -> Self {
+        Self { name: name.into(), link: Arc::new(link), waiting_room: Arc::new(WaitingRoom::new(client)) }
+    }
+
+    pub(crate) fn waiting_room(&self) -> &Arc<WaitingRoom> {
+        &self.waiting_room
+    }
+
+    /// What names the server behind this node, the same for all clients; its address until that is known.
+    pub(crate) fn identity(&self) -> Arc<str> {
+        self.link.identity().unwrap_or_else(|| Arc::clone(&self.name))
+    }
+
+    /// Whether the node answers at all.
+    pub(crate) async fn is_there(&self, limit: Duration) -> Result<(), NodeError> {
+        let mut connection = self.connection()?;
+        match timeout(limit, connection.handle.req_packed_command(&::redis::cmd("PING"))).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(question::read_error(&error)),
+            Err(_) => {
+                Err(NodeError::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) })
+            }
+        }
     }
 
     /// For people: the address, without any password.
@@ -45,7 +83,7 @@ impl Node {
 
     /// The connection as it is now. What is sent through one connection arrives in that order, so whoever must undo
     /// something asks through the connection that did it.
-    pub(crate) fn connection(&self) -> Result<Connection, crate::NodeError> {
+    pub(crate) fn connection(&self) -> Result<Connection, NodeError> {
         self.link.connection()
     }
 

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::redis::{Cmd, RedisError, Value, cmd};
 use quorlock_core::{Fence, Ttl};
@@ -20,12 +21,19 @@ enum Yes {
     Fence,
     /// 1, where 0 is no.
     One,
+    /// A fence, and how long it was waited for.
+    FenceAfterWait,
 }
 
 /// What a node answered.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
     Yes(Option<Fence>),
+    /// An ACQUIRE with WAIT was granted.
+    Granted {
+        fence: Fence,
+        waited: Duration,
+    },
     No,
     Failed(NodeError),
 }
@@ -38,6 +46,34 @@ impl Question {
             command.arg("OWNER").arg(owner);
         }
         Self { command: Arc::new(command), yes: Yes::Fence }
+    }
+
+    /// The longest wait that a node allows: a week.
+    pub(crate) const WAIT_MAX: Duration = Duration::from_millis(Ttl::MAX_MS);
+
+    pub(crate) fn wait(
+        key: &[u8],
+        token: &Token,
+        ttl: Ttl,
+        wait: Duration,
+        hint: Fence,
+        owner: Option<&str>,
+    ) -> Self {
+        let mut command = cmd("LOCK.ACQUIRE");
+        // At least one, because zero is not to wait at all.
+        let wait_ms = u64::try_from(wait.min(Self::WAIT_MAX).as_millis()).unwrap_or(Ttl::MAX_MS).max(1);
+        command
+            .arg(key)
+            .arg(token.as_str())
+            .arg(ttl.ms())
+            .arg("WAIT")
+            .arg(wait_ms)
+            .arg("FENCE")
+            .arg(hint.get());
+        if let Some(owner) = owner {
+            command.arg("OWNER").arg(owner);
+        }
+        Self { command: Arc::new(command), yes: Yes::FenceAfterWait }
     }
 
     pub(crate) fn extend(key: &[u8], token: &Token, ttl: Ttl, fence: Option<Fence>) -> Self {
@@ -61,7 +97,15 @@ impl Question {
                 Some(fence) => Reply::Yes(Some(fence)),
                 None => Reply::Failed(NodeError::Nonsense),
             },
-            (Yes::Fence, Value::Nil) | (Yes::One, Value::Int(0)) => Reply::No,
+            (Yes::FenceAfterWait, value @ Value::Array(_)) => {
+                let granted = ::redis::from_redis_value::<(u64, u64)>(value).ok();
+                let fence = granted.and_then(|(fence, waited_us)| Some((Fence::new(fence)?, waited_us)));
+                match fence {
+                    Some((fence, us)) => Reply::Granted { fence, waited: Duration::from_micros(us) },
+                    None => Reply::Failed(NodeError::Nonsense),
+                }
+            }
+            (Yes::Fence | Yes::FenceAfterWait, Value::Nil) | (Yes::One, Value::Int(0)) => Reply::No,
             (Yes::One, Value::Int(1)) => Reply::Yes(None),
             (_, Value::ServerError(error)) => Reply::Failed(read_error(&error.into())),
             _ => Reply::Failed(NodeError::Nonsense),

@@ -3,6 +3,8 @@
 //!
 //! - [`Majority`]: how many nodes decide.
 //! - [`Acquisition`]: one attempt to take a lock, up to the fence that a majority of the nodes agrees on.
+//! - [`Pursuit`]: where to go from an attempt that failed: ask again, or wait, and on which node.
+//! - [`order`]: the order of the nodes for a key, the same for all clients.
 //! - [`Extension`] and [`Release`]: the other two verbs.
 //! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
 //! - [`Hints`]: the fence to propose next.
@@ -13,6 +15,8 @@ mod hints;
 mod lifetime;
 mod majority;
 mod moment;
+mod order;
+mod pursuit;
 mod release;
 mod tally;
 
@@ -22,4 +26,6 @@ pub use hints::Hints;
 pub use lifetime::{Lifetime, drift, reliable};
 pub use majority::Majority;
 pub use moment::Moment;
+pub use order::order;
+pub use pursuit::{Ended, Move, Pursuit};
 pub use release::{Release, ReleaseVerdict};
