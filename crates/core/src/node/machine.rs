@@ -233,11 +233,13 @@ impl<B: AsRef<[u8]>> Node<B> {
     ) -> Acquired {
         let hash = self.table.hash(ask.db, ask.key.bytes());
         match self.standing(hash, ask.db, ask.key.bytes(), now.monotonic) {
-            Standing::Live(slot) => {
-                if mirror.seen() == Seen::OtherType {
-                    self.end_by_operator(slot);
-                    return Acquired::WrongType;
+            Standing::Live(slot) if self.overwritten(slot, mirror) => {
+                self.end_by_operator(slot);
+                if let Some(taken) = self.taken_by_another(mirror) {
+                    return taken;
                 }
+            }
+            Standing::Live(_) => {
                 self.stats.refusals += 1;
                 return Acquired::Refused;
             }
