@@ -4,10 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::{Client, ConnectionAddr, IntoConnectionInfo};
-use futures_util::future::join_all;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use quorlock_core::Fence;
 use quorlock_core::quorum::{Hints, Majority, order};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -19,6 +21,8 @@ use crate::{ConnectError, LockBuilder, clock};
 const SETTLE_LIMIT_MS: u64 = 1000;
 /// What a round trip is taken for before the first, in microseconds.
 const ROUND_TRIP_US: u64 = 1000;
+/// How long it waits for the others when a majority is connected, in milliseconds.
+const STRAGGLERS_LIMIT_MS: u64 = 50;
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -44,7 +48,8 @@ pub(crate) struct Shared {
 
 impl Quorum {
     /// Connects to the masters: `redis://` or `rediss://` (TLS), with user, password and database number as usual, or
-    /// `redis+unix:///path`. Returns as soon as it is known of each whether it can be reached, after a second at most.
+    /// `redis+unix:///path`. Returns as soon as a majority is connected, and the others a moment later; or as it is known
+    /// of each whether it can be reached, after a second at most.
     /// Nodes that cannot be reached are tried again for ever in the background: a lock needs a majority, not all.
     ///
     /// # Errors
@@ -65,9 +70,19 @@ impl Quorum {
             let stop = quorum.stop.clone();
             quorum.shared.runtime.spawn(async move { node.keep_connected(&client, stop).await });
         }
-        let limit = Duration::from_millis(SETTLE_LIMIT_MS);
-        join_all(quorum.shared.nodes.iter().map(|node| node.settled(limit))).await;
+        quorum.settled().await;
         Ok(quorum)
+    }
+
+    /// Returns when all nodes are connected; or when a majority is, and the others had a moment to be; or when it is
+    /// known of each whether it can be reached.
+    async fn settled(&self) {
+        let limit = Duration::from_millis(SETTLE_LIMIT_MS);
+        let mut settling: FuturesUnordered<_> =
+            self.shared.nodes.iter().map(|node| node.settled(limit)).collect();
+        while settling.next().await.is_some() && self.connected().1 < self.shared.majority.size() {}
+        let moment = Duration::from_millis(STRAGGLERS_LIMIT_MS);
+        let _ = timeout(moment, async { while settling.next().await.is_some() {} }).await;
     }
 
     pub(crate) fn of(nodes: Vec<Node>) -> Result<Self, ConnectError> {
@@ -172,9 +187,31 @@ fn name(client: &Client) -> String {
     }
 }
 
+/// A URL without what may be a password: whatever is before an `@`, and whatever is after a `?`.
 fn without_password(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme < at => format!("{}://…{}", &url[..scheme], &url[at..]),
-        _ => url.to_owned(),
+    let (address, query) = url.split_once('?').map_or((url, ""), |(address, _)| (address, "?…"));
+    let scheme = address.find("://").map_or("", |end| &address[..end + 3]);
+    match address.rfind('@') {
+        Some(at) if at >= scheme.len() => format!("{scheme}…{}{query}", &address[at..]),
+        _ => format!("{address}{query}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_url_that_may_be_a_password_is_shown() {
+        for (url, shown) in [
+            ("redis://host:1/2", "redis://host:1/2"),
+            ("redis://user:secret@host", "redis://…@host"),
+            ("redis://:secret@host?protocol=resp3", "redis://…@host?…"),
+            ("redis+unix:///tmp/x?db=x&pass=secret", "redis+unix:///tmp/x?…"),
+            (":secret@host:7001", "…@host:7001"),
+            ("secret@", "…@"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
     }
 }

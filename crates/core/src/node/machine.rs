@@ -328,13 +328,13 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         let hash = self.table.hash(ask.db, ask.key.bytes());
         match self.standing(hash, ask.db, ask.key.bytes(), now.monotonic) {
-            Standing::Live(slot) => {
-                if mirror.seen() == Seen::OtherType {
-                    self.end_by_operator(slot);
-                    return Acquired::WrongType;
+            Standing::Live(slot) if self.overwritten(slot, mirror) => {
+                self.end_by_operator(slot);
+                if let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
+                    return taken;
                 }
-                return self.refuse(ask.may_wait);
             }
+            Standing::Live(_) => return self.refuse(ask.may_wait),
             Standing::Over(slot) => {
                 let ours = self.owns_mirror(slot, mirror);
                 self.end_by_deadline(slot);

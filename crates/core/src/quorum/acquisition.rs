@@ -91,9 +91,9 @@ pub struct Win {
 /// Why a lock was not won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// Others hold it: a majority could not be won even if every silent node had granted.
+    /// Others hold it on so many nodes that those which can vote make no majority of grants.
     Held,
-    /// Nodes that did not vote made the difference.
+    /// So many nodes do not vote that the rest is no majority.
     NoQuorum,
     /// Less than the wanted validity was left when a majority had granted, or when it was clear that none would in time.
     TooLate,
@@ -229,6 +229,8 @@ impl Acquisition {
             .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
         match self.tally.lost() {
             Some(Lost::Refused) => return self.decide(Step::Lost(Loss::Held)),
+            // A majority can vote, and some of it refused.
+            Some(Lost::Silence) if !self.tally.is_silent() => return self.decide(Step::Lost(Loss::Held)),
             Some(Lost::Silence) if lifetime.is_some() => return self.decide(Step::Lost(Loss::NoQuorum)),
             Some(Lost::Silence) => return self.decide(Step::Lost(Loss::TooLate)),
             None if !self.tally.has_majority() => return,

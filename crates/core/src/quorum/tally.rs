@@ -67,6 +67,11 @@ impl<Y: Copy> Tally<Y> {
         self.yes().count() >= self.majority.size()
     }
 
+    /// Whether so many nodes do not vote that the others are no majority.
+    pub(super) fn is_silent(&self) -> bool {
+        self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
+    }
+
     /// Why a majority of yes is out of reach, if it is.
     pub(super) fn lost(&self) -> Option<Lost> {
         let no = self.count(|ballot| matches!(ballot, Ballot::No));
