@@ -48,9 +48,13 @@ pub(crate) struct Run {
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub(crate) ttl: Duration,
 
-    /// How long to wait for the lock; 0 tries once [default: for ever]
+    /// How long to wait for the lock [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
-    pub(crate) wait: Option<Duration>,
+    wait: Option<Duration>,
+
+    /// Do not wait: try once, as with --wait 0
+    #[arg(long, conflicts_with = "wait")]
+    no_wait: bool,
 
     /// How long one master may take to answer; raise it if they are far away [default: 50ms, or a 20th of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -79,7 +83,7 @@ const RUN_ENVIRONMENT: &str = "Environment:
                   smaller ones, and so whoever comes too late";
 
 const RUN_EXAMPLE: &str = "Example:
-  quorlock run nightly-backup --wait 0 -- backup --to /mnt";
+  quorlock run nightly-backup --no-wait -- backup --to /mnt";
 
 /// Starts local masters with the lock module, for trying things out.
 ///
@@ -111,6 +115,11 @@ Exit codes:
   125  a master did not start";
 
 impl Run {
+    /// How long to wait for the lock.
+    pub(crate) fn wait(&self) -> Duration {
+        if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) }
+    }
+
     /// The URLs of the masters, whichever way they were given.
     pub(crate) fn node_urls(&self) -> anyhow::Result<Vec<String>> {
         let given = self.nodes.iter().map(|node| node.trim()).filter(|node| !node.is_empty());

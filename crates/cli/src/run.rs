@@ -37,7 +37,7 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
 }
 
 async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow::Result<ExitCode> {
-    let wait = args.wait.unwrap_or(Duration::MAX);
+    let wait = args.wait();
     let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
     let mut wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
     if let Some(limit) = args.node_limit {

@@ -130,7 +130,7 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
         if let Some(option) = option {
             command.args(["--nodes", option]);
         }
-        code(command.args(["--wait", "0", "k", "--", "true"]).output().unwrap().status)
+        code(command.args(["--no-wait", "k", "--", "true"]).output().unwrap().status)
     };
     assert_eq!(try_with(None, &urls), 0);
     assert_eq!(try_with(Some(&urls), nobody), 0);

@@ -87,8 +87,11 @@ impl LockBuilder {
     /// Dropping the future releases, in the background, what any node may have granted.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
         let wanted = self.check()?;
+        // Who does not wait does not get past those who do.
+        let queue_node = self.shared.order(&wanted.key).first().copied();
+        let limit = wanted.node_limit;
         let Failure { loss, nodes, .. } =
-            match attempt::attempt(&self.shared, &wanted, &[], wanted.node_limit).await? {
+            match attempt::attempt(&self.shared, &wanted, queue_node.as_slice(), limit).await? {
                 Ok(lock) => return Ok(lock),
                 Err(failure) => failure,
             };
