@@ -3,7 +3,7 @@
 //! No call into the server is made while the node is borrowed: writing a key and opening it may call back into this
 //! module with a keyspace event.
 
-use quorlock_core::node::{self, Acquired, Extended, Inspected, MirrorWrite, Now, Released};
+use quorlock_core::node::{self, Acquired, Extended, Inspected, MirrorWrite, Released};
 
 use crate::docs;
 use crate::error::CommandError;
@@ -70,7 +70,7 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
     let mut mirror = Key::open(ctx, key, Access::Write);
 
     let ask = node::Acquire { db, key: &key, token: &token, ttl, owner: owner.as_ref(), fence };
-    let decided = module::state().node.acquire(now(ctx), &ask, &mirror);
+    let decided = module::state().node.acquire(clock::now(), &ask, &mirror);
     match decided {
         Acquired::Granted { fence, expires_at_ms } => {
             if !mirror.set(token, expires_at_ms) {
@@ -93,7 +93,7 @@ fn extend(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
 
     let ask =
         node::Extend { db: ctx.db(), key: &key, token: &token, ttl, fence, new_token: new_token.as_ref() };
-    let decided = module::state().node.extend(now(ctx), &ask, &mirror);
+    let decided = module::state().node.extend(clock::now(), &ask, &mirror);
     match decided {
         Extended::Held { fence, mirror: write } => {
             let token = new_token.unwrap_or(token);
@@ -140,7 +140,7 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<bool, CommandError> {
 fn inspect(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
     let key = args.get(1).ok_or(CommandError::Arity)?;
     let mirror = Key::open(ctx, key, Access::Read);
-    let (now, db) = (now(ctx), ctx.db());
+    let (now, db) = (clock::now(), ctx.db());
     let state = module::state();
     let (owner, fence, ttl_ms) = match state.node.inspect(now, db, key.as_bytes(), &mirror) {
         Inspected::Free => {
@@ -170,10 +170,6 @@ fn refuse(ctx: &Ctx<'_>, error: CommandError) {
         CommandError::Arity => ctx.reply_wrong_arity(),
         error => ctx.reply_error(&error),
     }
-}
-
-fn now(ctx: &Ctx<'_>) -> Now {
-    Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() }
 }
 
 fn reply(fence: quorlock_core::Fence) -> i64 {

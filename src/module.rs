@@ -4,7 +4,7 @@ use std::cell::RefMut;
 use std::hash::{BuildHasher, RandomState};
 
 use quorlock_core::Ttl;
-use quorlock_core::node::{Adjusted, Event, Node, Now, Settings};
+use quorlock_core::node::{Adjusted, Event, Node, Settings};
 
 use crate::audience::Audience;
 use crate::ffi::{Access, Arg, Args, Ctx, Held, Key, LogLevel, MainThread, clock};
@@ -42,9 +42,8 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         fence_stripes: FENCE_STRIPES,
         hash_seed: RandomState::new().hash_one(0),
     };
-    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
     STATE.set(Some(State {
-        node: Node::new(settings, now),
+        node: Node::new(settings, clock::now()),
         audience: Audience::new(ctx.is_only_module()),
         own_write: false,
     }));
@@ -170,7 +169,9 @@ pub(crate) fn on_module_loaded() {
 pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
     remove_ended(ctx);
     let Some(mut state) = STATE.try_borrow() else { return };
-    let look = state.audience.wants_to_look(clock::monotonic());
+    let now = clock::monotonic();
+    state.node.give_back_memory(now);
+    let look = state.audience.wants_to_look(now);
     let count = state.audience.take_uncounted();
     drop(state);
     if count {

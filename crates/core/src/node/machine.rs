@@ -15,11 +15,16 @@ pub struct Node<B> {
     table: Table<B>,
     fences: Fences,
     max_ttl: Ttl,
+    /// When to look next whether memory is to be given back.
+    memory_at: Monotonic,
     stats: Stats,
 }
 
 /// A key that expires by so little before its lease was not hit by a step of the wall clock.
 const CLOCK_NOISE_US: u64 = 20_000;
+
+/// How often it is looked whether memory is to be given back, in microseconds.
+const MEMORY_EVERY_US: u64 = 1_000_000;
 
 /// The limits of a node.
 #[derive(Clone, Copy, Debug)]
@@ -220,6 +225,7 @@ impl<B: AsRef<[u8]>> Node<B> {
             table: Table::new(settings.hash_seed),
             fences,
             max_ttl: settings.max_ttl,
+            memory_at: Monotonic::default(),
             stats: Stats::default(),
         }
     }
@@ -444,6 +450,14 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// Ends every lease without a word: the keys are another server's now.
     pub fn forget_all(&mut self) {
         self.table.retain(|_| false);
+    }
+
+    /// Lets memory follow the number of leases down, once a second at most: it is not for the commands to pay for.
+    pub fn give_back_memory(&mut self, now: Monotonic) {
+        if now >= self.memory_at {
+            self.memory_at = now.plus_us(MEMORY_EVERY_US);
+            self.table.give_back_memory();
+        }
     }
 
     /// How many leases there are.
