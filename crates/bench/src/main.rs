@@ -73,8 +73,14 @@ enum Group {
     Waiting,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    bench(Args::parse()).unwrap_or_else(|error| {
+        eprintln!("quorlock-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(Role::Worker(behaviour)) = args.role {
         return waiting::worker::run(&behaviour).map(|()| ExitCode::SUCCESS);
     }
@@ -88,10 +94,10 @@ fn main() -> anyhow::Result<ExitCode> {
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
-            Group::Quorum => run(&runtime, quorum::measure(progress.clone()))?,
-            Group::Faults => run(&runtime, faults::measure(progress.clone()))?,
+            Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
+            Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Waiting => {
-                waiting = run(&runtime, args.waiting.clone().measure(progress.clone()))?;
+                waiting = in_task(&runtime, args.waiting.clone().measure(progress.clone()))?;
                 continue;
             }
         });
@@ -130,9 +136,9 @@ impl Group {
     }
 }
 
-/// Runs in a task of its own, as in a program that serves requests. Ctrl-C ends it in order, because a server that is
-/// paused would not hear of it.
-fn run<T: Send + 'static>(
+/// Measures in a task of its own, as in a program that serves requests. Ctrl-C is caught, because a server that is paused
+/// does not hear of it.
+fn in_task<T: Send + 'static>(
     runtime: &Runtime,
     measuring: impl Future<Output = anyhow::Result<T>> + Send + 'static,
 ) -> anyhow::Result<T> {

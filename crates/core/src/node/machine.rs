@@ -23,6 +23,8 @@ pub struct Node<B> {
     /// Databases that were emptied, all of them where it says `None`, and whose leases have yet to end.
     flushed: Vec<Option<u32>>,
     loading: bool,
+    /// When to look next whether memory is to be given back.
+    memory_at: Monotonic,
     stats: Stats,
 }
 
@@ -38,6 +40,8 @@ const REPAIR_AGAIN_US: u64 = 1_000_000;
 /// How often a key that somebody waits for is looked at when it is not known when it becomes free: it holds a string
 /// without an expiry.
 const LOOK_AGAIN_US: u64 = 1_000_000;
+/// How often it is looked whether memory is to be given back, in microseconds.
+const MEMORY_EVERY_US: u64 = 1_000_000;
 
 /// The limits of a node.
 #[derive(Clone, Copy, Debug)]
@@ -310,6 +314,7 @@ impl<B: AsRef<[u8]>> Node<B> {
             abstention,
             flushed: Vec::new(),
             loading: false,
+            memory_at: Monotonic::default(),
             stats: Stats::default(),
         }
     }
@@ -735,6 +740,14 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         if let Some(queue) = self.queues.find(hash, db, key) {
             self.queues.look_at(queue, Monotonic::default());
+        }
+    }
+
+    /// Lets memory follow the number of leases down, once a second at most: it is not for the commands to pay for.
+    pub fn give_back_memory(&mut self, now: Monotonic) {
+        if now >= self.memory_at {
+            self.memory_at = now.plus_us(MEMORY_EVERY_US);
+            self.table.give_back_memory();
         }
     }
 
