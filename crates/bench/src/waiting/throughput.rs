@@ -65,14 +65,29 @@ async fn locks_per_second(masters: &Masters, kind: Kind, time: Duration) -> anyh
     let course = Course::new(tasks.join_all().await).require_no_failure()?;
     let locks = u32::try_from(course.grants_between(from, to))?;
     {
-        let mut all: Vec<(usize, super::turns::Turn)> = course.accounts.iter().enumerate().flat_map(|(i, a)| a.turns.iter().map(move |t| (i, *t))).collect();
+        let mut all: Vec<(usize, super::turns::Turn)> = course
+            .accounts
+            .iter()
+            .enumerate()
+            .flat_map(|(i, a)| a.turns.iter().map(move |t| (i, *t)))
+            .collect();
         all.sort_by_key(|(_, t)| t.got);
         let changes = all.windows(2).filter(|w| w[0].0 != w[1].0).count();
         let mut grants: Vec<usize> = course.accounts.iter().map(|a| a.turns.len()).collect();
         grants.sort();
         let mw = course.accounts.iter().flat_map(|a| a.waits().collect::<Vec<_>>()).max();
-        let mut gaps: Vec<_> = all.windows(2).filter(|w| w[0].0 != w[1].0).map(|w| w[1].1.got.saturating_sub(w[0].1.releasing)).collect(); gaps.sort();
-        eprintln!("DBG {kind} total {} changes {changes} grants {grants:?} maxwait {mw:?} p50 gap {:?} double {}", all.len(), gaps[gaps.len()/2], course.double_grants());
+        let mut gaps: Vec<_> = all
+            .windows(2)
+            .filter(|w| w[0].0 != w[1].0)
+            .map(|w| w[1].1.got.saturating_sub(w[0].1.releasing))
+            .collect();
+        gaps.sort();
+        eprintln!(
+            "DBG {kind} total {} changes {changes} grants {grants:?} maxwait {mw:?} p50 gap {:?} double {}",
+            all.len(),
+            gaps[gaps.len() / 2],
+            course.double_grants()
+        );
     }
     Ok(f64::from(locks) / (to - from).as_secs_f64())
 }
