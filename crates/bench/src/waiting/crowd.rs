@@ -38,10 +38,32 @@ impl Crowd {
         Ok(Self { workers })
     }
 
-    /// Lets them compete.
+    /// Lets each of them take the lock again and again, until it is told to stop.
     pub(crate) async fn go(&mut self) -> anyhow::Result<()> {
+        self.order(worker::GO).await
+    }
+
+    /// Lets each of them take the lock once, and returns at once; [`Crowd::turns`] waits for them.
+    pub(crate) async fn once(&mut self) -> anyhow::Result<()> {
+        self.order(worker::ONCE).await
+    }
+
+    /// What each did at [`Crowd::once`].
+    pub(crate) async fn turns(&mut self) -> anyhow::Result<Vec<Account>> {
+        let mut accounts = Vec::new();
         for worker in &mut self.workers {
-            worker.stdin.write_all(b"go\n").await?;
+            let line =
+                timeout(PATIENCE, worker.lines.next_line()).await.context("a client got no lock")??;
+            let mut account = Account::default();
+            account.add(line.context("a client has ended")?.parse()?);
+            accounts.push(account);
+        }
+        Ok(accounts)
+    }
+
+    async fn order(&mut self, what: &str) -> anyhow::Result<()> {
+        for worker in &mut self.workers {
+            worker.stdin.write_all(format!("{what}\n").as_bytes()).await?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     progress.begin("fairness");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
-    let seen = see(&masters, Kind::Quorlock, HOLD, Duration::ZERO, time).await?;
+    let seen = see(&masters, Kind::Quorlock, HOLD, time).await?;
 
     // Also how long those waited that were not served before the end.
     let mut waits = Latencies::new();

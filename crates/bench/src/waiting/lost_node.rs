@@ -55,7 +55,6 @@ async fn lose(loss: Loss, effort: Effort) -> anyhow::Result<Row> {
         kind: Kind::Quorlock,
         key: "orders/42".into(),
         hold_us: u64::try_from(HOLD.as_micros())?,
-        rest_us: 0,
         urls: proxies.iter().map(Proxy::url).collect(),
     };
     let mut crowd = Crowd::start(PROCESSES, &behaviour).await?;

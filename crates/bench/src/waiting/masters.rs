@@ -1,18 +1,18 @@
 //! Handing a lock over on three and on five masters, from process to process.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quorlock_testkit::Masters;
 use tokio::time::sleep;
 
 use super::clock;
-use super::contender::Kind;
+use super::contender::{Contender, Kind};
 use super::crowd::Crowd;
 use super::effort::Effort;
 use super::info::lock_calls;
 use super::ratio;
 use super::table::Row;
-use super::turns::Course;
+use super::turns::{Account, Course, Turn};
 use super::worker::Behaviour;
 use crate::latencies::Latencies;
 use crate::progress::Progress;
@@ -22,8 +22,8 @@ use crate::table::readable;
 pub(crate) const PROCESSES: usize = 16;
 /// How long each holds it while handovers are timed.
 const HOLD: Duration = Duration::from_millis(5);
-/// How long each then does something else, on average, before it wants it again.
-const REST: Duration = Duration::from_millis(40);
+/// How long somebody else holds it at first, until all processes wait for it.
+const ALL_WAIT: Duration = Duration::from_millis(300);
 /// How long the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, HOLD, Duration::from_millis(200)];
 /// Before anything counts: all are in the queue.
@@ -60,13 +60,12 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
     let time = effort.time(TIME);
     let mut commands = Vec::new();
     for hold in HOLDS {
-        let seen = see(&masters, Kind::Quorlock, hold, Duration::ZERO, time).await?;
+        let seen = see(&masters, Kind::Quorlock, hold, time).await?;
         commands.push(seen.calls_per_lock());
     }
     let mut p50 = Vec::new();
     for kind in [Kind::Quorlock, Kind::Rslock, Kind::Polling] {
-        let seen = see(&masters, kind, HOLD, REST, time).await?;
-        p50.push(seen.handovers().p50());
+        p50.push(handovers(&masters, kind, time).await?.p50());
     }
 
     let (ours, rslock, polling) = (p50[0], p50[1], p50[2]);
@@ -92,19 +91,38 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
     ])
 }
 
-/// Lets processes compete for a key of their own.
+/// Handovers from each of the processes to the next, until each has had the lock once; and again.
+async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
+    let behaviour = behaviour(masters, kind, HOLD)?;
+    let first = Contender::connect(kind, &behaviour.urls).await?;
+    let mut crowd = Crowd::start(PROCESSES, &behaviour).await?;
+    let mut latencies = Latencies::new();
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        let asked = clock::now();
+        let held = first.acquire(&behaviour.key).await?;
+        let got = clock::now();
+        crowd.once().await?;
+        sleep(ALL_WAIT).await;
+        let turn = Turn { asked, got, releasing: clock::now(), fence: held.fence() };
+        held.release().await?;
+        let mut accounts = crowd.turns().await?;
+        accounts.push(Account::of(turn));
+        let course = Course::new(accounts).require_no_failure()?;
+        course.handovers().for_each(|took| latencies.record(took));
+    }
+    crowd.stop().await?;
+    Ok(latencies)
+}
+
+/// Lets processes compete, each of which asks for the lock again as soon as it has released it.
 pub(crate) async fn see(
     masters: &Masters,
     kind: Kind,
     hold: Duration,
-    rest: Duration,
     time: Duration,
 ) -> anyhow::Result<Seen> {
-    let us = |time: Duration| u64::try_from(time.as_micros());
-    let (hold_us, rest_us) = (us(hold)?, us(rest)?);
-    let key = format!("{kind}:{hold_us}:{rest_us}");
-    let behaviour = Behaviour { kind, key, hold_us, rest_us, urls: masters.urls() };
-    let mut crowd = Crowd::start(PROCESSES, &behaviour).await?;
+    let mut crowd = Crowd::start(PROCESSES, &behaviour(masters, kind, hold)?).await?;
     crowd.go().await?;
     sleep(WARM_UP).await;
     let (from, before) = (clock::now(), lock_calls(masters)?);
@@ -114,13 +132,13 @@ pub(crate) async fn see(
     Ok(Seen { course, from, to, calls: after - before })
 }
 
-impl Seen {
-    pub(crate) fn handovers(&self) -> Latencies {
-        let mut latencies = Latencies::new();
-        self.course.handovers().for_each(|took| latencies.record(took));
-        latencies
-    }
+/// With a key of its own.
+fn behaviour(masters: &Masters, kind: Kind, hold: Duration) -> anyhow::Result<Behaviour> {
+    let hold_us = u64::try_from(hold.as_micros())?;
+    Ok(Behaviour { kind, key: format!("{kind}:{hold_us}"), hold_us, urls: masters.urls() })
+}
 
+impl Seen {
     fn calls_per_lock(&self) -> f64 {
         let locks = self.course.grants_between(self.from, self.to);
         ratio(self.calls, locks)

@@ -41,7 +41,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
 }
 
 async fn locks_per_second(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<f64> {
-    let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, rest_us: 0, urls: masters.urls() };
+    let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
     let (stop, stopped) = watch::channel(false);
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {

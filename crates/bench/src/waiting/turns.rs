@@ -39,8 +39,8 @@ pub(crate) enum Told {
 pub(crate) struct Account {
     pub(crate) turns: Vec<Turn>,
     /// Since when it was still waiting at the end, and when that was.
-    pub(crate) unserved: Option<(Duration, Duration)>,
-    pub(crate) failures: Vec<String>,
+    unserved: Option<(Duration, Duration)>,
+    failures: Vec<(Duration, String)>,
 }
 
 /// What all clients of one lock did, merged.
@@ -51,12 +51,26 @@ pub(crate) struct Course {
 }
 
 impl Account {
+    /// Of one who had the lock once.
+    pub(crate) fn of(turn: Turn) -> Self {
+        Self { turns: vec![turn], ..Self::default() }
+    }
+
     pub(crate) fn add(&mut self, told: Told) {
         match told {
             Told::Turn(turn) => self.turns.push(turn),
             Told::Unserved { asked, ended } => self.unserved = Some((asked, ended)),
-            Told::Failed { at, what } => self.failures.push(format!("{what} (at {at:?})")),
+            Told::Failed { at, what } => self.failures.push((at, what)),
         }
+    }
+
+    /// All of it.
+    pub(crate) fn told(self) -> impl Iterator<Item = Told> {
+        let Self { turns, unserved, failures } = self;
+        let turns = turns.into_iter().map(Told::Turn);
+        let unserved = unserved.map(|(asked, ended)| Told::Unserved { asked, ended });
+        let failures = failures.into_iter().map(|(at, what)| Told::Failed { at, what });
+        turns.chain(unserved).chain(failures)
     }
 
     /// How long it waited each time, the last time included if that was in vain.
@@ -75,7 +89,7 @@ impl Course {
 
     /// Of whatever did not work, the first.
     pub(crate) fn first_failure(&self) -> Option<&str> {
-        self.accounts.iter().flat_map(|account| &account.failures).next().map(String::as_str)
+        self.accounts.iter().flat_map(|account| &account.failures).next().map(|(_, what)| what.as_str())
     }
 
     pub(crate) fn require_no_failure(self) -> anyhow::Result<Self> {

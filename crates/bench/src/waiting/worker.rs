@@ -1,26 +1,31 @@
 //! One client that competes for a lock until it is told to stop, in a process of its own where it matters.
 //!
-//! A process says `ready` when it is connected, goes at the first line it reads, and stops at the end of its input: also
-//! when whoever started it is gone. Then it tells what it did.
+//! A process says `ready` when it is connected. At a line [`ONCE`] it takes the lock once and tells of it; at a line [`GO`]
+//! it takes it again and again, to the end of its input, and tells of all of it then. It ends at the end of its input, and
+//! thus also when whoever started it is gone.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::pin::pin;
 use std::thread;
 use std::time::Duration;
 
-use rand::RngExt as _;
 use tokio::runtime;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::clock;
-use super::contender::{Contender, Kind};
+use super::contender::{Contender, Held, Kind};
 use super::turns::{Account, Told, Turn};
 
 /// The subcommand of a process that competes.
 pub(crate) const NAME: &str = "worker";
 
-/// What a client does, again and again. Also the command line of its process.
+/// To take the lock once.
+pub(crate) const ONCE: &str = "once";
+/// To take the lock again and again.
+pub(crate) const GO: &str = "go";
+
+/// What a client does. Also the command line of its process.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Behaviour {
     /// Which client
@@ -32,9 +37,6 @@ pub(crate) struct Behaviour {
     /// How long it holds the lock
     #[arg(long, value_name = "US")]
     pub(crate) hold_us: u64,
-    /// How long it does something else before it asks again, on average
-    #[arg(long, value_name = "US")]
-    pub(crate) rest_us: u64,
     /// The nodes
     pub(crate) urls: Vec<String>,
 }
@@ -42,20 +44,23 @@ pub(crate) struct Behaviour {
 impl Behaviour {
     /// The arguments that make this.
     pub(crate) fn args(&self) -> Vec<String> {
-        let Self { kind, key, hold_us, rest_us, urls } = self;
+        let Self { kind, key, hold_us, urls } = self;
         let kind = format!("{kind:?}").to_lowercase();
-        let mut args = vec![
-            format!("--kind={kind}"),
-            format!("--key={key}"),
-            format!("--hold-us={hold_us}"),
-            format!("--rest-us={rest_us}"),
-        ];
+        let mut args = vec![format!("--kind={kind}"), format!("--key={key}"), format!("--hold-us={hold_us}")];
         args.extend_from_slice(urls);
         args
     }
 }
 
-/// Competes until `stop` is done; a lock that is held then is released first.
+/// Takes the lock once, and says how that went.
+pub(crate) async fn take_turn(contender: &Contender, behaviour: &Behaviour) -> anyhow::Result<Turn> {
+    let asked = clock::now();
+    let held = contender.acquire(&behaviour.key).await?;
+    let got = clock::now();
+    hold(held, asked, got, behaviour).await
+}
+
+/// Takes the lock again and again until `stop` is done; if it is held then, it is released first.
 pub(crate) async fn compete(
     contender: &Contender,
     behaviour: &Behaviour,
@@ -74,74 +79,65 @@ pub(crate) async fn compete(
             held = contender.acquire(&behaviour.key) => held,
         };
         let got = clock::now();
-        let held = match held {
-            Ok(held) => held,
-            Err(error) => {
-                account.add(Told::Failed { at: got, what: format!("{error:#}") });
-                continue;
-            }
+        let turn = match held {
+            Ok(held) => hold(held, asked, got, behaviour).await,
+            Err(error) => Err(error),
         };
-        pause(Duration::from_micros(behaviour.hold_us)).await;
-        let fence = held.fence();
-        let releasing = clock::now();
-        account.add(Told::Turn(Turn { asked, got, releasing, fence }));
-        if let Err(error) = held.release().await {
-            account.add(Told::Failed { at: releasing, what: format!("{error:#}") });
-        }
-        // So that those who rest do not all come back in the order in which they left.
-        let rest = rand::rng().random_range(0..=2 * behaviour.rest_us);
-        tokio::select! {
-            biased;
-            () = &mut stop => return account,
-            () = pause(Duration::from_micros(rest)) => {}
-        }
+        account
+            .add(turn.map_or_else(|error| Told::Failed { at: got, what: format!("{error:#}") }, Told::Turn));
     }
 }
 
-async fn pause(time: Duration) {
-    if !time.is_zero() {
-        sleep(time).await;
+/// Has the lock for a while, and releases it.
+async fn hold(held: Held, asked: Duration, got: Duration, behaviour: &Behaviour) -> anyhow::Result<Turn> {
+    if behaviour.hold_us > 0 {
+        sleep(Duration::from_micros(behaviour.hold_us)).await;
     }
+    let fence = held.fence();
+    let releasing = clock::now();
+    held.release().await?;
+    Ok(Turn { asked, got, releasing, fence })
 }
 
 /// The whole life of a process that competes.
 pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let (go, stop) = listen();
+        let mut orders = listen();
         let contender = Contender::connect(behaviour.kind, &behaviour.urls).await?;
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "ready")?;
-        stdout.flush()?;
-        if go.await.is_err() {
-            return Ok(());
+        say("ready")?;
+        while let Some(order) = orders.recv().await {
+            match &*order {
+                ONCE => {
+                    let turn = take_turn(&contender, behaviour).await;
+                    let failed = |error| Told::Failed { at: clock::now(), what: format!("{error:#}") };
+                    say(&turn.map_or_else(failed, Told::Turn).to_string())?;
+                }
+                _ => {
+                    let account = compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
+                    say(&account.told().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
+                }
+            }
         }
-        let account = compete(&contender, behaviour, async { drop(stop.await) }).await;
         contender.close().await;
-        let Account { turns, unserved, failures } = account;
-        for told in turns.into_iter().map(Told::Turn) {
-            writeln!(stdout, "{told}")?;
-        }
-        if let Some((asked, ended)) = unserved {
-            writeln!(stdout, "{}", Told::Unserved { asked, ended })?;
-        }
-        for what in failures {
-            writeln!(stdout, "{}", Told::Failed { at: clock::now(), what })?;
-        }
         Ok(())
     })
 }
 
-/// When to go, and when to stop.
-fn listen() -> (oneshot::Receiver<()>, oneshot::Receiver<()>) {
-    let (send_go, go) = oneshot::channel();
-    let (send_stop, stop) = oneshot::channel();
+fn say(what: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{what}")?;
+    stdout.flush()
+}
+
+/// The lines of the input, as they come.
+fn listen() -> mpsc::UnboundedReceiver<String> {
+    let (orders, receiver) = mpsc::unbounded_channel();
     thread::spawn(move || {
-        let mut lines = io::stdin().lock().lines();
-        if let Some(Ok(_)) = lines.next() {
-            let _ = send_go.send(());
-            while let Some(Ok(_)) = lines.next() {}
+        for line in io::stdin().lock().lines().map_while(Result::ok) {
+            if orders.send(line).is_err() {
+                return;
+            }
         }
-        drop(send_stop);
     });
-    (go, stop)
+    receiver
 }
