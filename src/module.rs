@@ -14,8 +14,8 @@ use crate::{config, observe};
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
 pub(crate) const VERSION: i32 = 100;
 
-/// A fixed number of fence counters, half a megabyte in all.
-const FENCE_STRIPES: usize = 65_536;
+/// A fixed number of fence counters: so few that they stay in a processor's cache, and so many that keys seldom share one.
+const FENCE_STRIPES: usize = 16_384;
 
 static STATE: MainThread<State> = MainThread::empty();
 

@@ -18,7 +18,7 @@ mod table;
 mod waiting;
 
 use std::process::ExitCode;
-use std::thread;
+use std::{fs, thread};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -30,6 +30,9 @@ use crate::progress::Progress;
 use crate::table::Table;
 use crate::waiting::Waiting;
 use crate::waiting::worker::Behaviour;
+
+/// With more than that to do, a machine measures badly, however many cores it has: they share their caches.
+const LOAD_MAX: f64 = 1.0;
 
 /// Measures Quorlock side by side with its peers on servers of its own, and prints a table in markdown.
 ///
@@ -85,6 +88,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
         return waiting::worker::run(&behaviour).map(|()| ExitCode::SUCCESS);
     }
     require_release_builds()?;
+    warn_of_a_busy_machine();
     let groups = if args.only.is_empty() { Group::OF_THE_README.to_vec() } else { args.only };
 
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
@@ -162,6 +166,15 @@ fn require_release_builds() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// What else runs takes time from both sides of a ratio, and not by the same share.
+fn warn_of_a_busy_machine() {
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load = load.as_deref().and_then(|load| load.split(' ').next());
+    if let Some(load) = load.filter(|load| load.parse().is_ok_and(|load: f64| load > LOAD_MAX)) {
+        eprintln!("the load is {load} already: run this again on a machine that has nothing else to do");
+    }
 }
 
 /// What the server calls itself, as people do.

@@ -150,10 +150,11 @@ impl Link {
             // An idle connection tells nobody that it has broken.
             let ping = ::redis::cmd("PING");
             let ping = connection.send_packed_command(&ping);
-            if let Ok(Err(error)) = timeout(Duration::from_millis(CONNECT_LIMIT_MS), ping).await
-                && error.is_unrecoverable_error()
-            {
-                return;
+            match timeout(Duration::from_millis(CONNECT_LIMIT_MS), ping).await {
+                // Whatever was asked since is kept until it is answered, and that would be without end.
+                Err(_) => return,
+                Ok(Err(error)) if error.is_unrecoverable_error() => return,
+                Ok(_) => {}
             }
         }
     }

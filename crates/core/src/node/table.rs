@@ -43,7 +43,8 @@ pub(super) struct NewLease<B> {
 pub(super) struct Table<B> {
     hasher: FixedState,
     leases: Slab<Lease<B>>,
-    by_key: HashTable<u32>,
+    /// The hash of each key, so that moving to a larger table does not look at every lease, and its slot.
+    by_key: HashTable<(u64, u32)>,
     deadlines: Deadlines,
     /// When to look after the mirrors that accidents took: those of the leases whose mirror is lost.
     repairs: Deadlines,
@@ -70,11 +71,13 @@ impl<B: AsRef<[u8]>> Table<B> {
     pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
         let leases = &self.leases;
         self.by_key
-            .find(hash, |&slot| {
-                let lease = &leases[slot as usize];
-                lease.hash == hash && lease.db == db && lease.key.as_ref() == key
+            .find(hash, |&(other, slot)| {
+                other == hash && {
+                    let lease = &leases[slot as usize];
+                    lease.db == db && lease.key.as_ref() == key
+                }
             })
-            .copied()
+            .map(|&(_, slot)| slot)
     }
 
     pub(super) fn get(&self, slot: u32) -> &Lease<B> {
@@ -102,7 +105,7 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     /// All mirrors may be lost: they are to be looked after at that time.
     pub(super) fn lose_all_mirrors(&mut self, repair_at: Monotonic) {
-        let slots: Vec<_> = self.by_key.iter().copied().collect();
+        let slots: Vec<_> = self.by_key.iter().map(|&(_, slot)| slot).collect();
         for slot in slots {
             self.lose_mirror(slot, repair_at);
         }
@@ -119,8 +122,7 @@ impl<B: AsRef<[u8]>> Table<B> {
         let lease = Lease { db, key, token, owner, fence, deadline, mirror_lost: false, hash };
         let slot = u32::try_from(self.leases.insert(lease))
             .expect("four thousand million leases do not fit in memory");
-        let leases = &self.leases;
-        self.by_key.insert_unique(hash, slot, |&slot| leases[slot as usize].hash);
+        self.by_key.insert_unique(hash, (hash, slot), |&(hash, _)| hash);
         self.deadlines.insert(slot, deadline);
         slot
     }
@@ -134,7 +136,7 @@ impl<B: AsRef<[u8]>> Table<B> {
         self.regain_mirror(slot);
         self.deadlines.remove(slot);
         let lease = self.leases.remove(slot as usize);
-        if let Ok(entry) = self.by_key.find_entry(lease.hash, |&other| other == slot) {
+        if let Ok(entry) = self.by_key.find_entry(lease.hash, |&(_, other)| other == slot) {
             entry.remove();
         }
         lease
