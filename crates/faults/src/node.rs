@@ -277,3 +277,8 @@ impl Node {
 fn command(words: &[&str]) -> Cmd {
     words.iter().fold(Cmd::new(), |mut command, word| command.arg(word).take())
 }
+
+/// The port in the address of a server that listens on TCP.
+pub(crate) fn port(url: &str) -> Result<&str> {
+    url.trim_end_matches('/').rsplit(':').next().context("an address with a port")
+}

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::{Abstention, ends_in_time, module_or_set_nx};
-use crate::node::{Answer, Held, Node, PATIENCE, Way};
+use crate::node::{Answer, Held, Node, PATIENCE, Way, port};
 use crate::{Protected, Scenario, Tally, Twin};
 
 /// So long that nothing ends by itself.
@@ -66,11 +66,11 @@ fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node = Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
     let held = node.take(way, "key", "holder", abstention.max_ttl)?;
+    let before = Instant::now();
     let _: String = node.call(&["SWAPDB", "0", "1"])?;
-    let swapped_at = Instant::now();
     tally.injected();
     match protected {
-        Protected::Yes => abstention.is_kept(&mut node, protected, &held, swapped_at, "swapdb", tally),
+        Protected::Yes => abstention.is_kept(&mut node, protected, &held, before, "swapdb", tally),
         Protected::No => {
             let other = node.acquire(way, "key", "another", abstention.max_ttl)?;
             tally.must(!matches!(other, Answer::Granted(_)), || {
@@ -102,9 +102,7 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
-    let url = other.server.url();
-    let port = url.trim_end_matches('/').rsplit(':').next().context("a port")?;
-    let _: String = node.call(&["MIGRATE", "127.0.0.1", port, "key", "0", "5000"])?;
+    let _: String = node.call(&["MIGRATE", "127.0.0.1", port(&other.server.url())?, "key", "0", "5000"])?;
     tally.injected();
     has_ended(&mut node, &held, tally)?;
     is_held_as_a_string(&mut other, &held, tally)

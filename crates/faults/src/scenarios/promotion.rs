@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
 use super::{Abstention, module_or_set_nx};
-use crate::node::{Node, Way};
+use crate::node::{Node, Way, port};
 use crate::{Protected, Scenario, Tally, Twin};
 
 /// `REPLICAOF NO ONE` while the grant is still on its way to the replica.
@@ -26,9 +26,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     })?;
     let mut replica = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
     let network = Proxy::start(master.server.url());
-    let url = network.url();
-    let port = url.trim_end_matches('/').rsplit(':').next().context("a port")?;
-    let _: String = replica.call(&["REPLICAOF", "127.0.0.1", port])?;
+    let _: String = replica.call(&["REPLICAOF", "127.0.0.1", port(&network.url())?])?;
     let _: String = master.call(&["SET", "replicated", "value"])?;
     replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;
 
