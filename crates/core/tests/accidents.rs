@@ -167,6 +167,18 @@ fn a_reload_is_not_a_flush() {
 }
 
 #[test]
+fn a_flush_right_before_a_reload_is_a_flush() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    server.keys.clear();
+    server.node.observe_flush(None);
+    server.node.observe_flush(None);
+    server.node.loading_begins();
+    server.node.loading_ends(server.now().monotonic);
+    assert!(server.acquire(b"k", b"b", 1000, None).is_some());
+}
+
+#[test]
 fn a_flush_ends_the_leases_before_anything_else_is_done() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();

@@ -20,8 +20,8 @@ pub struct Node<B> {
     fences: Fences,
     max_ttl: Ttl,
     abstention: Abstention,
-    /// Databases that were emptied, all of them where it says `None`, and whose leases have yet to end.
-    flushed: Vec<Option<u32>>,
+    /// A database that was emptied, or all of them where it says `Some(None)`, and whose leases have yet to end.
+    flushed: Option<Option<u32>>,
     loading: bool,
     /// When to look next whether memory is to be given back.
     memory_at: Monotonic,
@@ -312,7 +312,7 @@ impl<B: AsRef<[u8]>> Node<B> {
             fences,
             max_ttl: settings.max_ttl,
             abstention,
-            flushed: Vec::new(),
+            flushed: None,
             loading: false,
             memory_at: Monotonic::default(),
             stats: Stats::default(),
@@ -601,8 +601,10 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// Learns that somebody emptied a database, or all of them. The leases in it end with the next that is done here,
     /// unless it turns out that the server was making room to load its data: see [`Node::loading_begins`].
     pub fn observe_flush(&mut self, db: Option<u32>) {
-        if !self.loading && !self.flushed.contains(&db) {
-            self.flushed.push(db);
+        if !self.loading {
+            // Of several only the last can be that of a server which is about to load.
+            self.settle_flushes();
+            self.flushed = Some(db);
         }
     }
 
@@ -617,7 +619,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// The server begins to load its data. What happens to keys meanwhile is no command of anybody's.
     pub fn loading_begins(&mut self) {
         self.loading = true;
-        self.flushed.clear();
+        self.flushed = None;
     }
 
     /// The server has loaded its data. Leases that were there before hold, whatever has become of their mirrors.
@@ -630,7 +632,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// This node became a replica: its keys are its master's.
     pub fn demote(&mut self) {
         self.abstention.set_replica(true);
-        self.flushed.clear();
+        self.flushed = None;
         self.table.retain(|_| false);
         self.queues.dismiss_all();
     }
@@ -656,11 +658,8 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// Ends the leases in databases that were emptied, now that it is clear that an operator did it. Whatever is done
     /// to a key does this first; this is for when nothing is done.
     pub fn settle_flushes(&mut self) {
-        if self.flushed.is_empty() {
-            return;
-        }
-        let flushed = std::mem::take(&mut self.flushed);
-        let is_flushed = |db| flushed.iter().any(|one| one.is_none_or(|one| one == db));
+        let Some(flushed) = self.flushed.take() else { return };
+        let is_flushed = |db| flushed.is_none_or(|flushed| flushed == db);
         self.end_all_by_operator(is_flushed);
         self.queues.look_soon(is_flushed);
     }
