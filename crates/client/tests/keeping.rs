@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
 use futures_util::future::try_join_all;
-use quorlock_client::{AcquireError, LockBuilder, LostError, Ownership, Quorum, Released, RunError};
+use quorlock_client::{
+    AcquireError, LockBuilder, LockWatch, LostError, Ownership, Quorum, Released, RunError,
+};
 use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -140,28 +142,33 @@ async fn what_takes_longer_than_the_ttl_is_done_under_the_lock_to_its_end() {
 }
 
 #[tokio::test]
-async fn what_is_done_under_a_lock_is_dropped_when_the_lock_is_lost_and_before_another_can_have_it() {
+async fn what_is_done_under_a_lock_is_dropped_when_the_lock_is_lost_which_is_before_another_can_have_it() {
     let net = net(3).await;
     let (held, dropped) = flag();
+    let (show, shown) = oneshot::channel();
     let running = {
         let quorum = net.quorum.clone();
         tokio::spawn(async move {
-            let work = async move |_| {
+            let work = async move |lock| {
                 let _held = held;
+                show.send(lock).unwrap();
                 std::future::pending::<()>().await;
             };
             quorum.lock("k").ttl(TTL).run(work).await
         })
     };
+    let lock: LockWatch = shown.await.unwrap();
     all_hold(&net.masters, "k").await;
     for proxy in &net.proxies {
         proxy.hold(Direction::ToServer);
     }
     let other = connect(net.masters.urls()).await;
-    drop(other.lock("k").acquire().await.unwrap());
-    assert!(dropped.load(Ordering::SeqCst));
+    let others = other.lock("k").acquire().await.unwrap();
+    assert!(lock.ownership().is_lost());
+    assert!(others.fence() > lock.fence());
     let error = running.await.unwrap().unwrap_err();
     assert!(matches!(error, RunError::Lost { lost: LostError::Expired { .. }, output: None }), "{error:?}");
+    assert!(dropped.load(Ordering::SeqCst));
 }
 
 #[tokio::test]
