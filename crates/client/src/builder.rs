@@ -1,3 +1,4 @@
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -239,5 +240,16 @@ impl LockBuilder {
         }
         let (key, owner) = (Arc::clone(&self.key), self.owner.clone());
         Ok(Wanted { key, ttl, min_validity, node_limit, max_hold: self.max_hold, owner })
+    }
+}
+
+impl fmt::Debug for LockBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockBuilder")
+            .field("key", &observe::key(&self.key))
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .field("max_hold", &self.max_hold)
+            .finish_non_exhaustive()
     }
 }

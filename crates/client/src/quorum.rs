@@ -1,4 +1,5 @@
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -188,6 +189,16 @@ impl Quorum {
     pub async fn close(self) {
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+    }
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.shared.nodes.iter().map(Node::name).collect();
+        f.debug_struct("Quorum")
+            .field("nodes", &nodes)
+            .field("connected", &self.connected().1)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Nodes from connections that are there already: the only place where types of redis-rs appear.
 
+use std::fmt;
 use std::sync::Arc;
 
 use ::redis::aio::ConnectionLike;
@@ -38,5 +39,12 @@ impl Connections {
     /// [`ConnectError::NoNodes`], [`ConnectError::NamedTwice`] and [`ConnectError::NoRuntime`].
     pub fn into_quorum(self) -> Result<Quorum, ConnectError> {
         Quorum::of_ready(self.nodes)
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.nodes.iter().map(Node::name).collect();
+        f.debug_struct("Connections").field("nodes", &nodes).finish_non_exhaustive()
     }
 }

@@ -21,6 +21,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a node that failed is asked again.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether a node that does not answer has got another connection.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 /// A release on its way. Dropped half-way, it goes on in the background.
 pub(crate) struct Undo {
     shared: Arc<Shared>,
@@ -29,6 +32,8 @@ pub(crate) struct Undo {
     /// Nodes that were never sent an ACQUIRE.
     unreached: Vec<usize>,
     pauses: Vec<Duration>,
+    /// Nodes that have not confirmed it.
+    open: Vec<bool>,
     /// By then every lease has ended by itself.
     until: Instant,
     /// What has ended already is asked for once.
@@ -49,12 +54,16 @@ impl Undo {
             asked: FuturesUnordered::new(),
             unreached: Vec::new(),
             pauses: vec![PAUSE_MIN; shared.nodes.len()],
+            open: vec![true; shared.nodes.len()],
             until: Instant::now() + lasts,
             persistent: true,
         };
         for (index, reached) in reached.into_iter().enumerate() {
             match reached {
-                Reached::No => this.unreached.push(index),
+                Reached::No => {
+                    this.unreached.push(index);
+                    this.open[index] = false;
+                }
                 // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
                 Reached::Through(connection) => {
                     let (node, question) = (shared.nodes[index].clone(), this.question.clone());
@@ -89,17 +98,47 @@ impl Undo {
         }
         let shared = Arc::clone(&self.shared);
         shared.spawn(async move {
-            let until = self.until;
-            while let Ok(Some((node, reply))) = timeout_at(until, self.asked.next()).await {
-                self.retry_if_failed(node, &reply);
-            }
-            // What is left has ended by itself; there is nothing to go on with.
-            self.asked.clear();
+            // What is left by then has ended by itself.
+            let _ = timeout_at(self.until, self.finish()).await;
         });
     }
 
+    async fn finish(&mut self) {
+        let mut connections = self.connections();
+        loop {
+            let look = sleep(LOOK_EVERY);
+            tokio::select! {
+                biased;
+                answered = self.asked.next() => {
+                    let Some((node, reply)) = answered else { return };
+                    self.retry_if_failed(node, &reply);
+                }
+                () = look => {
+                    // A connection that was replaced may never answer. What was sent through it is still waited for: it
+                    // is the one that cannot arrive before ACQUIRE.
+                    let now = self.connections();
+                    for node in (0..now.len()).filter(|&node| now[node] != connections[node]) {
+                        if self.open[node] {
+                            self.ask(node, Duration::ZERO);
+                        }
+                    }
+                    connections = now;
+                }
+            }
+        }
+    }
+
+    /// Which connection each node has now.
+    fn connections(&self) -> Vec<Option<u64>> {
+        self.shared.nodes.iter().map(|node| node.connection().ok().map(|now| now.generation)).collect()
+    }
+
     fn retry_if_failed(&mut self, index: usize, reply: &Reply) {
-        if !self.persistent || !matches!(reply, Reply::Failed(_)) {
+        if !matches!(reply, Reply::Failed(_)) {
+            self.open[index] = false;
+            return;
+        }
+        if !self.persistent {
             return;
         }
         let pause = self.pauses[index];

@@ -40,7 +40,7 @@ async fn ten_thousand_kept_locks_on_five_nodes_cost_less_than_a_tenth_of_a_core(
     tokio::time::sleep(TTL / 2).await;
     let (began, worked_before) = (Instant::now(), worked());
     tokio::time::sleep(MEASURED).await;
-    let share = (worked() - worked_before).as_secs_f64() / began.elapsed().as_secs_f64();
+    let share = worked().saturating_sub(worked_before).as_secs_f64() / began.elapsed().as_secs_f64();
     let held = locks.iter().filter(|lock| matches!(lock.ownership(), Ownership::Held(_))).count();
     println!(
         "{LOCKS} kept locks with a ttl of {TTL:?} on {NODES} nodes: {:.1} % of one core, {held} held",
