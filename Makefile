@@ -20,6 +20,7 @@ test: setup ## Formatting, clippy, and all tests
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --package quorlock
 	cargo test --workspace --no-fail-fast
+	cargo test --package quorlock-client --features metrics --test metrics
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table

@@ -215,7 +215,7 @@ impl Attempt {
                     Step::Won(win) => return Ok(self.into_lock(win)),
                     Step::Lost(loss) => {
                         let nodes = self.answers.report(&self.shared.nodes);
-                        tracing::debug!(?loss, %nodes, "not acquired");
+                        tracing::debug!(?loss, %nodes, "not granted");
                         let nodes_count = self.shared.nodes.len();
                         return Err(Failure {
                             loss,
@@ -283,6 +283,7 @@ impl Attempt {
             reached: std::mem::take(&mut self.reached),
             answers: self.answers.all(),
         }));
+        tracing::debug!(fence = win.fence.get(), coverage = %held.coverage(), nodes = %held.report(), "granted");
         let asked = std::mem::take(&mut self.asked);
         if !asked.is_empty() {
             self.shared.spawn(count_stragglers(asked, Arc::clone(&held)));

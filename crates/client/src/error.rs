@@ -32,6 +32,12 @@ pub enum ConnectError {
         /// The addresses.
         nodes: [String; 2],
     },
+    /// The system has no thread left for a [`blocking::Quorum`](crate::blocking::Quorum).
+    #[error("no thread for the connections")]
+    NoThread {
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// There is no tokio runtime here to run the connections on.
     #[error("no tokio runtime: call this from within one")]
     NoRuntime,

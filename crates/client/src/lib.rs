@@ -24,6 +24,7 @@
 mod acquire;
 mod answers;
 mod attempt;
+pub mod blocking;
 mod builder;
 mod clock;
 mod connect;

@@ -107,7 +107,13 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future leaves the extension to the background: the lock is held at least as long as before.
     pub async fn extend(&mut self) -> Result<(), ExtendError> {
-        extend::extend(self.held()).await
+        self.extension().await
+    }
+
+    /// The same as a future of its own, for those who wait for it elsewhere.
+    pub(crate) fn extension(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
+        let held = Arc::clone(self.held());
+        async move { extend::extend(&held).await }
     }
 
     /// Gives the lock back, on all nodes, and returns when a majority has confirmed it. The rest is done in the

@@ -24,16 +24,21 @@ where
         Ok(output) => output,
         Err(lost) => return Err(RunError::Lost { lost, output: None }),
     };
-    // Only a lock that was held to the end has protected it.
-    if let Some(lost) = lock.loss() {
-        return Err(RunError::Lost { lost, output: Some(output) });
+    match finish(lock).await {
+        Ok(()) => Ok(output),
+        Err(lost) => Err(RunError::Lost { lost, output: Some(output) }),
     }
+}
+
+/// Gives the lock back after something was done under it: only one that was held to the end has protected it.
+pub(crate) async fn finish(lock: Lock) -> Result<(), LostError> {
+    if let Some(lost) = lock.loss() {
+        return Err(lost);
+    }
+    let watch = lock.watch();
     match lock.release().await {
-        Ok(Released::AlreadyOver) => {
-            let lost = LostError::Ended { nodes: watch.report() };
-            Err(RunError::Lost { lost, output: Some(output) })
-        }
+        Ok(Released::AlreadyOver) => Err(LostError::Ended { nodes: watch.report() }),
         // It was held by this machine's clocks, which is what counts; and the release goes on in the background.
-        Ok(Released::Released) | Err(_) => Ok(output),
+        Ok(Released::Released) | Err(_) => Ok(()),
     }
 }
