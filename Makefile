@@ -1,7 +1,7 @@
 # Every target installs what it needs where apt-get can, and says what to install where it cannot.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo bench
+.PHONY: help setup build test test-leaks demo bench
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ test: setup ## Formatting, clippy, and all tests
 	cargo test --workspace --no-fail-fast
 	cargo test --package quorlock-client --features metrics --test metrics
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: fails if a key, a task or a descriptor is left
+	cargo build --release --package quorlock
+	QUORLOCK_LEAKS_ACQUIRES=1000000 cargo test --release --package quorlock-client --test leaks -- --nocapture
 
 bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
 	cargo build --release --package quorlock --package quorlock-bench

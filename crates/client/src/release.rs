@@ -138,7 +138,8 @@ impl Undo {
             self.open[index] = false;
             return;
         }
-        if !self.persistent {
+        // A server without the module has granted nothing, and never will.
+        if !self.persistent || matches!(reply, Reply::Failed(NodeError::NoModule)) {
             return;
         }
         let pause = self.pauses[index];
