@@ -1,7 +1,7 @@
 # Every target installs what it needs where apt-get can, and says what to install where it cannot.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test servers test-matrix test-faults demo bench bench-waiting
+.PHONY: help setup build test servers test-matrix test-faults test-leaks demo bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,12 @@ test: setup ## Formatting, clippy, and all tests
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --package quorlock
 	cargo test --workspace --no-fail-fast
+	cargo test --package quorlock-client --features metrics --test metrics
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: fails if a key, a task or a descriptor is left
+	cargo build --release --package quorlock
+	QUORLOCK_LEAKS_ACQUIRES=1000000 cargo test --release --package quorlock-client --test leaks -- --nocapture
 
 bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
 	cargo build --release --package quorlock --package quorlock-bench

@@ -6,6 +6,7 @@ use std::time::Duration;
 use quorlock_core::quorum::{Ended, Loss, Move, Pursuit};
 use rand::RngExt as _;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::{Instrument as _, Span};
 
 use crate::attempt::{self, Failure, Wanted};
 use crate::quorum::Shared;
@@ -31,7 +32,7 @@ pub(crate) async fn acquire(
     let Some(turn) = turn else {
         return Err(AcquireError::TimedOut { waited: started.elapsed(), nodes: Nodes(Vec::new()) });
     };
-    let chase = Chase { shared, wanted, until, started, turn: &turn, last: None };
+    let chase = Chase { shared, wanted, until, started, turn: &turn, attempts: 0, last: None };
     chase.run().await
 }
 
@@ -41,6 +42,8 @@ struct Chase<'a> {
     until: Option<Instant>,
     started: Instant,
     turn: &'a Turn,
+    /// How many attempts there have been, waits included.
+    attempts: u32,
     /// The last attempt that failed.
     last: Option<Failure>,
 }
@@ -63,7 +66,8 @@ impl Chase<'_> {
             next = match next {
                 Move::AskAll => {
                     let (limit, yields_to) = (self.node_limit(), pursuit.yields_to(next));
-                    match attempt::attempt(self.shared, self.wanted, yields_to, limit).await? {
+                    let attempt = attempt::attempt(self.shared, self.wanted, yields_to, limit);
+                    match attempt.instrument(self.span()).await? {
                         Ok(lock) => {
                             self.turn.set_contended(false);
                             return Ok(lock);
@@ -71,7 +75,7 @@ impl Chase<'_> {
                         Err(failure) => self.lost(&mut pursuit, failure),
                     }
                 }
-                Move::WaitOn { node } => match self.wait(node, pursuit.yields_to(next)).await? {
+                Move::WaitOn { node } => match self.wait_on(node, pursuit.yields_to(next)).await? {
                     Ok(lock) => return Ok(lock),
                     Err(NoLock::Lost(failure)) => self.lost(&mut pursuit, failure),
                     Err(NoLock::TimedOut) => pursuit.next(Ended::NotWaited),
@@ -93,6 +97,22 @@ impl Chase<'_> {
                 return Err(self.gave_up());
             }
         }
+    }
+
+    /// For observers: the attempt that begins now.
+    fn span(&mut self) -> Span {
+        self.attempts += 1;
+        tracing::debug_span!("attempt", attempt = self.attempts)
+    }
+
+    async fn wait_on(
+        &mut self,
+        node: usize,
+        yields_to: &[usize],
+    ) -> Result<Result<Lock, NoLock>, AcquireError> {
+        let span = self.span();
+        tracing::debug!(parent: &span, node = self.shared.nodes[node].name(), "waiting");
+        self.wait(node, yields_to).instrument(span).await
     }
 
     /// Waits on a node, and takes the others when it grants.

@@ -1,8 +1,11 @@
 //! Nodes from connections that are there already: the only place where types of redis-rs appear.
 
+use std::fmt;
+use std::sync::Arc;
+
 use ::redis::aio::ConnectionLike;
 
-use crate::node::{Link, Node};
+use crate::node::{Link, Node, Roll};
 use crate::{ConnectError, Quorum};
 
 /// Gathers ready connections into a quorum. Each must lead to a master of its own, and mend itself when it breaks, as a
@@ -10,6 +13,7 @@ use crate::{ConnectError, Quorum};
 #[derive(Default)]
 pub struct Connections {
     nodes: Vec<Node>,
+    roll: Arc<Roll>,
 }
 
 impl Connections {
@@ -25,7 +29,7 @@ impl Connections {
         name: &str,
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        self.nodes.push(Node::new(name, Link::ready(connection), None));
+        self.nodes.push(Node::new(name, Link::ready(name, &self.roll, connection), None));
         self
     }
 
@@ -34,6 +38,13 @@ impl Connections {
     /// # Errors
     /// [`ConnectError::NoNodes`], [`ConnectError::NamedTwice`] and [`ConnectError::NoRuntime`].
     pub fn into_quorum(self) -> Result<Quorum, ConnectError> {
-        Quorum::of(self.nodes)
+        Quorum::of_ready(self.nodes)
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.nodes.iter().map(Node::name).collect();
+        f.debug_struct("Connections").field("nodes", &nodes).finish_non_exhaustive()
     }
 }

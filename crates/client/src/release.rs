@@ -6,28 +6,38 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::quorum::{Release, ReleaseVerdict};
+use quorlock_core::quorum::{Release, ReleaseVerdict, Standing};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::lock::{Answers, Holding, Released};
+use crate::answers::Answers;
+use crate::held::Held;
 use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::token::Token;
-use crate::{Answer, NodeError, ReleaseError};
+use crate::{Answer, NodeError, ReleaseError, Released, observe};
 
 /// The first pause before a node that failed is asked again; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a node that failed is asked again.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether a node that does not answer has got another connection.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 /// A release on its way. Dropped half-way, it goes on in the background.
 pub(crate) struct Undo {
     shared: Arc<Shared>,
     question: Question,
     asked: FuturesUnordered<Asked>,
+    /// Nodes that were never sent an ACQUIRE.
+    unreached: Vec<usize>,
     pauses: Vec<Duration>,
+    /// Nodes that have not confirmed it.
+    open: Vec<bool>,
     /// By then every lease has ended by itself.
     until: Instant,
+    /// What has ended already is asked for once.
+    persistent: bool,
 }
 
 impl Undo {
@@ -42,12 +52,18 @@ impl Undo {
             shared: Arc::clone(shared),
             question: Question::release(key, token),
             asked: FuturesUnordered::new(),
+            unreached: Vec::new(),
             pauses: vec![PAUSE_MIN; shared.nodes.len()],
+            open: vec![true; shared.nodes.len()],
             until: Instant::now() + lasts,
+            persistent: true,
         };
         for (index, reached) in reached.into_iter().enumerate() {
             match reached {
-                Reached::No => {}
+                Reached::No => {
+                    this.unreached.push(index);
+                    this.open[index] = false;
+                }
                 // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
                 Reached::Through(connection) => {
                     let (node, question) = (shared.nodes[index].clone(), this.question.clone());
@@ -66,9 +82,13 @@ impl Undo {
         Self::new(shared, key, token, reached, lasts)
     }
 
-    pub(crate) fn of(holding: Holding) -> Self {
-        let Holding { shared, key, token, ttl, reached, .. } = holding;
-        Self::new(&shared, &key, &token, reached, ttl.duration())
+    /// Of a lock that its holder gives back; and how things stood with it until now.
+    pub(crate) fn of(held: &Held) -> (Standing, Self) {
+        let (standing, reached) = held.end();
+        held.shared.keeper.forget(held);
+        let mut this = Self::new(&held.shared, &held.key, &held.token, reached, held.ttl.duration());
+        this.persistent = !matches!(standing, Standing::Lost(_));
+        (standing, this)
     }
 
     /// Goes on behind the caller's back, until all nodes have answered.
@@ -78,17 +98,48 @@ impl Undo {
         }
         let shared = Arc::clone(&self.shared);
         shared.spawn(async move {
-            let until = self.until;
-            while let Ok(Some((node, reply))) = timeout_at(until, self.asked.next()).await {
-                self.retry_if_failed(node, &reply);
-            }
-            // What is left has ended by itself; there is nothing to go on with.
-            self.asked.clear();
+            // What is left by then has ended by itself.
+            let _ = timeout_at(self.until, self.finish()).await;
         });
+    }
+
+    async fn finish(&mut self) {
+        let mut connections = self.connections();
+        loop {
+            let look = sleep(LOOK_EVERY);
+            tokio::select! {
+                biased;
+                answered = self.asked.next() => {
+                    let Some((node, reply)) = answered else { return };
+                    self.retry_if_failed(node, &reply);
+                }
+                () = look => {
+                    // A connection that was replaced may never answer. What was sent through it is still waited for: it
+                    // is the one that cannot arrive before ACQUIRE.
+                    let now = self.connections();
+                    for node in (0..now.len()).filter(|&node| now[node] != connections[node]) {
+                        if self.open[node] {
+                            self.ask(node, Duration::ZERO);
+                        }
+                    }
+                    connections = now;
+                }
+            }
+        }
+    }
+
+    /// Which connection each node has now.
+    fn connections(&self) -> Vec<Option<u64>> {
+        self.shared.nodes.iter().map(|node| node.connection().ok().map(|now| now.generation)).collect()
     }
 
     fn retry_if_failed(&mut self, index: usize, reply: &Reply) {
         if !matches!(reply, Reply::Failed(_)) {
+            self.open[index] = false;
+            return;
+        }
+        // A server without the module has granted nothing, and never will.
+        if !self.persistent || matches!(reply, Reply::Failed(NodeError::NoModule)) {
             return;
         }
         let pause = self.pauses[index];
@@ -113,7 +164,7 @@ impl Undo {
 }
 
 /// See [`crate::Lock::release`].
-pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> {
+pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
     /// Whatever way the future ends, the rest is done in the background.
     struct Guard(Option<Undo>);
     impl Drop for Guard {
@@ -124,20 +175,22 @@ pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> 
         }
     }
 
-    let node_limit = holding.node_limit;
-    let answers = Answers::new(holding.shared.nodes.len());
-    let mut release = Release::new(holding.shared.majority);
-    let mut verdict = None;
-    for (index, reached) in holding.reached.iter().enumerate() {
-        if matches!(reached, Reached::No) {
-            answers.set(index, Answer::Failed(NodeError::Down { reason: "it was never asked".into() }));
-            verdict = verdict.or(release.answer(index, None));
-        }
+    let (standing, undo) = Undo::of(held);
+    let mut guard = Guard(Some(undo));
+    if let Standing::Lost(_) = standing {
+        observe::released(held, Some(Released::AlreadyOver));
+        return Ok(Released::AlreadyOver);
     }
-    let mut guard = Guard(Some(Undo::of(holding)));
     let undo = guard.0.as_mut().expect("put in just now");
+    let answers = Answers::new(held.shared.nodes.len());
+    let mut release = Release::new(held.shared.majority);
+    let mut verdict = None;
+    for &index in &undo.unreached {
+        answers.set(index, Answer::Failed(NodeError::Down { reason: "it was never asked".into() }));
+        verdict = verdict.or(release.answer(index, None));
+    }
 
-    let limit = sleep_until(Instant::now() + node_limit);
+    let limit = sleep_until(Instant::now() + held.node_limit);
     tokio::pin!(limit);
     let verdict = loop {
         if let Some(verdict) = verdict {
@@ -152,13 +205,18 @@ pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> 
             () = &mut limit => break ReleaseVerdict::Unconfirmed,
         }
     };
-    match verdict {
+    let released = match verdict {
         ReleaseVerdict::Released => Ok(Released::Released),
-        ReleaseVerdict::AlreadyOver => Ok(Released::AlreadyOver),
+        ReleaseVerdict::AlreadyOver => {
+            held.heard_of_release(answers.all());
+            Ok(Released::AlreadyOver)
+        }
         ReleaseVerdict::Unconfirmed => {
-            let limit_ms = u64::try_from(node_limit.as_millis()).unwrap_or(u64::MAX);
+            let limit_ms = u64::try_from(held.node_limit.as_millis()).unwrap_or(u64::MAX);
             answers.time_is_up(&NodeError::TimedOut { limit_ms });
             Err(ReleaseError::NoQuorum { nodes: answers.report(&undo.shared.nodes) })
         }
-    }
+    };
+    observe::released(held, released.as_ref().ok().copied());
+    released
 }

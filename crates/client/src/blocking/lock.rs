@@ -1,0 +1,143 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Fence;
+
+use super::quorum::Closing;
+use crate::{Coverage, ExtendError, Handover, LostError, Ownership, ReleaseError, Released};
+
+/// A held lock: a [`crate::Lock`] whose calls block.
+///
+/// Dropping the lock releases it from its quorum's thread, and does not block.
+#[must_use = "a lock that is dropped is released"]
+pub struct Lock {
+    lock: crate::Lock,
+    thread: Arc<Closing>,
+}
+
+/// A view of a held lock, which cannot end it: a [`crate::LockWatch`] whose calls block. Cheap to clone.
+#[derive(Clone)]
+pub struct LockWatch {
+    watch: crate::LockWatch,
+    thread: Arc<Closing>,
+}
+
+impl Lock {
+    pub(super) fn new(lock: crate::Lock, thread: Arc<Closing>) -> Self {
+        Self { lock, thread }
+    }
+
+    /// The locked key.
+    pub fn key(&self) -> &[u8] {
+        self.lock.key()
+    }
+
+    /// The fencing token: see [`crate::Lock::fence`].
+    pub fn fence(&self) -> Fence {
+        self.lock.fence()
+    }
+
+    /// How much longer the lock is certainly held; zero when it may be another's.
+    pub fn remaining(&self) -> Duration {
+        self.lock.remaining()
+    }
+
+    /// Whether the lock is held, and until when.
+    pub fn ownership(&self) -> Ownership {
+        self.lock.ownership()
+    }
+
+    /// On how many nodes the lock is known to be held: see [`crate::Lock::coverage`].
+    pub fn coverage(&self) -> Coverage {
+        self.lock.coverage()
+    }
+
+    /// Another view of the same lock, for those who need to know whether it is held, and cannot end it.
+    pub fn watch(&self) -> LockWatch {
+        LockWatch { watch: self.lock.watch(), thread: Arc::clone(&self.thread) }
+    }
+
+    /// Blocks until the lock is lost, and says why. That is at its deadline at the latest.
+    pub fn lost(&self) -> LostError {
+        let watch = self.lock.watch();
+        self.thread.thread.block_on(async move { watch.lost().await })
+    }
+
+    /// Has the lock extended from now on: see [`crate::Lock::keep_alive`].
+    pub fn keep_alive(&mut self) {
+        self.lock.keep_alive();
+    }
+
+    /// Makes the lock last a full ttl from now, on a majority of the nodes: see [`crate::Lock::extend`].
+    ///
+    /// # Errors
+    /// See [`crate::Lock::extend`].
+    pub fn extend(&mut self) -> Result<(), ExtendError> {
+        self.thread.thread.block_on(self.lock.extension())
+    }
+
+    /// Gives the lock back, and returns when a majority has confirmed it: see [`crate::Lock::release`].
+    ///
+    /// # Errors
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    pub fn release(self) -> Result<Released, ReleaseError> {
+        self.thread.thread.block_on(self.lock.release())
+    }
+
+    /// Gives the lock away to another process: see [`crate::Lock::hand_over`].
+    pub fn hand_over(self) -> Handover {
+        self.lock.hand_over()
+    }
+
+    /// Releases it, and tells if it was lost before.
+    pub(super) fn finish(self) -> Result<(), LostError> {
+        self.thread.thread.block_on(crate::run::finish(self.lock))
+    }
+}
+
+impl LockWatch {
+    /// The locked key.
+    pub fn key(&self) -> &[u8] {
+        self.watch.key()
+    }
+
+    /// The fencing token: see [`crate::Lock::fence`].
+    pub fn fence(&self) -> Fence {
+        self.watch.fence()
+    }
+
+    /// How much longer the lock is certainly held; zero when it may be another's, and when it was given back.
+    pub fn remaining(&self) -> Duration {
+        self.watch.remaining()
+    }
+
+    /// Whether the lock is held, and until when. A lock that was given back is [`Ownership::Lost`].
+    pub fn ownership(&self) -> Ownership {
+        self.watch.ownership()
+    }
+
+    /// On how many nodes the lock is known to be held.
+    pub fn coverage(&self) -> Coverage {
+        self.watch.coverage()
+    }
+
+    /// Blocks until the lock is not held any more: lost, for this reason, or `None` when it was released, dropped or
+    /// handed over.
+    pub fn ended(&self) -> Option<LostError> {
+        let watch = self.watch.clone();
+        self.thread.thread.block_on(async move { watch.ended().await })
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.fmt(f)
+    }
+}
+
+impl fmt::Debug for LockWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.watch.fmt(f)
+    }
+}

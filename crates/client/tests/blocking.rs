@@ -1,0 +1,123 @@
+//! The same without tokio, and inside a program that uses it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use quorlock_client::blocking::Quorum;
+use quorlock_client::{AcquireError, LostError, Ownership, Released, RunError};
+use quorlock_testkit::{Masters, eventually};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn quorum() -> (Masters, Quorum) {
+    let masters = Masters::start(3);
+    let quorum = Quorum::builder().nodes(masters.urls()).node_limit(PATIENCE).connect().unwrap();
+    eventually(PATIENCE, "all are connected", || quorum.connected() == (3, 3));
+    (masters, quorum)
+}
+
+fn holding(masters: &Masters, key: &str) -> usize {
+    let exists = |master: &quorlock_testkit::Server| {
+        redis::cmd("EXISTS").arg(key).query::<bool>(&mut master.connection()).unwrap()
+    };
+    masters.iter().filter(|master| exists(master)).count()
+}
+
+fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
+    let mut lock = quorum.lock("k").ttl(Duration::from_secs(5)).acquire().unwrap();
+    assert!(matches!(lock.ownership(), Ownership::Held(_)));
+    let held = quorum.lock("k").try_acquire();
+    assert!(matches!(held, Err(AcquireError::Held { .. })), "{held:?}");
+    lock.extend().unwrap();
+    lock.keep_alive();
+    assert_eq!(lock.release().unwrap(), Released::Released);
+    drop(quorum.lock("k").acquire().unwrap());
+    eventually(PATIENCE, "a dropped lock is released", || holding(masters, "k") == 0);
+}
+
+#[test]
+fn a_lock_lives_and_ends_without_tokio() {
+    let (masters, quorum) = quorum();
+    life_of_a_lock(&masters, &quorum);
+    quorum.close();
+}
+
+#[test]
+fn it_works_inside_a_program_that_uses_tokio() {
+    let flavors = [
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
+    ];
+    for runtime in flavors {
+        runtime.block_on(async {
+            let (masters, quorum) = quorum();
+            life_of_a_lock(&masters, &quorum);
+            quorum.close();
+        });
+    }
+}
+
+#[test]
+fn what_is_done_under_a_lock_gives_its_result_and_tells_when_the_lock_was_lost_meanwhile() {
+    let (masters, quorum) = quorum();
+    let builder = quorum.lock("k").ttl(Duration::from_millis(600));
+    let kept = builder.run(|lock| {
+        thread::sleep(Duration::from_millis(900));
+        lock.ownership()
+    });
+    assert!(matches!(kept, Ok(Ownership::Held(_))), "{kept:?}");
+
+    let lost = builder.run(|lock| {
+        for master in &masters {
+            redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
+        }
+        lock.ended().map(|lost| lost.to_string())
+    });
+    let Err(RunError::Lost { lost: LostError::Ended { .. }, output: Some(Some(told)) }) = lost else {
+        panic!("{lost:?}")
+    };
+    assert!(told.contains("has ended"), "{told}");
+}
+
+#[test]
+fn threads_exclude_each_other() {
+    let (masters, quorum) = quorum();
+    let inside = Arc::new(AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    let lock = quorum.lock("k").wait(PATIENCE * 4).acquire().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                    thread::yield_now();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    lock.release().unwrap();
+                }
+            });
+        }
+    });
+    eventually(PATIENCE, "nothing is left", || holding(&masters, "k") == 0);
+}
+
+#[test]
+fn a_lock_goes_to_another_process_as_a_text() {
+    let (masters, giver) = quorum();
+    let taker = Quorum::builder().nodes(masters.urls()).node_limit(PATIENCE).connect().unwrap();
+    let text = giver.lock("k").acquire().unwrap().hand_over().to_secret_text();
+    let lock = taker.resume(text.parse().unwrap()).unwrap();
+    assert_eq!(lock.release().unwrap(), Released::Released);
+}
+
+#[test]
+fn what_is_dropped_last_is_released_all_the_same() {
+    let (masters, quorum) = quorum();
+    let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().unwrap();
+    drop(quorum);
+    assert!(holding(&masters, "k") >= 2);
+    drop(lock);
+    eventually(PATIENCE, "it is released", || holding(&masters, "k") == 0);
+}

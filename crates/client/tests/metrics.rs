@@ -1,0 +1,88 @@
+//! The figures that a client gives to the `metrics` facade: `cargo test -p quorlock-client --features metrics --test metrics`
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use common::{all_hold, nothing_is_left, quorum};
+use metrics::{
+    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
+
+/// How often each counter was incremented and each histogram recorded.
+#[derive(Clone, Default)]
+struct Figures(Arc<Mutex<HashMap<String, u64>>>);
+
+impl Figures {
+    fn get(&self, name: &str) -> u64 {
+        self.0.lock().unwrap().get(name).copied().unwrap_or(0)
+    }
+}
+
+struct Figure(Figures, String);
+
+impl CounterFn for Figure {
+    fn increment(&self, value: u64) {
+        *self.0.0.lock().unwrap().entry(self.1.clone()).or_default() += value;
+    }
+
+    fn absolute(&self, _: u64) {}
+}
+
+impl HistogramFn for Figure {
+    fn record(&self, seconds: f64) {
+        assert!((0.0..60.0).contains(&seconds), "{seconds} s");
+        *self.0.0.lock().unwrap().entry(self.1.clone()).or_default() += 1;
+    }
+}
+
+impl Recorder for Figures {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{}{{{}}}", key.name(), labels.join(","));
+        Counter::from_arc(Arc::new(Figure(self.clone(), name)))
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::new(Figure(self.clone(), key.name().to_owned())))
+    }
+}
+
+#[tokio::test]
+async fn what_became_of_locks_is_counted_and_how_long_it_took_is_measured() {
+    let figures = Figures::default();
+    let _listening = metrics::set_default_local_recorder(&figures);
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    quorum.lock("k").try_acquire().await.unwrap_err();
+    lock.extend().await.unwrap();
+    lock.release().await.unwrap();
+    drop(quorum.lock("k").acquire().await.unwrap());
+    nothing_is_left(&masters, "k").await;
+    for (name, times) in [
+        ("quorlock_acquires_total{outcome=acquired}", 2),
+        ("quorlock_acquires_total{outcome=held}", 1),
+        ("quorlock_extends_total{outcome=extended}", 1),
+        ("quorlock_releases_total{outcome=released}", 1),
+        ("quorlock_releases_total{outcome=dropped}", 1),
+        ("quorlock_wait_seconds", 3),
+        ("quorlock_hold_seconds", 2),
+    ] {
+        assert_eq!(figures.get(name), times, "{name}");
+    }
+    assert!(figures.get("quorlock_acquire_seconds") >= 3);
+}

@@ -1,0 +1,270 @@
+//! The ways to a node: addresses, users, certificates, and what happens to connections.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{PATIENCE, connect, net};
+use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released, redis::Connections};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use tokio::time::{Instant, sleep};
+
+/// A certificate authority, and a certificate for 127.0.0.1 by it, as files that a server reads.
+fn certificates(dir: &Path) -> String {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, "an authority");
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "a node");
+    let certificate = params.signed_by(&key, &authority).unwrap();
+    fs::write(dir.join("ca.pem"), authority.pem()).unwrap();
+    fs::write(dir.join("node.pem"), certificate.pem()).unwrap();
+    fs::write(dir.join("node.key"), key.serialize_pem()).unwrap();
+    authority.pem()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A master that speaks TLS on the second port that is returned, and wants a certificate of its clients if told so.
+fn tls_master(dir: &Path, wants_certificate: bool) -> (Server, u16) {
+    let port = free_port();
+    let file = |name: &str| dir.join(name).display().to_string();
+    let server = Server::with_module()
+        .tcp()
+        .arg("tls-port", port)
+        .arg("tls-cert-file", file("node.pem"))
+        .arg("tls-key-file", file("node.key"))
+        .arg("tls-ca-cert-file", file("ca.pem"))
+        .arg("tls-auth-clients", if wants_certificate { "yes" } else { "no" });
+    (server.start().unwrap(), port)
+}
+
+async fn works(quorum: &Quorum) {
+    let mut lock = quorum.lock("k").acquire().await.unwrap();
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+}
+
+/// Why the only node of this quorum cannot be asked.
+async fn why(quorum: &Quorum) -> NodeError {
+    let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else {
+        panic!("it has no vote")
+    };
+    nodes.failed().next().unwrap().1.clone()
+}
+
+#[tokio::test]
+async fn a_lock_is_held_through_tls_and_only_with_a_certificate_that_is_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = certificates(dir.path());
+    let masters: Vec<_> = (0..3).map(|_| tls_master(dir.path(), false)).collect();
+    let urls = || masters.iter().map(|(_, port)| format!("rediss://127.0.0.1:{port}"));
+    let builder = Quorum::builder().nodes(urls()).node_limit(PATIENCE);
+    works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
+
+    let stranger = builder.connect().await.unwrap();
+    assert_eq!(stranger.connected().1, 0, "nobody else vouches for these nodes");
+    let NodeError::Down { reason } = why(&stranger).await else { panic!("it is not connected") };
+    assert!(reason.to_lowercase().contains("certificate"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_node_that_wants_a_certificate_is_given_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = certificates(dir.path());
+    let (_master, port) = tls_master(dir.path(), true);
+    let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
+    let builder = Quorum::builder().node(format!("rediss://127.0.0.1:{port}")).node_limit(PATIENCE);
+    let builder = builder.root_certificates(authority);
+    works(&builder.clone().client_certificate(read("node.pem"), read("node.key")).connect().await.unwrap())
+        .await;
+    assert_eq!(builder.connect().await.unwrap().connected().1, 0);
+}
+
+#[tokio::test]
+async fn a_user_that_may_do_nothing_but_lock_is_enough() {
+    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    for master in &masters {
+        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +ping";
+        redis::cmd("ACL")
+            .arg("SETUSER")
+            .arg("locks")
+            .arg(rules.split(' ').collect::<Vec<_>>())
+            .exec(&mut master.connection())
+            .unwrap();
+    }
+    let with = |user: &str| {
+        let user = user.to_owned();
+        masters.urls().into_iter().map(move |url| url.replace("redis://", &format!("redis://{user}@")))
+    };
+    works(&connect(with("locks:s3cret%2F%40")).await).await;
+
+    let wrong = Quorum::connect(with("locks:wr0ng")).await.unwrap();
+    let NodeError::Down { reason } = why(&wrong).await else { panic!("it is not connected") };
+    assert!(!reason.contains("wr0ng"), "{reason}");
+    let error = wrong.lock("k").try_acquire().await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_password_alone_is_enough_too() {
+    let master = Server::with_module().tcp().arg("requirepass", "s3cret").start().unwrap();
+    let url = master.url().replace("redis://", "redis://:s3cret@");
+    works(&connect([url]).await).await;
+}
+
+#[tokio::test]
+async fn a_database_number_and_a_unix_socket_are_in_the_url() {
+    let masters = Masters::start(3);
+    let urls = || masters.urls().into_iter().map(|url| format!("{url}?db=3"));
+    let quorum = connect(urls()).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let mut connection = masters[0].connection();
+    eventually_async(PATIENCE, "it is in that database", async || {
+        redis::cmd("SELECT").arg(3).exec(&mut connection).unwrap();
+        redis::cmd("EXISTS").arg("k").query(&mut connection).unwrap()
+    })
+    .await;
+    redis::cmd("SELECT").arg(0).exec(&mut connection).unwrap();
+    assert!(!redis::cmd("EXISTS").arg("k").query::<bool>(&mut connection).unwrap());
+    drop(lock);
+}
+
+#[tokio::test]
+async fn sentinel_and_cluster_are_refused_with_a_sentence() {
+    for url in ["redis-sentinel://a/mymaster", "redis+cluster://user:secret@a", "rediss-cluster://a"] {
+        let error = Quorum::connect([url]).await.unwrap_err();
+        assert!(matches!(error, ConnectError::BadUrl { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("is no node yet") && !text.contains("secret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn one_server_by_two_addresses_is_refused() {
+    let masters = Masters::start(2);
+    let again = Proxy::start(masters[1].url());
+    let urls = [masters[0].url(), masters[1].url(), again.url()];
+    let Err(ConnectError::SameServer { nodes }) = Quorum::connect(urls).await else { panic!("two votes") };
+    let addresses = [&masters[1].url(), &again.url()];
+    for node in &nodes {
+        assert!(addresses.iter().any(|url| url.contains(node)), "{nodes:?}");
+    }
+}
+
+#[tokio::test]
+async fn one_server_that_turns_out_later_to_have_two_addresses_has_one_vote() {
+    let masters = Masters::start(2);
+    let again = Proxy::start(masters[1].url());
+    again.cut();
+    let quorum = connect_first([masters[0].url(), masters[1].url(), again.url()]).await;
+    let mut lock = quorum.lock("k").acquire().await.unwrap();
+    again.heal();
+    eventually_async(PATIENCE, "it is found out", async || {
+        lock.extend().await.unwrap();
+        let error = format!("{:?}", quorum.lock("k").try_acquire().await);
+        error.contains("SameServer")
+    })
+    .await;
+    assert_eq!(lock.coverage().held, 2);
+    assert_eq!(quorum.connected(), (3, 2));
+}
+
+#[tokio::test]
+async fn ready_connections_to_one_server_have_one_vote() {
+    let masters = Masters::start(2);
+    let mut connections = Connections::new();
+    for (name, server) in [("a", 0), ("b", 1), ("b again", 1)] {
+        let client = redis::Client::open(masters[server].url()).unwrap();
+        connections = connections.node(name, client.get_connection_manager().await.unwrap());
+    }
+    let quorum = connections.into_quorum().unwrap();
+    eventually_async(PATIENCE, "it is found out", async || quorum.connected() == (3, 2)).await;
+}
+
+/// A client that is connected to a majority.
+async fn connect_first(urls: [String; 3]) -> Quorum {
+    let quorum = Quorum::builder().nodes(urls).node_limit(PATIENCE).connect().await.unwrap();
+    eventually_async(PATIENCE, "two are connected", async || quorum.connected().1 == 2).await;
+    quorum
+}
+
+/// Whether all three nodes grant a lock.
+async fn all_grant(quorum: &Quorum) -> bool {
+    let limit = Duration::from_millis(200);
+    let Ok(lock) = quorum.lock("all").node_limit(limit).try_acquire().await else { return false };
+    let started = Instant::now();
+    while lock.coverage().held < 3 && started.elapsed() < limit {
+        sleep(Duration::from_millis(2)).await;
+    }
+    let all = lock.coverage().held == 3;
+    lock.release().await.is_ok() && all
+}
+
+/// How long it takes, in the best of a few tries, until all nodes take part again after `heal`.
+async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMut()) -> Duration {
+    let mut fastest = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for _ in 0..3 {
+        harm();
+        eventually_async(PATIENCE, "the node does not take part", async || !all_grant(quorum).await).await;
+        sleep(Duration::from_secs(1)).await;
+        heal();
+        let healed = Instant::now();
+        eventually_async(PATIENCE * 2, "the node takes part again", async || all_grant(quorum).await).await;
+        fastest = fastest.min(healed.elapsed());
+        if fastest < Duration::from_secs(1) {
+            break;
+        }
+    }
+    fastest
+}
+
+#[tokio::test]
+async fn a_node_is_at_work_again_within_a_second_after_its_network_was_cut() {
+    let net = net(3).await;
+    let proxy = &net.proxies[1];
+    let took = back_after(&net.quorum, || proxy.cut(), || proxy.heal()).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_node_is_at_work_again_within_a_second_after_it_hung() {
+    let net = net(3).await;
+    let master = &net.masters[1];
+    let took = back_after(&net.quorum, || master.pause(), || master.resume()).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_will_never_answer_again_is_replaced_beside_it() {
+    let net = net(3).await;
+    let proxy = &net.proxies[1];
+    // What is lost in the middle of a connection leaves it open and useless for ever.
+    let took = back_after(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_was_away_when_the_client_began_joins_later() {
+    let mut masters = Masters::start(3);
+    masters[2].kill();
+    let quorum = connect_first(masters.urls().try_into().unwrap()).await;
+    let (sent, received) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        masters[2].restart().unwrap();
+        sent.send(masters).unwrap();
+    });
+    eventually_async(PATIENCE, "it takes part", async || all_grant(&quorum).await).await;
+    drop(received.recv().unwrap());
+}

@@ -1,0 +1,337 @@
+//! What went wrong with other clients, as claims about this one. Each test has the number of the case that it was made
+//! from, R1 to R25; R6 was no fault.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
+use futures_util::future::join_all;
+use quorlock_client::{
+    AcquireError, Answer, ExtendError, LockBuilder, LostError, Ownership, Released, RunError,
+};
+use quorlock_testkit::{Direction, Server, eventually_async};
+use tokio::time::{Instant, timeout};
+
+/// What is decided before this is decided at once: the limits that it could wait for are longer.
+const AT_ONCE: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(30);
+
+/// Somebody else holds the lock there.
+fn hold(master: &Server, key: &str, time: Duration) {
+    let ms = u64::try_from(time.as_millis()).unwrap();
+    let set = redis::cmd("SET").arg(key).arg("another").arg("NX").arg("PX").arg(ms).to_owned();
+    set.exec(&mut master.connection()).unwrap();
+}
+
+fn delete(master: &Server, key: &str) {
+    redis::cmd("DEL").arg(key).exec(&mut master.connection()).unwrap();
+}
+
+fn pttl(master: &Server, key: &str) -> Duration {
+    let ms: i64 = redis::cmd("PTTL").arg(key).query(&mut master.connection()).unwrap();
+    Duration::from_millis(u64::try_from(ms).unwrap())
+}
+
+#[tokio::test]
+async fn r1_one_of_two_nodes_held_by_another_is_a_refusal_at_once() {
+    let (masters, quorum) = quorum(2).await;
+    hold(&masters[0], "k", LONG);
+    let refused = timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire()).await.expect("it settles");
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    eventually_async(PATIENCE, "the other is free again", async || !exists(&masters[1], "k")).await;
+}
+
+#[tokio::test]
+async fn r2_what_an_attempt_was_granted_is_not_in_the_way_of_the_next() {
+    let (masters, quorum) = quorum(3).await;
+    let keys: Vec<_> = (0..12).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        hold(&masters[0], key, LONG);
+        hold(&masters[1], key, Duration::from_millis(300));
+    }
+    let builders: Vec<_> =
+        keys.iter().map(|key| quorum.lock(key).wait(Duration::from_millis(1500))).collect();
+    let mut acquired = 0;
+    for outcome in join_all(builders.iter().map(LockBuilder::acquire)).await {
+        match outcome {
+            Ok(_) => acquired += 1,
+            // Whoever queues on the first node does so for as long as the other holds it there.
+            Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
+                assert_ne!(nodes.0[2].answer, Answer::No, "nobody but us was there: {nodes}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(acquired > 0);
+}
+
+#[tokio::test]
+async fn r3_r4_no_lock_is_reported_whose_time_is_over_and_nobody_else_is_kept_out_by_it() {
+    let net = net(3).await;
+    hold(&net.masters[1], "k", Duration::from_millis(550));
+    net.proxies[2].hold(Direction::ToClient);
+    let builder = net.quorum.lock("k").ttl(Duration::from_millis(300)).wait(Duration::from_millis(900));
+    let acquiring = tokio::spawn(async move {
+        let acquired = builder.acquire().await;
+        acquired.map(|lock| (lock.remaining(), lock))
+    });
+    eventually_async(PATIENCE, "the stalled node has granted", async || exists(&net.masters[2], "k")).await;
+    eventually_async(PATIENCE, "that grant is over", async || !exists(&net.masters[2], "k")).await;
+    net.proxies[2].heal();
+    match acquiring.await.unwrap() {
+        Ok((remaining, _lock)) => assert!(remaining >= Duration::from_millis(100), "{remaining:?}"),
+        Err(error) => {
+            assert!(!matches!(error, AcquireError::Unusable { .. }), "{error}");
+            drop(net.quorum.lock("k").acquire().await.unwrap());
+        }
+    }
+}
+
+#[tokio::test]
+async fn r5_a_node_that_refuses_connections_costs_no_time() {
+    let (mut masters, quorum) = quorum(3).await;
+    masters[2].kill();
+    let started = Instant::now();
+    for _ in 0..5 {
+        let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
+        assert_eq!(lock.release().await.unwrap(), Released::Released);
+    }
+    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn r7_to_release_a_lock_that_has_expired_is_a_result_at_once() {
+    let (_masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
+    lock.lost().await;
+    let started = Instant::now();
+    assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
+    assert!(started.elapsed() < Duration::from_millis(100), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn r8_the_loss_of_a_lock_is_known_within_its_ttl_and_does_not_hide_what_was_done() {
+    let (masters, quorum) = quorum(3).await;
+    let ttl = Duration::from_millis(1500);
+    let builder = quorum.lock("k").ttl(ttl);
+    let mut deleted = None;
+    let stopped = builder.run(async |_| {
+        masters.iter().for_each(|master| delete(master, "k"));
+        deleted = Some(Instant::now());
+        std::future::pending::<()>().await;
+    });
+    let error = stopped.await.unwrap_err();
+    assert!(matches!(error, RunError::Lost { lost: LostError::Ended { .. }, output: None }), "{error:?}");
+    assert!(deleted.unwrap().elapsed() < ttl, "{:?}", deleted.unwrap().elapsed());
+
+    let done = builder.run(async |_| {
+        masters.iter().for_each(|master| delete(master, "k"));
+        "a result"
+    });
+    let error = done.await.unwrap_err();
+    assert!(matches!(error, RunError::Lost { output: Some("a result"), .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn r9_r21_whoever_keeps_a_lock_is_told_of_its_loss_by_the_next_extension() {
+    let (masters, quorum) = quorum(3).await;
+    let ttl = Duration::from_secs(3);
+    let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    lock.keep_alive();
+    masters.iter().for_each(|master| delete(master, "k"));
+    let deleted = Instant::now();
+    let lost = timeout(PATIENCE, lock.lost()).await.unwrap();
+    assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
+    assert!(deleted.elapsed() < ttl * 2 / 3, "{:?}", deleted.elapsed());
+}
+
+#[tokio::test]
+async fn r10_r12_a_lock_is_had_and_given_back_although_one_node_is_down() {
+    let (mut masters, quorum) = quorum(3).await;
+    masters[1].kill();
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    assert_eq!(lock.coverage().to_string(), "2 of 3");
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn r11_validity_is_never_more_than_the_ttl_however_late_the_answers_are() {
+    let net = net(3).await;
+    let ttl = Duration::from_millis(200);
+    for proxy in &net.proxies {
+        proxy.delay(Direction::ToClient, Duration::from_millis(90));
+    }
+    for _ in 0..5 {
+        let builder = net.quorum.lock("k").ttl(ttl).node_limit(Duration::from_millis(150));
+        match builder.min_validity(Duration::ZERO).try_acquire().await {
+            Ok(lock) => assert!(lock.remaining() + Duration::from_millis(90) <= ttl, "{lock:?}"),
+            Err(error) => assert!(!matches!(error, AcquireError::Unusable { .. }), "{error}"),
+        }
+        nothing_is_left(&net.masters, "k").await;
+    }
+}
+
+#[tokio::test]
+async fn r13_an_attempt_that_comes_too_late_leaves_nothing_on_any_node() {
+    let net = net(3).await;
+    for proxy in &net.proxies {
+        proxy.delay(Direction::ToClient, Duration::from_millis(200));
+    }
+    let builder = net.quorum.lock("k").ttl(LONG).node_limit(Duration::from_millis(100));
+    let error = builder.try_acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
+    nothing_is_left(&net.masters, "k").await;
+}
+
+#[tokio::test]
+async fn r14_a_node_that_hangs_is_not_waited_for() {
+    let (masters, quorum) = quorum(3).await;
+    masters[0].pause();
+    let started = Instant::now();
+    for _ in 0..5 {
+        let mut lock = quorum.lock("k").ttl(LONG).node_limit(PATIENCE).try_acquire().await.unwrap();
+        lock.extend().await.unwrap();
+        lock.release().await.unwrap();
+    }
+    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+    masters[0].resume();
+}
+
+#[tokio::test]
+async fn r15_locks_on_many_keys_do_not_wait_for_each_other_where_a_node_swallows_everything() {
+    let net = net(3).await;
+    net.proxies[2].drop_bytes(Direction::ToServer);
+    let started = Instant::now();
+    let builders: Vec<_> =
+        (0..10).map(|n| net.quorum.lock(format!("k{n}")).ttl(LONG).node_limit(PATIENCE)).collect();
+    let locks = join_all(builders.iter().map(LockBuilder::try_acquire)).await;
+    assert!(locks.iter().all(Result::is_ok), "{locks:?}");
+    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn r16_what_is_left_of_a_lost_lock_is_not_given_away_before_its_holder_lets_go() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    masters.iter().take(2).for_each(|master| delete(master, "k"));
+    assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
+    assert!(exists(&masters[2], "k"));
+    drop(lock);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn r17_an_acquire_that_is_cancelled_while_the_answer_is_on_its_way_leaves_nothing() {
+    let net = net(3).await;
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToClient);
+    }
+    let builder = net.quorum.lock("k").ttl(LONG);
+    let acquiring = tokio::spawn(async move { builder.acquire().await });
+    all_hold(&net.masters, "k").await;
+    acquiring.abort();
+    assert!(acquiring.await.unwrap_err().is_cancelled());
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    nothing_is_left(&net.masters, "k").await;
+}
+
+#[tokio::test]
+async fn r18_an_extension_sets_the_time_that_is_left_and_does_not_add_to_it() {
+    let (masters, quorum) = quorum(3).await;
+    let ttl = Duration::from_secs(10);
+    let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    for _ in 0..3 {
+        lock.extend().await.unwrap();
+    }
+    assert!(lock.remaining() <= ttl);
+    assert!(masters.iter().all(|master| pttl(master, "k") <= ttl));
+}
+
+#[tokio::test]
+async fn r19_a_held_key_beside_a_node_that_swallows_everything_is_answered_in_bounded_time() {
+    let net = net(3).await;
+    hold(&net.masters[0], "k", LONG);
+    net.proxies[2].hold(Direction::ToServer);
+    let limit = Duration::from_millis(300);
+    let mut fastest = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for _ in 0..3 {
+        let started = Instant::now();
+        let builder = net.quorum.lock("k").ttl(LONG).node_limit(limit);
+        let error = builder.try_acquire().await.unwrap_err();
+        assert!(matches!(error, AcquireError::Held { .. } | AcquireError::NoQuorum { .. }), "{error}");
+        fastest = fastest.min(started.elapsed());
+    }
+    assert!(fastest < limit * 2, "{fastest:?}");
+}
+
+#[tokio::test]
+async fn r20_a_lock_that_another_has_held_in_between_is_lost_and_stays_so() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let mut lock = ours.lock("k").ttl(Duration::from_millis(300)).acquire().await.unwrap();
+    let other = theirs.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    assert!(other.fence() > lock.fence());
+    other.release().await.unwrap();
+    nothing_is_left(&masters, "k").await;
+    assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
+    assert_eq!(lock.ownership(), Ownership::Lost);
+    assert_eq!(holding(&masters, "k"), 0, "it was not acquired again");
+}
+
+#[tokio::test]
+async fn r22_a_refused_attempt_gives_back_what_the_minority_granted() {
+    let (masters, quorum) = quorum(5).await;
+    masters.iter().take(3).for_each(|master| hold(master, "k", LONG));
+    let error = quorum.lock("k").ttl(LONG).try_acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::Held { .. }), "{error}");
+    eventually_async(PATIENCE, "only the other's are left", async || holding(&masters, "k") == 3).await;
+}
+
+#[tokio::test]
+async fn r23_whoever_waits_gets_the_lock_when_it_is_free_within_the_wait() {
+    let (masters, quorum) = quorum(3).await;
+    masters.iter().for_each(|master| hold(master, "k", Duration::from_millis(700)));
+    let lock = quorum.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    lock.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn r24_a_release_reaches_also_the_nodes_beyond_the_majority() {
+    let (masters, quorum) = quorum(5).await;
+    for _ in 0..10 {
+        let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
+        assert_eq!(lock.release().await.unwrap(), Released::Released);
+        nothing_is_left(&masters, "k").await;
+    }
+}
+
+#[tokio::test]
+async fn r25_an_extension_that_two_nodes_do_not_answer_ends_neither_the_keeping_nor_the_telling() {
+    let net = net(3).await;
+    let ttl = Duration::from_secs(3);
+    let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();
+    lock.keep_alive();
+    for proxy in &net.proxies[..2] {
+        proxy.hold(Direction::ToServer);
+    }
+    let doubted = async || matches!(lock.ownership(), Ownership::Uncertain(_));
+    eventually_async(PATIENCE, "it is told", doubted).await;
+    net.proxies.iter().for_each(quorlock_testkit::Proxy::heal);
+    let confirmed = async || matches!(lock.ownership(), Ownership::Held(_));
+    eventually_async(PATIENCE, "it goes on", confirmed).await;
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToServer);
+    }
+    let lost = timeout(PATIENCE, lock.lost()).await.expect("it is told");
+    assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+}

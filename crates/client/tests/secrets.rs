@@ -1,0 +1,125 @@
+//! A token is a capability: whoever knows it can release the lock. It is nowhere to be seen but in a handover's text.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::fmt::{Debug, Write as _};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{all_hold, net};
+use quorlock_client::Handover;
+use quorlock_testkit::{Direction, Server};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Everything that is told to `tracing`, by whatever crate and at whatever level, as one text.
+#[derive(Clone, Default)]
+struct Everything(Arc<Mutex<String>>);
+
+impl Everything {
+    fn add(&self, what: &str, record: impl FnOnce(&mut dyn Visit)) {
+        let mut text = self.0.lock().unwrap();
+        write!(text, "\n{what}").unwrap();
+        record(&mut Fields(&mut text));
+    }
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl Subscriber for Everything {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.add(span.metadata().name(), |fields| span.record(fields));
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, values: &Record<'_>) {
+        self.add("", |fields| values.record(fields));
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        self.add(event.metadata().target(), |fields| event.record(fields));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+fn token(master: &Server, key: &str) -> String {
+    redis::cmd("GET").arg(key).query(&mut master.connection()).unwrap()
+}
+
+#[tokio::test]
+async fn no_token_is_in_logs_errors_or_debug_output() {
+    let told = Everything::default();
+    let _listening = tracing::subscriber::set_default(told.clone());
+    let net = net(3).await;
+    let limit = Duration::from_millis(300);
+    let builder = net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_limit(limit).owner("me");
+    let mut lock = builder.acquire().await.unwrap();
+    all_hold(&net.masters, "orders/42").await;
+    let mut secrets = vec![token(&net.masters[0], "orders/42")];
+    let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
+
+    // An error of each kind, with each node's words.
+    shown += &format!("{:?}", builder.try_acquire().await.unwrap_err());
+    lock.extend().await.unwrap();
+    let handover = lock.hand_over();
+    shown += &format!("{handover:?}");
+    let text = handover.to_secret_text();
+    assert!(text.contains(&secrets[0]), "there it is, and nowhere else");
+    lock = net.quorum.resume(handover).await.unwrap();
+    all_hold(&net.masters, "orders/42").await;
+    secrets.push(token(&net.masters[0], "orders/42"));
+    shown += &format!("{:?}", net.quorum.resume(text.parse().unwrap()).await.unwrap_err());
+    shown += &format!("{:?}", text.replace(':', ";").parse::<Handover>().unwrap_err());
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToClient);
+    }
+    shown += &format!("{:?}", lock.extend().await.unwrap_err());
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    for master in &net.masters {
+        redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
+    }
+    let lost = lock.extend().await.unwrap_err();
+    shown += &format!("{lost} {lost:?} {:?}", lock.lost().await);
+    drop(lock);
+
+    // A server that quotes the arguments of a command that it does not know.
+    let plain = Server::builder().start().unwrap();
+    let quorum = common::connect([plain.url()]).await;
+    shown += &format!("{:?}", quorum.lock("k").try_acquire().await.unwrap_err());
+    quorum.close().await;
+    net.quorum.close().await;
+
+    let told = told.0.lock().unwrap();
+    for expected in ["key=orders/42", "attempt=1", "coverage=", "said yes", "granted", "the lock is lost"] {
+        assert!(told.contains(expected), "{expected} is not told:\n{told}");
+    }
+    for secret in secrets {
+        assert_eq!(secret.len(), 32);
+        assert!(!told.contains(&secret) && !shown.contains(&secret));
+    }
+    // Nor anything that looks like one, of attempts that were never granted.
+    for text in [told.as_str(), &shown] {
+        let words = text.split(|c: char| !c.is_ascii_hexdigit());
+        assert_eq!(words.filter(|word| word.len() == 32).count(), 0, "{text}");
+    }
+}
