@@ -20,8 +20,8 @@ pub struct Node<B> {
     fences: Fences,
     max_ttl: Ttl,
     abstention: Abstention,
-    /// A database that was emptied, or all of them where it says `Some(None)`, and whose leases have yet to end.
-    flushed: Option<Option<u32>>,
+    /// What was emptied, and whose leases have yet to end.
+    flushed: Option<Flushed>,
     loading: bool,
     /// When to look next whether memory is to be given back.
     memory_at: Monotonic,
@@ -279,6 +279,13 @@ pub struct HandOver<'a, B> {
     pub waited_us: u64,
     /// When the mirror expires, in milliseconds of the wall clock.
     pub expires_at_ms: u64,
+}
+
+/// What an operator emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flushed {
+    Database(u32),
+    All,
 }
 
 /// Who is granted what.
@@ -604,7 +611,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         if !self.loading {
             // Of several only the last can be that of a server which is about to load.
             self.settle_flushes();
-            self.flushed = Some(db);
+            self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
         }
     }
 
@@ -659,7 +666,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// to a key does this first; this is for when nothing is done.
     pub fn settle_flushes(&mut self) {
         let Some(flushed) = self.flushed.take() else { return };
-        let is_flushed = |db| flushed.is_none_or(|flushed| flushed == db);
+        let is_flushed = |db| flushed == Flushed::All || flushed == Flushed::Database(db);
         self.end_all_by_operator(is_flushed);
         self.queues.look_soon(is_flushed);
     }
