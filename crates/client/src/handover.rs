@@ -29,9 +29,21 @@ pub struct Handover {
 #[non_exhaustive]
 pub enum HandoverError {
     /// It is something else, or cut short.
+    ///
+    /// ```
+    /// # use quorlock_client::{Handover, HandoverError};
+    /// let error = "orders/42".parse::<Handover>().unwrap_err();
+    /// assert_eq!(error, HandoverError::NotAHandover);
+    /// ```
     #[error("this is not the text of a handover, or not all of it")]
     NotAHandover,
     /// A version of this crate wrote it that this one does not know.
+    ///
+    /// ```
+    /// # use quorlock_client::{Handover, HandoverError};
+    /// let error = "quorlock9:orders/42:…:10000:1:1".parse::<Handover>().unwrap_err();
+    /// assert_eq!(error, HandoverError::OtherVersion);
+    /// ```
     #[error("this handover is of another version of quorlock-client: give both programs the same")]
     OtherVersion,
 }

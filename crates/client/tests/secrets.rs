@@ -78,21 +78,21 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
     // An error of each kind, with each node's words.
-    shown += &format!("{:?}", builder.try_acquire().await.unwrap_err());
+    writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
     let handover = lock.hand_over();
-    shown += &format!("{handover:?}");
+    writeln!(shown, "{handover:?}").unwrap();
     let text = handover.to_secret_text();
     assert!(text.contains(&secrets[0]), "there it is, and nowhere else");
     lock = net.quorum.resume(handover).await.unwrap();
     all_hold(&net.masters, "orders/42").await;
     secrets.push(token(&net.masters[0], "orders/42"));
-    shown += &format!("{:?}", net.quorum.resume(text.parse().unwrap()).await.unwrap_err());
-    shown += &format!("{:?}", text.replace(':', ";").parse::<Handover>().unwrap_err());
+    writeln!(shown, "{:?}", net.quorum.resume(text.parse().unwrap()).await.unwrap_err()).unwrap();
+    writeln!(shown, "{:?}", text.replace(':', ";").parse::<Handover>().unwrap_err()).unwrap();
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
     }
-    shown += &format!("{:?}", lock.extend().await.unwrap_err());
+    writeln!(shown, "{:?}", lock.extend().await.unwrap_err()).unwrap();
     for proxy in &net.proxies {
         proxy.heal();
     }
@@ -101,13 +101,13 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
         redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
     }
     let lost = lock.extend().await.unwrap_err();
-    shown += &format!("{lost} {lost:?} {:?}", lock.lost().await);
+    writeln!(shown, "{lost} {lost:?} {:?}", lock.lost().await).unwrap();
     drop(lock);
 
     // A server that quotes the arguments of a command that it does not know.
     let plain = Server::builder().start().unwrap();
     let quorum = common::connect([plain.url()]).await;
-    shown += &format!("{:?}", quorum.lock("k").try_acquire().await.unwrap_err());
+    writeln!(shown, "{:?}", quorum.lock("k").try_acquire().await.unwrap_err()).unwrap();
     quorum.close().await;
     net.quorum.close().await;
 

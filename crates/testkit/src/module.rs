@@ -45,8 +45,9 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
         }
         looked_at.push(module);
     }
-    looked_at
-        .extend(["release", "debug"].map(|profile| workspace.join("target").join(profile).join(file_name())));
+    // Documentation tests run from a directory of their own.
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+    looked_at.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
     match looked_at.iter().find(|module| module.is_file()) {
         Some(module) => Ok(module.clone()),
         None => Err(ModuleError::NotFound { looked_at }),

@@ -1,0 +1,32 @@
+//! A program without tokio that takes a lock, does something and gives it back.
+//!
+//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example blocking`
+
+use std::error::Error;
+use std::time::Duration;
+
+use quorlock_client::blocking::Quorum;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let nodes = std::env::var("QUORLOCK_NODES")?;
+    let quorum = Quorum::connect(nodes.split(','))?;
+
+    // For something short.
+    let lock =
+        quorum.lock("orders/42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(5)).acquire()?;
+    println!("fence {}, {:?} left, held on {}", lock.fence(), lock.remaining(), lock.coverage());
+    lock.release()?;
+
+    // For something of which nobody knows how long it takes: extended by itself, and looked after in between.
+    let steps = quorum.lock("orders/42").run(|lock| {
+        let mut steps = 0;
+        while steps < 10 && !lock.ownership().is_lost() {
+            std::thread::sleep(Duration::from_millis(20));
+            steps += 1;
+        }
+        steps
+    })?;
+    println!("{steps} steps under the lock");
+    quorum.close();
+    Ok(())
+}

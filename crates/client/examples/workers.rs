@@ -1,0 +1,63 @@
+//! Many workers, in one program or in many, share the jobs that there are. Each job is one worker's at a time, and none waits
+//! for a job that another has: it takes the next.
+//!
+//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example workers`
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quorlock_client::{AcquireError, Quorum};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+const WORKERS: usize = 4;
+const JOBS: usize = 12;
+
+/// Stands for the place where jobs are kept, and marked as done.
+type Jobs = Arc<Mutex<BTreeSet<usize>>>;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let nodes = std::env::var("QUORLOCK_NODES")?;
+    let quorum = Quorum::connect(nodes.split(',')).await?;
+    let open: Jobs = Arc::new(Mutex::new((0..JOBS).collect()));
+    let mut workers = JoinSet::new();
+    for _ in 0..WORKERS {
+        workers.spawn(work(quorum.clone(), Arc::clone(&open)));
+    }
+    let done: usize = workers.join_all().await.iter().sum();
+    println!("{done} jobs done by {WORKERS} workers");
+    quorum.close().await;
+    Ok(())
+}
+
+/// Does jobs until there are none. Returns how many.
+async fn work(quorum: Quorum, open: Jobs) -> usize {
+    let mut done = 0;
+    loop {
+        let jobs: Vec<_> = open.lock().expect("nobody panics").iter().copied().collect();
+        if jobs.is_empty() {
+            return done;
+        }
+        for job in jobs {
+            match quorum.lock(format!("jobs/{job}")).try_acquire().await {
+                Ok(mut lock) => {
+                    // It may have been done, and its lock given back, since the list was read.
+                    if open.lock().expect("nobody panics").contains(&job) {
+                        lock.keep_alive();
+                        sleep(Duration::from_millis(20)).await;
+                        open.lock().expect("nobody panics").remove(&job);
+                        done += 1;
+                    }
+                    // Given back by a background task.
+                    drop(lock);
+                }
+                Err(AcquireError::Held { .. }) => {}
+                Err(error) => println!("job {job}: {error}"),
+            }
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,105 @@
+//! The examples do what they say, on real masters.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+
+use quorlock_testkit::Masters;
+
+/// The example of that name, which cargo builds together with the tests, unless it is asked for this one only.
+fn example(name: &str) -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let profile = test.ancestors().nth(2).unwrap();
+    let path = profile.join("examples").join(name);
+    if !path.is_file() {
+        let profile_name = match profile.file_name().unwrap().to_str().unwrap() {
+            "debug" => "dev",
+            other => other,
+        };
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--package", env!("CARGO_PKG_NAME"), "--examples", "--profile", profile_name])
+            .arg("--target-dir")
+            .arg(profile.parent().unwrap())
+            .status();
+        assert!(built.unwrap().success());
+    }
+    path
+}
+
+/// Runs as many of them at the same time on masters of their own. Returns what each has printed.
+fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
+    let masters = Masters::start(3);
+    let path = example(name);
+    let start = || -> Output {
+        let mut command = Command::new(&path);
+        command.args(args).env("QUORLOCK_NODES", masters.urls().join(",")).output().unwrap()
+    };
+    let outputs: Vec<_> = thread::scope(|scope| {
+        let running: Vec<_> = (0..times).map(|_| scope.spawn(start)).collect();
+        running.into_iter().map(|running| running.join().unwrap()).collect()
+    });
+    outputs
+        .into_iter()
+        .map(|output| {
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn of_a_fleet_one_does_the_job() {
+    let mut printed = run("cron", 4, &[]);
+    printed.sort_unstable();
+    assert_eq!(printed[0], "42 pages\n");
+    assert!(printed[1..].iter().all(|text| text == "another machine does it\n"), "{printed:?}");
+}
+
+#[test]
+fn leaders_take_turns_with_growing_fences() {
+    let printed = run("leader", 3, &[]);
+    let mut fences: Vec<_> = printed
+        .iter()
+        .map(|text| {
+            let rest = text.split("leads, fence ").nth(1).unwrap();
+            assert!(rest.ends_with("steps down\n"), "{text}");
+            rest.split(',').next().unwrap().parse::<u64>().unwrap()
+        })
+        .collect();
+    fences.sort_unstable();
+    fences.dedup();
+    assert_eq!(fences.len(), 3);
+}
+
+#[test]
+fn a_stock_is_counted_down_by_many_and_a_late_write_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stock.sqlite");
+    let database = rusqlite::Connection::open(&path).unwrap();
+    database
+        .execute_batch(
+            "CREATE TABLE stock (item TEXT PRIMARY KEY, count INTEGER, fence INTEGER);
+             INSERT INTO stock VALUES ('spoons', 100, 0);",
+        )
+        .unwrap();
+    let printed = run("inventory", 4, &[&path, Path::new("25")]);
+    for text in &printed {
+        assert!(text.contains("a late write was refused: true"), "{text}");
+    }
+    let left: i64 = database.query_row("SELECT count FROM stock", [], |row| row.get(0)).unwrap();
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn workers_do_each_job_once() {
+    assert_eq!(run("workers", 1, &[]), ["12 jobs done by 4 workers\n"]);
+}
+
+#[test]
+fn a_program_without_tokio_takes_locks() {
+    let printed = run("blocking", 1, &[]);
+    assert!(printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"), "{printed:?}");
+}
