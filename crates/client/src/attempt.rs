@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::Ttl;
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Loss, Step, Vote};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
+use quorlock_core::{Fence, Ttl};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::lock::{Answers, Holding};
@@ -37,6 +37,7 @@ struct Attempt {
     wanted_key: Arc<[u8]>,
     ttl: Ttl,
     token: Token,
+    proposed: Fence,
     core: Acquisition,
     /// What the ACQUIRE of each node went through, if it was sent.
     connections: Vec<Option<Connection>>,
@@ -54,14 +55,15 @@ pub(crate) async fn attempt(
 ) -> Result<Result<Lock, Failure>, AcquireError> {
     let token = Token::random()
         .map_err(|error| AcquireError::Unusable { reason: format!("no random bits for a token: {error}") })?;
-    let hint = shared.propose_fence();
-    let question = Question::acquire(&wanted.key, &token, wanted.ttl, hint, wanted.owner.as_deref());
+    let proposed = shared.propose_fence();
+    let question = Question::acquire(&wanted.key, &token, wanted.ttl, proposed, wanted.owner.as_deref());
     let nodes = shared.nodes.len();
     let mut attempt = Attempt {
         shared: Arc::clone(shared),
         wanted_key: Arc::clone(&wanted.key),
         ttl: wanted.ttl,
         token,
+        proposed,
         // The clock is read before the first byte is sent: a lock begins no later than this.
         core: Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity),
         connections: Vec::with_capacity(nodes),
@@ -116,11 +118,11 @@ impl Attempt {
             tokio::select! {
                 biased;
                 Some((node, reply)) = self.asked.next(), if !self.asked.is_empty() => {
-                    let vote = self.answers.take_vote(node, &reply, &self.shared);
+                    let vote = self.answers.take_vote(node, &reply);
                     self.core.vote(node, vote, clock::now());
                 }
                 Some((node, reply)) = self.told.next(), if !self.told.is_empty() => {
-                    let answer = match (&reply, self.answers.take_vote(node, &reply, &self.shared)) {
+                    let answer = match (&reply, self.answers.take_vote(node, &reply)) {
                         (_, Vote::Granted(fence)) => FenceAnswer::Stored(fence),
                         (Reply::Failed(NodeError::ClockBehind { .. }), _) => FenceAnswer::Unacceptable,
                         (_, Vote::Refused | Vote::Silent) => FenceAnswer::Failed,
@@ -148,15 +150,16 @@ impl Attempt {
         }));
     }
 
-    fn into_lock(mut self, win: quorlock_core::quorum::Win, node_limit: Duration) -> Lock {
+    fn into_lock(mut self, win: Win, node_limit: Duration) -> Lock {
         self.held = true;
+        self.shared.agreed_on_fence(self.proposed, win.fence);
         tracing::debug!(fence = win.fence.get(), coverage = self.answers.yes(), "acquired");
         let asked = std::mem::take(&mut self.asked);
         if !asked.is_empty() {
             let limit = self.ttl.duration();
-            let (answers, shared) = (self.answers.clone(), Arc::clone(&self.shared));
+            let answers = self.answers.clone();
             self.shared.spawn(async move {
-                let _ = timeout(limit, count_stragglers(asked, answers, shared)).await;
+                let _ = timeout(limit, count_stragglers(asked, answers)).await;
             });
         }
         Lock::new(Holding {
@@ -174,9 +177,9 @@ impl Attempt {
 }
 
 /// Nodes that grant after it was decided hold the lock as well.
-async fn count_stragglers(mut asked: FuturesUnordered<Asked>, answers: Answers, shared: Arc<Shared>) {
+async fn count_stragglers(mut asked: FuturesUnordered<Asked>, answers: Answers) {
     while let Some((node, reply)) = asked.next().await {
-        answers.take_vote(node, &reply, &shared);
+        answers.take_vote(node, &reply);
     }
 }
 

@@ -157,12 +157,9 @@ impl Answers {
     }
 
     /// Takes down a node's answer, and says what it is as a vote.
-    pub(crate) fn take_vote(&self, node: usize, reply: &Reply, shared: &Shared) -> Vote {
+    pub(crate) fn take_vote(&self, node: usize, reply: &Reply) -> Vote {
         let (answer, vote) = match reply {
-            Reply::Yes(Some(fence)) => {
-                shared.saw_fence(*fence);
-                (Answer::Yes(Some(*fence)), Vote::Granted(*fence))
-            }
+            Reply::Yes(Some(fence)) => (Answer::Yes(Some(*fence)), Vote::Granted(*fence)),
             Reply::Yes(None) => (Answer::Failed(NodeError::Nonsense), Vote::Silent),
             Reply::No => (Answer::No, Vote::Refused),
             Reply::Failed(error) => (Answer::Failed(error.clone()), Vote::Silent),
