@@ -18,6 +18,7 @@
 //! - [`Quorum`]: the nodes.
 //! - [`LockBuilder`]: what lock, for how long.
 //! - [`Lock`]: a held lock. Dropping it releases it in the background.
+//! - [`FenceGate`]: the side of what the lock protects. It refuses whoever comes late.
 //! - [`AcquireError`] and its kin: why not, with each node's own answer.
 //! - [`redis`]: nodes from connections that are there already.
 
@@ -26,6 +27,7 @@ mod builder;
 mod clock;
 mod error;
 mod extend;
+mod gate;
 mod lock;
 mod node;
 mod quorum;
@@ -37,8 +39,9 @@ pub use builder::LockBuilder;
 pub use error::{
     AcquireError, Answer, ConnectError, ExtendError, NodeAnswer, NodeError, Nodes, ReleaseError,
 };
+pub use gate::{FenceGate, Stale};
 pub use lock::{Coverage, Lock, Released};
-pub use quorlock_core::Fence;
+pub use quorlock_core::{Fence, NotAFence};
 pub use quorum::Quorum;
 
 /// The example of the README, compiled.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::node::{Extended, FenceError};
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Hints, Loss, Majority, Moment, Step, Vote, Win};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::{Fence, NotAFence, Ttl};
 use support::{MAX_TTL_MS, Server};
 
 const KEY: &[u8] = b"k";
@@ -103,6 +103,16 @@ fn grows_in_every_order(mut servers: Vec<Server>) {
         hints.learn(hint, win.fence);
         release(&mut servers, b"t");
         pass_ms(&mut servers, 1);
+    }
+}
+
+#[test]
+fn a_fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
+    for fence in [Fence::new(1).unwrap(), Fence::MAX] {
+        assert_eq!(fence.to_string().parse(), Ok(fence));
+    }
+    for text in ["", "0", "-1", "9007199254740992", "7 ", "0x7"] {
+        assert_eq!(text.parse::<Fence>(), Err(NotAFence), "{text}");
     }
 }
 
@@ -230,7 +240,7 @@ fn between() -> impl Strategy<Value = Between> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Whichever nodes can be reached, whatever the clocks of nodes and clients say, and whoever restarts in between.
     #[test]
