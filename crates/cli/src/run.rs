@@ -39,7 +39,9 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
 async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
     let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let mut wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
+    let wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
+    // A command may run for as long as it likes: it is the command that must end.
+    let mut wanted = wanted.max_hold(Duration::MAX);
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_limit(limit);
     }

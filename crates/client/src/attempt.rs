@@ -10,13 +10,14 @@ use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Step, Vote
 use quorlock_core::{Fence, Ttl};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::lock::{Answers, Holding};
+use crate::answers::Answers;
+use crate::held::{Grant, Held};
 use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
 use crate::wait::Granted;
-use crate::{AcquireError, Answer, Lock, NodeError, Nodes, clock};
+use crate::{AcquireError, Answer, Handover, Lock, NodeError, Nodes, clock, observe};
 
 /// What is to be acquired, checked.
 pub(crate) struct Wanted {
@@ -24,6 +25,7 @@ pub(crate) struct Wanted {
     pub(crate) ttl: Ttl,
     pub(crate) min_validity: Duration,
     pub(crate) node_limit: Duration,
+    pub(crate) max_hold: Duration,
     pub(crate) owner: Option<String>,
 }
 
@@ -44,6 +46,8 @@ struct Attempt {
     ttl: Ttl,
     /// Of the verbs to come.
     node_limit: Duration,
+    max_hold: Duration,
+    owner: Option<String>,
     token: Token,
     core: Acquisition,
     reached: Vec<Reached>,
@@ -82,7 +86,9 @@ pub(crate) async fn attempt(
         attempt.send(node);
     }
     let ended = attempt.run(node_limit).await;
-    shared.saw_round_trip(started.elapsed());
+    let took = started.elapsed();
+    shared.saw_round_trip(took);
+    observe::attempted(took);
     Ok(ended)
 }
 
@@ -110,15 +116,54 @@ pub(crate) async fn attempt_after_wait(
     attempt.run(node_limit).await
 }
 
+/// Swaps the token of a lock that another process gave for one of this attempt's own. The outer error says that nothing
+/// could even be tried.
+pub(crate) async fn resume(
+    shared: &Arc<Shared>,
+    wanted: &Wanted,
+    handover: Handover,
+) -> Result<Result<Lock, Failure>, AcquireError> {
+    let (_, old, fence) = handover.into_parts();
+    shared.saw_fence(fence);
+    let token = Token::random().map_err(no_token)?;
+    let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
+    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl, shared.propose_fence());
+    let mut attempt = Attempt::asking(question, shared, wanted, token, core);
+    for node in 0..shared.nodes.len() {
+        attempt.send(node);
+    }
+    let lock = match attempt.run(wanted.node_limit).await {
+        Ok(lock) => lock,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    // Nodes where it is still the other's: nobody else would ever release it there.
+    let left = lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No });
+    Undo::new(shared, &wanted.key, &old, left.collect(), wanted.ttl.duration()).spawn();
+    Ok(Ok(lock))
+}
+
 impl Attempt {
     fn new(shared: &Arc<Shared>, wanted: &Wanted, token: Token, hint: Fence, core: Acquisition) -> Self {
+        let question = Question::acquire(&wanted.key, &token, wanted.ttl, hint, wanted.owner.as_deref());
+        Self::asking(question, shared, wanted, token, core)
+    }
+
+    fn asking(
+        question: Question,
+        shared: &Arc<Shared>,
+        wanted: &Wanted,
+        token: Token,
+        core: Acquisition,
+    ) -> Self {
         let nodes = shared.nodes.len();
         Self {
             shared: Arc::clone(shared),
             wanted_key: Arc::clone(&wanted.key),
             ttl: wanted.ttl,
             node_limit: wanted.node_limit,
-            question: Question::acquire(&wanted.key, &token, wanted.ttl, hint, wanted.owner.as_deref()),
+            max_hold: wanted.max_hold,
+            owner: wanted.owner.clone(),
+            question,
             token,
             core,
             reached: vec![Reached::No; nodes],
@@ -185,6 +230,9 @@ impl Attempt {
                 biased;
                 Some((node, reply)) = self.asked.next(), if !self.asked.is_empty() => {
                     let vote = self.answers.take_vote(node, &reply, &self.shared);
+                    if vote != Vote::Silent {
+                        self.reached[node] = Reached::Somehow;
+                    }
                     self.core.vote(node, vote, clock::now());
                 }
                 Some(node) = self.again.next(), if !self.again.is_empty() => self.send(node),
@@ -222,34 +270,38 @@ impl Attempt {
 
     fn into_lock(mut self, win: quorlock_core::quorum::Win) -> Lock {
         self.held = true;
-        tracing::debug!(fence = win.fence.get(), coverage = self.answers.yes(), "acquired");
-        let asked = std::mem::take(&mut self.asked);
-        if !asked.is_empty() {
-            let limit = self.ttl.duration();
-            let (answers, shared) = (self.answers.clone(), Arc::clone(&self.shared));
-            self.shared.spawn(async move {
-                let _ = timeout(limit, count_stragglers(asked, answers, shared)).await;
-            });
-        }
-        Lock::new(Holding {
+        let held = Arc::new(Held::new(Grant {
             shared: Arc::clone(&self.shared),
             key: Arc::clone(&self.wanted_key),
             token: self.token.clone(),
+            owner: self.owner.take(),
             ttl: self.ttl,
             fence: win.fence,
-            lifetime: win.lifetime,
             node_limit: self.node_limit,
+            max_hold: self.max_hold,
+            lifetime: win.lifetime,
             reached: std::mem::take(&mut self.reached),
-            answers: self.answers.clone(),
-        })
+            answers: self.answers.all(),
+        }));
+        let asked = std::mem::take(&mut self.asked);
+        if !asked.is_empty() {
+            self.shared.spawn(count_stragglers(asked, Arc::clone(&held)));
+        }
+        Lock::new(held)
     }
 }
 
 /// Nodes that grant after it was decided hold the lock as well.
-async fn count_stragglers(mut asked: FuturesUnordered<Asked>, answers: Answers, shared: Arc<Shared>) {
-    while let Some((node, reply)) = asked.next().await {
-        answers.take_vote(node, &reply, &shared);
-    }
+async fn count_stragglers(mut asked: FuturesUnordered<Asked>, held: Arc<Held>) {
+    let count = async {
+        while let Some((node, reply)) = asked.next().await {
+            if let Reply::Yes(Some(fence)) = reply {
+                held.shared.saw_fence(fence);
+            }
+            held.heard_of_acquire(node, &reply);
+        }
+    };
+    let _ = timeout(held.ttl.duration(), count).await;
 }
 
 impl Drop for Attempt {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, holding, net, nothing_is_left, quorum};
-use quorlock_client::{AcquireError, Quorum};
+use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
+use quorlock_client::AcquireError;
 use quorlock_testkit::{Direction, Masters, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -47,7 +47,7 @@ async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
-    let other = Quorum::connect(masters.urls()).await.unwrap();
+    let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
     somebody_waits(&masters, 1).await;
     let before: u64 = masters.iter().map(calls).sum();
@@ -88,7 +88,7 @@ async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..8 {
-        let quorum = Quorum::connect(masters.urls()).await.unwrap();
+        let quorum = connect(masters.urls()).await;
         let inside = Arc::clone(&inside);
         tasks.spawn(async move {
             let mut last = None;
@@ -115,7 +115,7 @@ async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
 async fn a_wait_that_is_over_says_so_in_time_and_leaves_the_queue() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
-    let other = Quorum::connect(masters.urls()).await.unwrap();
+    let other = connect(masters.urls()).await;
     let started = Instant::now();
     let error = other.lock("k").wait(Duration::from_millis(300)).acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
@@ -131,7 +131,7 @@ async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
-        let quorum = Quorum::connect(net.proxies.iter().map(quorlock_testkit::Proxy::url)).await.unwrap();
+        let quorum = connect(net.proxies.iter().map(quorlock_testkit::Proxy::url)).await;
         let started = Instant::now();
         let waiting =
             tokio::spawn(async move { quorum.lock("k").wait(Duration::from_millis(400)).acquire().await });
@@ -153,7 +153,7 @@ async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
 async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
-    let other = Quorum::connect(masters.urls()).await.unwrap();
+    let other = connect(masters.urls()).await;
     let mut fastest = Duration::MAX;
     for _ in 0..5 {
         let builder = other.lock("k").wait(Duration::from_secs(60));
@@ -170,7 +170,7 @@ async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
 #[tokio::test]
 async fn a_wait_dropped_at_any_moment_leaves_nothing() {
     let (masters, quorum) = quorum(3).await;
-    let other = Quorum::connect(masters.urls()).await.unwrap();
+    let other = connect(masters.urls()).await;
     for n in 0..40_u64 {
         let lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
         let builder = other.lock("k").ttl(Duration::from_secs(20)).wait(Duration::from_secs(20));
@@ -197,7 +197,7 @@ async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
         all_hold(&net.masters, "k").await;
         let mut tasks = JoinSet::new();
         for _ in 0..4 {
-            let quorum = Quorum::connect(&urls).await.unwrap();
+            let quorum = connect(urls.clone()).await;
             tasks.spawn(async move {
                 let lock = quorum.lock("k").wait(Duration::from_secs(30)).acquire().await.unwrap();
                 lock.release().await.unwrap();

@@ -6,6 +6,7 @@
 //! - [`Pursuit`]: where to go from an attempt that failed: ask again, or wait, and on which node.
 //! - [`order`]: the order of the nodes for a key, the same for all clients.
 //! - [`Extension`] and [`Release`]: the other two verbs.
+//! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
 //! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
 //! - [`Hints`]: the fence to propose next.
 
@@ -19,6 +20,7 @@ mod order;
 mod pursuit;
 mod release;
 mod tally;
+mod tenure;
 
 pub use acquisition::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use extension::{Extension, ExtensionVerdict};
@@ -29,3 +31,4 @@ pub use moment::Moment;
 pub use order::order;
 pub use pursuit::{Ended, Move, Pursuit};
 pub use release::{Release, ReleaseVerdict};
+pub use tenure::{End, Standing, Tenure};

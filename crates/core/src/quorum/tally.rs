@@ -55,6 +55,11 @@ impl<Y: Copy> Tally<Y> {
         })
     }
 
+    pub(super) fn no(&self) -> impl Iterator<Item = usize> {
+        let ballots = self.ballots.iter().enumerate();
+        ballots.filter(|(_, ballot)| matches!(ballot, Ballot::No)).map(|(node, _)| node)
+    }
+
     pub(super) fn count(&self, wanted: impl Fn(&Ballot<Y>) -> bool) -> usize {
         self.ballots.iter().filter(|ballot| wanted(ballot)).count()
     }
