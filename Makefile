@@ -1,7 +1,7 @@
 # Every target installs what it needs where apt-get can, and says what to install where it cannot.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo
+.PHONY: help setup build test servers test-matrix test-faults demo bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,9 +12,32 @@ setup: ## Installs what is missing: a server to test on, and libclang for the bu
 build: setup ## Builds the module and the program (target/release/libquorlock.so, target/release/quorlock)
 	cargo build --release --workspace
 
+demo: build ## 8 workers, 200 locks, 5 masters, one of them killed half-way: fails if an increment is lost
+	@scripts/demo
+
 test: setup ## Formatting, clippy, and all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --package quorlock
 	cargo test --workspace --no-fail-fast
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
+	cargo build --release --package quorlock --package quorlock-bench
+	@cargo run --release --quiet --package quorlock-bench
+
+bench-waiting: setup ## Handing a lock over to whoever waits, beside polling clients: the table of docs/waiting.md
+	cargo build --release --package quorlock --package quorlock-bench
+	@cargo run --release --quiet --package quorlock-bench -- --only waiting
+
+servers: ## Newer Redis and Valkey servers beside the installed one, for test-matrix (target/servers)
+	@scripts/servers $(QUORLOCK_SERVERS)
+
+test-matrix: setup ## The tests of the module and of the faults on Redis 7.0 and 8.0, Valkey 8.1 and 9.1
+	@scripts/test-matrix
+
+test-faults: setup ## Every fault on a real server, with the protection and without, and two minutes of accidents at random
+	cargo build --package quorlock --package quorlock-faults
+	cargo run --quiet --package quorlock-faults
+	cargo run --quiet --package quorlock-faults -- --random 120
+	cargo run --quiet --package quorlock-faults -- --random 120 --unprotected

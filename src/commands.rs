@@ -3,15 +3,16 @@
 //! No call into the server is made while the node is borrowed: writing a key and opening it may call back into this
 //! module with a keyspace event.
 
-use quorlock_core::node::{self, Acquired, Extended, Inspected, MirrorWrite, Now, Released};
+use quorlock_core::Fence;
+use quorlock_core::node::{self, Acquired, Extended, Inspected, MirrorWrite};
 
 use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::{Command, Spec};
-use crate::ffi::{Access, Args, Ctx, Key, clock};
-use crate::module;
+use crate::ffi::{Access, Args, Blocked, Ctx, Key, clock};
 use crate::request::{self, Named, Options};
 use crate::tell;
+use crate::{handover, module};
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
@@ -23,11 +24,32 @@ impl Command for Acquire {
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
         match acquire(ctx, args) {
-            Ok(Some(fence)) => ctx.reply_integer(fence),
-            Ok(None) => ctx.reply_null(),
+            Ok(Outcome::Granted { fence, waits: false }) => ctx.reply_integer(reply(fence)),
+            Ok(Outcome::Granted { fence, waits: true }) => reply_granted(ctx, fence, 0),
+            Ok(Outcome::Refused) => ctx.reply_null(),
+            Ok(Outcome::Waits) => {}
             Err(error) => refuse(ctx, error),
         }
     }
+}
+
+/// What an ACQUIRE came to.
+enum Outcome {
+    Granted {
+        fence: Fence,
+        /// Whether the client was ready to wait, and so expects to be told for how long it did.
+        waits: bool,
+    },
+    Refused,
+    /// It is answered later.
+    Waits,
+}
+
+/// The answer to an ACQUIRE with WAIT that was granted.
+pub(crate) fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: u64) {
+    ctx.reply_array(2);
+    ctx.reply_integer(reply(fence));
+    ctx.reply_integer(i64::try_from(waited_us).unwrap_or(i64::MAX));
 }
 
 impl Command for Extend {
@@ -63,15 +85,17 @@ impl Command for Inspect {
     }
 }
 
-fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
+fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Outcome, CommandError> {
     let Named { key, token } = request::named(args)?;
     let ttl = request::ttl(args, module::max_ttl())?;
-    let Options { owner, fence, .. } = request::acquire_options(args)?;
+    let Options { owner, fence, wait_ms, .. } = request::acquire_options(args)?;
     let db = ctx.db();
     let mut mirror = Key::open(ctx, key, Access::Write);
 
-    let ask = node::Acquire { db, key: &key, token: &token, ttl, owner: owner.as_ref(), fence };
-    let decided = module::state().node.acquire(now(ctx), &ask, &mirror);
+    let may_wait = wait_ms.is_some_and(|ms| ms > 0) && !ctx.denies_blocking();
+    let ask = node::Acquire { db, key: &key, token: &token, ttl, owner: owner.as_ref(), fence, may_wait };
+    let now = clock::now();
+    let decided = module::state().node.acquire(now, &ask, &mirror);
     match decided {
         Acquired::Granted { fence, expires_at_ms } => {
             if !mirror.set(token, expires_at_ms) {
@@ -79,9 +103,17 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
                 return Err(CommandError::NotWritten);
             }
             tell::set(ctx, key, token, expires_at_ms);
-            Ok(Some(reply(fence)))
+            Ok(Outcome::Granted { fence, waits: wait_ms.is_some() })
         }
-        Acquired::Refused => Ok(None),
+        Acquired::Refused => Ok(Outcome::Refused),
+        Acquired::MustWait => {
+            let Some(blocked) = Blocked::block(ctx) else { return Ok(Outcome::Refused) };
+            let state = &mut *module::state();
+            state.node.enqueue(now, &ask, wait_ms.unwrap_or(0), blocked.ticket(), &mirror);
+            state.waiting.join(blocked);
+            Ok(Outcome::Waits)
+        }
+        Acquired::QueueFull { max_waiters } => Err(CommandError::QueueFull { max_waiters }),
         Acquired::Abstaining { reason, left_ms } => Err(CommandError::Abstaining { reason, left_ms }),
         Acquired::WrongType => Err(CommandError::WrongType),
     }
@@ -95,7 +127,7 @@ fn extend(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
 
     let ask =
         node::Extend { db: ctx.db(), key: &key, token: &token, ttl, fence, new_token: new_token.as_ref() };
-    let decided = module::state().node.extend(now(ctx), &ask, &mirror);
+    let decided = module::state().node.extend(clock::now(), &ask, &mirror);
     match decided {
         Extended::Held { fence, mirror: write } => {
             let token = new_token.unwrap_or(token);
@@ -123,35 +155,24 @@ fn extend(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
 
 fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<bool, CommandError> {
     let Named { key, token } = request::named(args)?;
-    let mut mirror = Key::open(ctx, key, Access::Write);
-
-    let decided =
-        module::state().node.release(clock::monotonic(), ctx.db(), key.as_bytes(), token.as_bytes(), &mirror);
-    let (released, delete) = match decided {
-        Released::Released(delete) => (true, delete),
-        Released::NotHeld(delete) => (false, delete),
-        Released::WrongType => return Err(CommandError::WrongType),
-    };
-    if delete {
-        mirror.delete();
-        tell::delete(ctx, key);
-    }
-    Ok(released)
+    handover::release(ctx, key, token)
 }
 
 fn inspect(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
     let key = args.get(1).ok_or(CommandError::Arity)?;
     let mirror = Key::open(ctx, key, Access::Read);
-    let (now, db) = (now(ctx), ctx.db());
+    let (now, db) = (clock::now(), ctx.db());
     let mut state = module::state();
-    let (owner, fence, ttl_ms) = match state.node.inspect(now, db, key.as_bytes(), &mirror) {
+    let (owner, fence, ttl_ms, waiters) = match state.node.inspect(now, db, key.as_bytes(), &mirror) {
         Inspected::Free => {
             ctx.reply_null();
             return Ok(());
         }
         Inspected::WrongType => return Err(CommandError::WrongType),
-        Inspected::Lease { owner, fence, ttl_ms } => (owner, Some(reply(fence)), Some(ttl_ms)),
-        Inspected::Foreign { ttl_ms } => (None, None, ttl_ms),
+        Inspected::Lease { owner, fence, ttl_ms, waiters } => {
+            (owner, Some(reply(fence)), Some(ttl_ms), waiters)
+        }
+        Inspected::Foreign { ttl_ms, waiters } => (None, None, ttl_ms, waiters),
     };
     ctx.reply_map(4);
     ctx.reply_bytes(b"owner");
@@ -163,7 +184,7 @@ fn inspect(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
     // As PTTL: −1 for a key that does not expire.
     ctx.reply_integer(ttl_ms.unwrap_or(-1));
     ctx.reply_bytes(b"waiters");
-    ctx.reply_integer(0);
+    ctx.reply_integer(i64::try_from(waiters).unwrap_or(i64::MAX));
     Ok(())
 }
 
@@ -174,10 +195,6 @@ fn refuse(ctx: &Ctx<'_>, error: CommandError) {
     }
 }
 
-fn now(ctx: &Ctx<'_>) -> Now {
-    Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() }
-}
-
-fn reply(fence: quorlock_core::Fence) -> i64 {
+fn reply(fence: Fence) -> i64 {
     i64::try_from(fence.get()).expect("a fence is below 2^53")
 }

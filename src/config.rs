@@ -24,7 +24,10 @@ static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL,
 /// How far ahead of the server's wall clock a proposed fence may lie, in milliseconds.
 static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, false, set_max_clock_skew);
 
-static ALL: [&Number; 3] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS];
+/// How many clients may wait, for all locks together.
+static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, false, set_max_waiters);
+
+static ALL: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS, &MAX_WAITERS];
 
 const fn number(
     name: &'static CStr,
@@ -78,8 +81,16 @@ pub(crate) fn max_clock_skew_ms() -> u64 {
     MAX_CLOCK_SKEW_MS.value().unsigned_abs()
 }
 
+pub(crate) fn max_waiters() -> usize {
+    usize::try_from(MAX_WAITERS.value()).unwrap_or(0)
+}
+
+fn set_max_waiters(_: i64) {
+    module::with(|state| state.node.set_max_waiters(max_waiters()));
+}
+
 fn set_max_clock_skew(ms: i64) {
-    module::set_max_clock_skew_ms(ms.unsigned_abs());
+    module::with(|state| state.node.set_max_clock_skew_ms(ms.unsigned_abs()));
 }
 
 /// Why the module is not loaded.
@@ -101,13 +112,13 @@ impl fmt::Display for ConfigError {
             Self::Repeated(number) => write!(f, "the module argument {} is there twice", name(number)),
             Self::BadValue(number) => write!(
                 f,
-                "the module argument {} must be a whole number between {} and {} (milliseconds)",
+                "the module argument {} must be a whole number between {} and {}",
                 name(number),
                 number.min,
                 number.max
             ),
             Self::Refused => {
-                write!(f, "a value in the configuration is not allowed; in milliseconds there may be:")?;
+                write!(f, "a value in the configuration is not allowed; there may be:")?;
                 ALL.iter().try_for_each(|number| {
                     write!(f, " lock.{} {} to {}", name(number), number.min, number.max)
                 })

@@ -27,7 +27,7 @@ const FENCE: ArgSpec = ArgSpec {
 
 pub(crate) const ACQUIRE: Spec = Spec {
     name: c"lock.acquire",
-    flags: c"write deny-oom fast",
+    flags: c"write deny-oom blocking fast",
     summary: c"Takes a lock: its fence when granted, nil when another holds it",
     complexity: CONSTANT,
     since: SINCE,
@@ -38,12 +38,18 @@ pub(crate) const ACQUIRE: Spec = Spec {
         TOKEN,
         TTL,
         ArgSpec {
+            name: c"wait-ms",
+            kind: ArgKind::Integer,
+            summary: c"How long to wait for the lock, in milliseconds; the reply is then the fence and the microseconds waited",
+            option: Some(c"WAIT"),
+        },
+        FENCE,
+        ArgSpec {
             name: c"label",
             kind: ArgKind::Text,
             summary: c"Who asks, for LOCK.INSPECT to show: at most 256 bytes of UTF-8",
             option: Some(c"OWNER"),
         },
-        FENCE,
     ],
 };
 

@@ -16,6 +16,10 @@ pub(crate) enum CommandError {
     OwnerLength,
     OwnerNotText,
     FenceRange,
+    WaitRange,
+    QueueFull {
+        max_waiters: usize,
+    },
     Fence(FenceError),
     UnknownOption {
         takes: &'static str,
@@ -52,6 +56,13 @@ impl fmt::Display for CommandError {
             }
             Self::OwnerNotText => write!(f, "ERR OWNER must be UTF-8: it is a label for people to read"),
             Self::FenceRange => write!(f, "ERR FENCE must be between 1 and 9007199254740991"),
+            Self::WaitRange => {
+                write!(f, "ERR WAIT must be between 0 and {} milliseconds", crate::request::WAIT_MS_MAX)
+            }
+            Self::QueueFull { max_waiters } => write!(
+                f,
+                "ERR {max_waiters} clients wait already (lock.max-waiters): try again later, or raise it"
+            ),
             Self::Fence(error) => write!(f, "BADFENCE {error}"),
             Self::UnknownOption { takes } => {
                 write!(f, "ERR syntax error: after the ttl there may be {takes}")

@@ -20,6 +20,7 @@ pub(crate) fn write(section: &Section) {
         section.number(c"max_ttl_ms", node.max_ttl().ms());
         section.number(c"rejoin_delay_ms", config::rejoin_delay_ms());
         section.number(c"leases", node.leases() as u64);
+        section.number(c"waiters", node.waiters() as u64);
         let stats = node.stats();
         for (name, count) in [
             (c"grants", stats.grants),
@@ -31,6 +32,8 @@ pub(crate) fn write(section: &Section) {
             (c"ended_by_operator", stats.ended_by_operator),
             (c"saved_from_clock_step", stats.saved_from_clock_step),
             (c"saved_from_eviction", stats.saved_from_eviction),
+            (c"handovers", stats.handovers),
+            (c"longest_wait_us", stats.longest_wait_us),
         ] {
             section.number(name, count);
         }

@@ -4,10 +4,11 @@ use std::cell::RefMut;
 use std::hash::{BuildHasher, RandomState};
 
 use quorlock_core::Ttl;
-use quorlock_core::node::{Node, Now, Settings};
+use quorlock_core::node::{Node, Settings};
 
 use crate::audience::Audience;
 use crate::ffi::{Args, Ctx, Held, LogLevel, MainThread, Timer, clock};
+use crate::waiting::Waiting;
 use crate::{config, observe};
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
@@ -22,6 +23,7 @@ pub(crate) struct State {
     pub(crate) node: Node<Held>,
     pub(crate) audience: Audience,
     pub(crate) timer: Timer,
+    pub(crate) waiting: Waiting,
     /// The keyspace event that is being sent is about a write of our own.
     pub(crate) own_write: bool,
     pub(crate) look_at_eviction_policy: bool,
@@ -46,11 +48,11 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         max_ttl: config::max_ttl(),
         rejoin_delay_ms: config::rejoin_delay_ms(),
         max_clock_skew_ms: config::max_clock_skew_ms(),
+        max_waiters: config::max_waiters(),
         fence_stripes: FENCE_STRIPES,
         hash_seed: RandomState::new().hash_one(0),
     };
-    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
-    let mut node = Node::new(settings, now);
+    let mut node = Node::new(settings, clock::now());
     if ctx.is_replica() {
         node.demote();
     }
@@ -59,6 +61,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         node,
         audience: Audience::new(ctx.is_only_module()),
         timer,
+        waiting: Waiting::new(ctx.drops_replies_of_the_unblocked()),
         own_write: false,
         look_at_eviction_policy: true,
     }));
@@ -100,8 +103,4 @@ pub(crate) fn with<T>(what: impl FnOnce(&mut State) -> T) -> Option<T> {
 
 pub(crate) fn max_ttl() -> Ttl {
     state().node.max_ttl()
-}
-
-pub(crate) fn set_max_clock_skew_ms(ms: u64) {
-    with(|state| state.node.set_max_clock_skew_ms(ms));
 }

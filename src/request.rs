@@ -9,6 +9,8 @@ use crate::ffi::{Arg, Args};
 const TOKEN_BYTES_MAX: usize = 256;
 /// Longest owner label, in bytes.
 const OWNER_BYTES_MAX: usize = 256;
+/// Longest wait, in milliseconds: a week, as no lock lasts longer.
+pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
 /// The arguments that most commands begin with.
 pub(crate) struct Named<'a> {
@@ -22,6 +24,7 @@ pub(crate) struct Options<'a> {
     pub(crate) owner: Option<Arg<'a>>,
     pub(crate) fence: Option<Fence>,
     pub(crate) new_token: Option<Arg<'a>>,
+    pub(crate) wait_ms: Option<u64>,
 }
 
 /// `command key token`
@@ -36,7 +39,7 @@ pub(crate) fn ttl(args: Args<'_>, max: Ttl) -> Result<Ttl, CommandError> {
     Ok(Ttl::at_most(u64::try_from(ms).unwrap_or(0), max.ms())?)
 }
 
-/// `LOCK.ACQUIRE key token ttl [OWNER label] [FENCE n]`
+/// `LOCK.ACQUIRE key token ttl [WAIT ms] [FENCE n] [OWNER label]`
 pub(crate) fn acquire_options(args: Args<'_>) -> Result<Options<'_>, CommandError> {
     let mut options = Options::default();
     each_option(args, |name, value| {
@@ -44,8 +47,10 @@ pub(crate) fn acquire_options(args: Args<'_>) -> Result<Options<'_>, CommandErro
             once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
             once(&mut options.fence, checked_fence(value)?)
+        } else if name.eq_ignore_ascii_case(b"WAIT") {
+            once(&mut options.wait_ms, checked_wait(value)?)
         } else {
-            Err(CommandError::UnknownOption { takes: "OWNER label and FENCE n" })
+            Err(CommandError::UnknownOption { takes: "WAIT ms, FENCE n and OWNER label" })
         }
     })?;
     Ok(options)
@@ -105,4 +110,9 @@ fn checked_owner(owner: Arg<'_>) -> Result<Arg<'_>, CommandError> {
 fn checked_fence(fence: Arg<'_>) -> Result<Fence, CommandError> {
     let n = fence.to_integer().ok_or(CommandError::NotAnInteger)?;
     u64::try_from(n).ok().and_then(Fence::new).ok_or(CommandError::FenceRange)
+}
+
+fn checked_wait(wait: Arg<'_>) -> Result<u64, CommandError> {
+    let ms = wait.to_integer().ok_or(CommandError::NotAnInteger)?;
+    u64::try_from(ms).ok().filter(|ms| *ms <= WAIT_MS_MAX).ok_or(CommandError::WaitRange)
 }

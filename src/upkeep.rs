@@ -3,9 +3,9 @@
 
 use quorlock_core::node::{Adjusted, Now, Repair};
 
+use crate::error::CommandError;
 use crate::ffi::{Access, Ctx, Key, LogLevel, clock};
-use crate::module;
-use crate::tell;
+use crate::{handover, module, tell, waiting};
 
 /// Ended leases removed, and lost mirrors written, in one turn of the event loop, so that a million of them at once do
 /// not stall the server.
@@ -14,12 +14,18 @@ const DUE_PER_TURN_MAX: usize = 200;
 const RETRY_US: u64 = 10_000;
 
 pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
-    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
+    let now = clock::now();
     let mut retry = false;
-    module::with(|state| state.node.settle_flushes());
+    module::with(|state| {
+        state.node.settle_flushes();
+        state.node.give_back_memory(now.monotonic);
+    });
     if is_anything_due(now) {
+        dismiss_waiters(now);
         retry = ctx.writes_are_paused();
         if !retry {
+            give_back_abandoned(ctx);
+            hand_over_free_keys(ctx, now);
             remove_ended(ctx, now);
             retry = ctx.memory_is_short();
             if !retry {
@@ -28,6 +34,7 @@ pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
         }
         rejoin(ctx, now);
     }
+    waiting::unblock_deferred();
     module::with(|state| {
         if let Some(at) = state.node.next_wake() {
             let at = if retry { at.max(now.monotonic.plus_us(RETRY_US)) } else { at };
@@ -38,7 +45,48 @@ pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
 }
 
 fn is_anything_due(now: Now) -> bool {
-    module::with(|state| state.node.next_wake().is_some_and(|at| at <= now.monotonic)) == Some(true)
+    let due = module::with(|state| {
+        state.waiting.has_abandoned() || state.node.next_wake().is_some_and(|at| at <= now.monotonic)
+    });
+    due == Some(true)
+}
+
+/// Answers those who wait no more: also while nothing may be written.
+fn dismiss_waiters(now: Now) {
+    for _ in 0..DUE_PER_TURN_MAX {
+        let dismissed = module::with(|state| {
+            let ticket = state.node.pop_dismissed(now.monotonic)?;
+            Some((ticket, state.node.abstains(now.monotonic)))
+        });
+        let Some(Some((ticket, abstains))) = dismissed else { return };
+        let error = abstains.map(|(reason, left_ms)| {
+            let left_ms = left_ms.unwrap_or_else(|| module::max_ttl().ms());
+            CommandError::Abstaining { reason, left_ms }
+        });
+        waiting::dismiss(ticket, error);
+    }
+}
+
+/// Gives back what was handed over to clients that were gone before they could be told.
+fn give_back_abandoned(ctx: &Ctx<'_>) {
+    for grant in module::with(|state| state.waiting.take_abandoned()).unwrap_or_default() {
+        ctx.select_db(grant.db);
+        // Whatever else is under the key by now is not this grant's.
+        let _ = handover::release(ctx, grant.key.lend(), grant.token.lend());
+    }
+}
+
+/// Hands over the keys that became free otherwise than by a release.
+fn hand_over_free_keys(ctx: &Ctx<'_>, now: Now) {
+    for _ in 0..DUE_PER_TURN_MAX {
+        let due = module::with(|state| {
+            state.node.due_for_hand_over(now.monotonic).map(|due| (due.db, due.key.share()))
+        });
+        let Some(Some((db, key))) = due else { return };
+        ctx.select_db(db);
+        let mut mirror = Key::open(ctx, key.lend(), Access::Write);
+        handover::hand_over(ctx, db, key.lend(), &mut mirror);
+    }
 }
 
 /// Removes the mirrors of leases whose deadline has come. Usually the server has expired them by then.

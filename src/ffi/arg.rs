@@ -53,6 +53,11 @@ impl<'a> Arg<'a> {
         unsafe { bytes_of(self.string) }
     }
 
+    /// One reference to the same string, to be kept.
+    pub(crate) fn share(self) -> Held {
+        self.keep()
+    }
+
     /// The server's own notion of an integer: no spaces, no plus, no leading zeros, within 64 bits.
     pub(crate) fn to_integer(self) -> Option<i64> {
         let mut value = 0;

@@ -43,21 +43,6 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_SelectDb(self.ctx, db)) };
     }
 
-    /// The wall clock, in microseconds since 1970. It must be the server's own: some servers hide their idea of the time
-    /// from the module's C library.
-    pub(crate) fn wall_us(&self) -> u64 {
-        // SAFETY: needs nothing; the static is written only while the module is being loaded.
-        let us = unsafe {
-            match raw::RedisModule_CachedMicroseconds {
-                // Read by the server before each command.
-                Some(cached) => cached(),
-                // Redis 7.0 does not share it.
-                None => api!(RedisModule_Milliseconds()) * 1000,
-            }
-        };
-        us.unsigned_abs()
-    }
-
     pub(crate) fn reply_integer(&self, value: i64) {
         // SAFETY: a live context of a command.
         unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, value)) };
@@ -71,6 +56,12 @@ impl Ctx<'_> {
     pub(crate) fn reply_bytes(&self, bytes: &[u8]) {
         // SAFETY: as above; the server copies the bytes.
         unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, bytes.as_ptr().cast(), bytes.len())) };
+    }
+
+    /// Begins an array of so many elements, which are the replies that follow.
+    pub(crate) fn reply_array(&self, len: i32) {
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_ReplyWithArray(self.ctx, len.into())) };
     }
 
     /// Begins a map of so many pairs, whose keys and values are the replies that follow. In RESP2 a flat array.
@@ -183,6 +174,19 @@ impl Ctx<'_> {
     /// Whether the server is a replica.
     pub(crate) fn is_replica(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_SLAVE as i32 != 0
+    }
+
+    /// Whether the client of this command must not wait: in MULTI, in a script, and wherever else the server says so.
+    pub(crate) fn denies_blocking(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as i32 != 0
+    }
+
+    /// Whether the server drops the reply of a client that was unblocked here and then by `CLIENT UNBLOCK`, within one
+    /// turn of its loop: Redis 7.0 does, and the client hangs.
+    pub(crate) fn drops_replies_of_the_unblocked(&self) -> bool {
+        const REDIS_7_2: i32 = 0x0007_0200;
+        // SAFETY: needs nothing.
+        unsafe { api!(RedisModule_GetServerVersion()) < REDIS_7_2 }
     }
 
     fn flags(&self) -> i32 {

@@ -74,6 +74,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_GetAbsExpire RedisModule_ReplyWithMap RedisModule_SignalModifiedKey RedisModule_SubscribeToServerEvent
         RedisModule_SubscribeToKeyspaceEvents RedisModule_SetModuleOptions RedisModule_AvoidReplicaTraffic
         RedisModule_EventLoopAdd RedisModule_EventLoopDel RedisModule_GetServerInfo RedisModule_RegisterNumericConfig
+        RedisModule_BlockClient RedisModule_UnblockClient RedisModule_SetDisconnectCallback
+        RedisModule_GetBlockedClientHandle RedisModule_GetServerVersion RedisModule_ReplyWithArray
         RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {

@@ -4,6 +4,7 @@
 //! - [`Arg`], [`Args`], [`Held`]: the server's strings, lent and kept.
 //! - [`Ctx`]: what a command can do: answer, replicate, notify.
 //! - [`Key`]: an open key; the keyspace as the decisions see it.
+//! - [`Blocked`]: a client that waits.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers what an operator can set.
 //! - [`info`]: the module's part of `INFO`.
@@ -26,6 +27,7 @@
 
 mod api;
 mod arg;
+mod blocked;
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod config;
@@ -38,6 +40,7 @@ mod main_thread;
 mod timer;
 
 pub(crate) use arg::{Arg, Args, Held};
+pub(crate) use blocked::Blocked;
 pub(crate) use ctx::{Ctx, LogLevel};
 pub(crate) use key::{Access, Key};
 pub(crate) use main_thread::MainThread;

@@ -1,5 +1,10 @@
 //! Exit codes. Anything else is the child's own; a child that a signal killed gives 128 + the signal, as in a shell.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitCode, ExitStatus};
+
+use rustix::process::Signal;
+
 /// The lock was lost, and the child was stopped.
 pub(crate) const LOST: u8 = 120;
 /// The lock was not acquired, and the child was not started.
@@ -12,10 +17,22 @@ pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 
 /// Shown by `--help`.
-pub(crate) const HELP: &str = "Exit codes:
-  the command's own, or 128 + the signal that killed it
+pub(crate) const RUN_HELP: &str = "Exit codes:
+  the command's own, or 128 + the signal that killed it;
+  128 + the signal, too, when one ended the wait for the lock
   120  the lock was lost; the command was stopped
   121  the lock was not acquired; the command was not started
-  125  quorlock itself failed
+  125  quorlock itself failed, or did not understand its arguments
   126  the command could not be run
   127  the command was not found";
+
+/// The child's own exit code.
+pub(crate) fn of(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED))
+}
+
+/// What a shell says of a program that this signal ended.
+pub(crate) fn by(signal: Signal) -> ExitCode {
+    of(ExitStatus::from_raw(signal.as_raw()))
+}

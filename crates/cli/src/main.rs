@@ -2,31 +2,47 @@
 //!
 //! - [`args`]: the command line.
 //! - [`run`]: `quorlock run`.
+//! - [`child`]: the command that it runs.
+//! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
 //! - [`exit`]: what the exit codes mean.
 
 mod args;
+mod child;
 mod exit;
 mod run;
+mod signals;
 mod up;
 
+use std::fmt::Display;
+use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use crate::args::{Args, Verb};
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let outcome = match Args::parse().verb {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            // Not clap's 2, which a command may well mean something by.
+            return if error.use_stderr() { ExitCode::from(exit::FAILED) } else { ExitCode::SUCCESS };
+        }
+    };
+    let outcome = match args.verb {
         Verb::Run(args) => run::run(args).await,
         Verb::Up(args) => up::up(args).await,
     };
-    match outcome {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("quorlock: {error:#}");
-            ExitCode::from(exit::FAILED)
-        }
-    }
+    outcome.unwrap_or_else(|error| {
+        say(format_args!("{error:#}"));
+        ExitCode::from(exit::FAILED)
+    })
+}
+
+/// Tells the person. Standard output belongs to the command, and that nobody listens is no reason to fail.
+fn say(message: impl Display) {
+    let _ = writeln!(stderr(), "quorlock: {message}");
 }

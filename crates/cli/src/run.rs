@@ -1,112 +1,154 @@
-use std::io::ErrorKind;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{ExitCode, ExitStatus};
+use std::ffi::OsString;
+use std::io::{ErrorKind, IsTerminal as _, stderr};
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use quorlock_client::{AcquireError, ExtendError, Lock, Quorum};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use anyhow::{Context as _, ensure};
+use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum, Released};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::args::Run;
-use crate::exit;
+use crate::child::Child;
+use crate::signals::Signals;
+use crate::{exit, say};
 
-/// The longest wait there is, for those who did not say: as good as for ever.
-const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// How often in a ttl it is looked how much of it is left. Timers stand still while a machine sleeps, and the lock's time
+/// does not: this is how soon it is noticed.
+const GLANCES_PER_TTL: u32 = 20;
+/// An extension that no node answers takes one node limit. A third of the ttl must leave time for several, and for the child
+/// to be stopped after the last.
+const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
+/// How long nodes that do not answer are waited for at the end. What they were sent is on its way, and what they hold ends
+/// by its ttl.
+const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
-    let quorum = Quorum::connect(&args.nodes).await?;
+    // From here on a signal cannot end this program while it holds something.
+    let mut signals = Signals::listen()?;
+    ensure!(
+        args.node_limit.is_none_or(|limit| limit <= args.ttl / NODE_LIMITS_PER_TTL_MIN),
+        "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
+    );
+    let quorum = Quorum::connect(args.node_urls()?).await?;
+    let outcome = run_locked(&quorum, args, &mut signals).await;
+    let _ = timeout(CLOSE_LIMIT, quorum.close()).await;
+    outcome
+}
+
+async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow::Result<ExitCode> {
+    let wait = args.wait();
     let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let acquiring =
-        quorum.lock(args.key.as_str()).ttl(args.ttl).wait(args.wait.unwrap_or(WAIT_MAX)).owner(owner);
-    let lock = match acquiring.acquire().await {
+    let wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
+    // A command may run for as long as it likes: it is the command that must end.
+    let mut wanted = wanted.max_hold(Duration::MAX);
+    if let Some(limit) = args.node_limit {
+        wanted = wanted.node_limit(limit);
+    }
+    let acquired = tokio::select! {
+        biased;
+        signal = signals.next() => return Ok(exit::by(signal)),
+        acquired = acquire(&wanted, wait) => acquired,
+    };
+    let lock = match acquired {
         Ok(lock) => lock,
         Err(error @ AcquireError::Unusable { .. }) => return Err(error.into()),
         Err(error) => {
-            eprintln!("quorlock: not acquired: {error}");
-            quorum.close().await;
+            say(format_args!("not acquired: {error}"));
             return Ok(ExitCode::from(exit::NOT_ACQUIRED));
         }
     };
-    let mut command = Command::new(&args.command[0]);
-    command.args(&args.command[1..]);
-    command.env("QUORLOCK_KEY", &args.key).env("QUORLOCK_FENCE", lock.fence().to_string());
-    command.kill_on_drop(true);
-    let code = match command.spawn() {
-        Ok(child) => supervise(child, lock, args.ttl).await?,
+    let fence = OsString::from(lock.fence().to_string());
+    match Child::spawn(&args.command, [("QUORLOCK_KEY", args.key), ("QUORLOCK_FENCE", fence)]) {
+        Ok(child) => supervise(child, lock, args.ttl, signals).await,
         Err(error) => {
-            eprintln!("quorlock: cannot run {}: {error}", args.command[0].display());
-            drop(lock);
+            say(format_args!("cannot run {}: {error}", args.command[0].display()));
             let missing = error.kind() == ErrorKind::NotFound;
-            ExitCode::from(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN })
+            Ok(ExitCode::from(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN }))
         }
-    };
-    quorum.close().await;
-    Ok(code)
+    }
 }
 
-/// Extends the lock while the child runs, forwards signals to it, and stops it when the lock is lost.
-async fn supervise(mut child: Child, mut lock: Lock, ttl: Duration) -> anyhow::Result<ExitCode> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    // A terminal sends Ctrl-C to the child as well; this program must outlive it to release the lock.
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut extend_at = Instant::now() + ttl / 3;
+/// Tries once, says what is in the way, and waits.
+async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireError> {
+    match wanted.try_acquire().await {
+        Err(error) if !wait.is_zero() => match error {
+            AcquireError::Unusable { .. } => return Err(error),
+            error if is_usual(&error) && !stderr().is_terminal() => {}
+            error => say(format_args!("waiting: {error}")),
+        },
+        decided => return decided,
+    }
+    wanted.acquire().await
+}
+
+/// Whether it is nothing but a lock that is in use: of interest to a person who wonders, and not to the mails of cron. So it
+/// is where a master is missing and not to blame, because a majority can vote without it.
+fn is_usual(error: &AcquireError) -> bool {
+    match error {
+        AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
+        error => matches!(error, AcquireError::Held { .. }),
+    }
+}
+
+/// Keeps the lock while the child runs, passes signals on to it, and stops it when the lock is lost.
+async fn supervise(
+    mut child: Child,
+    mut lock: Lock,
+    ttl: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<ExitCode> {
+    let mut glance = interval(ttl / GLANCES_PER_TTL);
+    glance.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
-            ended = child.wait() => {
+            ended = child.ended() => {
                 let status = ended.context("cannot wait for the command")?;
-                if let Err(error) = lock.release().await {
-                    eprintln!("quorlock: {error}");
-                }
-                return Ok(code_of(status));
-            }
-            // A third of the ttl before the end there is still time for the child to clean up.
-            () = sleep(lock.remaining().saturating_sub(ttl / 3)) => {
-                eprintln!("quorlock: the lock could not be extended in time: stopping the command");
-                return stop(child, lock.remaining()).await;
-            }
-            () = sleep_until(extend_at) => {
-                match lock.extend().await {
-                    Ok(()) => extend_at = Instant::now() + ttl / 3,
-                    // Too few nodes answered; the lock is still held for a while, and they may come back.
-                    Err(ExtendError::NoQuorum { .. }) => extend_at = Instant::now() + ttl / 20,
-                    Err(error) => {
-                        eprintln!("quorlock: {error}: stopping the command");
-                        return stop(child, lock.remaining()).await;
+                match lock.release().await {
+                    Ok(Released::Released) => {}
+                    Ok(Released::AlreadyOver) => {
+                        say("the lock had ended before the command did: it was not protected to its end");
                     }
+                    Err(error) => say(error),
+                }
+                return Ok(exit::of(status));
+            }
+            _ = glance.tick() => {
+                if let Err(Loss { error, grace }) = keep(&mut lock, ttl).await {
+                    child.stop(grace).await.context("cannot stop the command")?;
+                    // Only now: a reader of stderr that is stuck must not delay it.
+                    say(format_args!("the command was stopped: {error}"));
+                    return Ok(ExitCode::from(exit::LOST));
                 }
             }
-            _ = terminate.recv() => forward(&child, Signal::TERM),
-            _ = hang_up.recv() => forward(&child, Signal::HUP),
-            _ = interrupt.recv() => {}
+            signal = signals.next() => child.pass_on(signal),
         }
     }
 }
 
-/// Stops the child before the lock can be another's: asks first, and leaves no choice for the last half of the time.
-async fn stop(mut child: Child, remaining: Duration) -> anyhow::Result<ExitCode> {
-    forward(&child, Signal::TERM);
-    if timeout(remaining / 2, child.wait()).await.is_err() {
-        child.kill().await.context("cannot kill the command")?;
-    }
-    Ok(ExitCode::from(exit::LOST))
+/// A lock that can be kept no longer, and how long the child may take to end by itself.
+struct Loss {
+    error: ExtendError,
+    grace: Duration,
 }
 
-fn forward(child: &Child, signal: Signal) {
-    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-    if let Some(pid) = pid {
-        // It may have ended just now, which its exit status will tell.
-        let _ = kill_process(pid, signal);
+/// Extends the lock if a third of the ttl is over. Fails when it is lost, or when so little is left that the child must be
+/// stopped.
+async fn keep(lock: &mut Lock, ttl: Duration) -> Result<(), Loss> {
+    let before = lock.remaining();
+    if before > ttl * 2 / 3 {
+        return Ok(());
     }
-}
-
-fn code_of(status: ExitStatus) -> ExitCode {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::FAILED))
+    match lock.extend().await {
+        Ok(()) => Ok(()),
+        // The nodes may come back in time.
+        Err(ExtendError::NoQuorum { .. }) if lock.remaining() > ttl / 3 => Ok(()),
+        // Nobody else can have it yet: half of what is left to clean up, the other half for the kill to be in time.
+        Err(error @ ExtendError::NoQuorum { .. }) => Err(Loss { error, grace: lock.remaining() / 2 }),
+        // Somebody else may have it already: no longer than a clean-up takes. None if its time is over.
+        Err(error) => Err(Loss { error, grace: (ttl / 20).min(before / 2) }),
+    }
 }
 
 fn host_name() -> String {

@@ -4,17 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::lock::{Answers, Holding};
-use crate::node::{Asked, Connection, Question, Reply};
+use crate::answers::Answers;
+use crate::held::{Grant, Held};
+use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
-use crate::{AcquireError, Answer, Lock, NodeError, Nodes, clock};
+use crate::wait::Granted;
+use crate::{AcquireError, Answer, Handover, Lock, NodeError, Nodes, clock, observe};
 
 /// What is to be acquired, checked.
 pub(crate) struct Wanted {
@@ -22,6 +25,7 @@ pub(crate) struct Wanted {
     pub(crate) ttl: Ttl,
     pub(crate) min_validity: Duration,
     pub(crate) node_limit: Duration,
+    pub(crate) max_hold: Duration,
     pub(crate) owner: Option<String>,
 }
 
@@ -29,6 +33,10 @@ pub(crate) struct Wanted {
 pub(crate) struct Failure {
     pub(crate) loss: Loss,
     pub(crate) nodes: Nodes,
+    /// Which nodes refused, by index.
+    pub(crate) refused: Vec<bool>,
+    /// Which nodes granted, by index, and were released since.
+    pub(crate) granted: Vec<bool>,
 }
 
 /// An attempt on its way. Dropped before it has come to a lock, it releases on every node that it may have reached.
@@ -36,60 +44,153 @@ struct Attempt {
     shared: Arc<Shared>,
     wanted_key: Arc<[u8]>,
     ttl: Ttl,
+    /// Of the verbs to come.
+    node_limit: Duration,
+    max_hold: Duration,
+    owner: Option<String>,
     token: Token,
     proposed: Fence,
     core: Acquisition,
-    /// What the ACQUIRE of each node went through, if it was sent.
-    connections: Vec<Option<Connection>>,
+    reached: Vec<Reached>,
     asked: FuturesUnordered<Asked>,
     /// Answers to EXTEND … FENCE, which come from nodes that have answered ACQUIRE.
     told: FuturesUnordered<Asked>,
+    /// Nodes that refused and are asked again after a pause.
+    again: FuturesUnordered<BoxFuture<'static, usize>>,
+    question: Question,
+    pauses: Vec<Duration>,
     answers: Answers,
     held: bool,
 }
 
-/// One attempt. The outer error says that nothing could even be tried.
+/// The first pause before a node is asked again that refused although the lock was handed over; it doubles.
+const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
+
+pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
+    AcquireError::Unusable { reason: format!("no random bits for a token: {error}") }
+}
+
+/// One attempt. The outer error says that nothing could even be tried. It yields to the nodes that are named.
 pub(crate) async fn attempt(
     shared: &Arc<Shared>,
     wanted: &Wanted,
+    yields_to: &[usize],
+    node_limit: Duration,
 ) -> Result<Result<Lock, Failure>, AcquireError> {
-    let token = Token::random()
-        .map_err(|error| AcquireError::Unusable { reason: format!("no random bits for a token: {error}") })?;
+    let token = Token::random().map_err(no_token)?;
+    // The clock is read before the first byte is sent: a lock begins no later than this.
+    let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
+    let core = core.that_yields_to(yields_to);
+    let mut attempt = Attempt::new(shared, wanted, token, shared.propose_fence(), core);
+    let started = Instant::now();
+    for node in 0..shared.nodes.len() {
+        attempt.send(node);
+    }
+    let ended = attempt.run(node_limit).await;
+    let took = started.elapsed();
+    shared.saw_round_trip(took);
+    observe::attempted(took);
+    Ok(ended)
+}
+
+/// Takes the other nodes for a lock that one has granted after a wait there.
+pub(crate) async fn attempt_after_wait(
+    shared: &Arc<Shared>,
+    wanted: &Wanted,
+    node: usize,
+    granted: Granted,
+    yields_to: &[usize],
+    node_limit: Duration,
+) -> Result<Lock, Failure> {
+    let Granted { token, fence, sent, waited } = granted;
+    let lifetime = Lifetime::after_wait(sent, waited, wanted.ttl);
+    let core = Acquisition::after_wait(shared.majority, node, fence, lifetime, wanted.min_validity)
+        .that_yields_to(yields_to);
+    let mut attempt = Attempt::new(shared, wanted, token, fence, core);
+    attempt.answers.set(node, Answer::Yes(Some(fence)));
+    attempt.reached[node] = Reached::Somehow;
+    // With a single node there is nobody left to ask, and it is decided by this.
+    attempt.core.review(clock::now());
+    for other in (0..shared.nodes.len()).filter(|other| *other != node) {
+        attempt.send(other);
+    }
+    attempt.run(node_limit).await
+}
+
+/// Swaps the token of a lock that another process gave for one of this attempt's own. The outer error says that nothing
+/// could even be tried.
+pub(crate) async fn resume(
+    shared: &Arc<Shared>,
+    wanted: &Wanted,
+    handover: Handover,
+) -> Result<Result<Lock, Failure>, AcquireError> {
+    let (_, old, fence) = handover.into_parts();
+    shared.agreed_on_fence(fence, fence);
+    let token = Token::random().map_err(no_token)?;
+    let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
     let proposed = shared.propose_fence();
-    let question = Question::acquire(&wanted.key, &token, wanted.ttl, proposed, wanted.owner.as_deref());
-    let nodes = shared.nodes.len();
-    let mut attempt = Attempt {
-        shared: Arc::clone(shared),
-        wanted_key: Arc::clone(&wanted.key),
-        ttl: wanted.ttl,
-        token,
-        proposed,
-        // The clock is read before the first byte is sent: a lock begins no later than this.
-        core: Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity),
-        connections: Vec::with_capacity(nodes),
-        asked: FuturesUnordered::new(),
-        told: FuturesUnordered::new(),
-        answers: Answers::new(nodes),
-        held: false,
+    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl, proposed);
+    let mut attempt = Attempt::asking(question, shared, wanted, token, proposed, core);
+    for node in 0..shared.nodes.len() {
+        attempt.send(node);
+    }
+    let lock = match attempt.run(wanted.node_limit).await {
+        Ok(lock) => lock,
+        Err(failure) => return Ok(Err(failure)),
     };
-    attempt.send_all(&question);
-    Ok(attempt.run(wanted.node_limit).await)
+    // Nodes where it is still the other's: nobody else would ever release it there.
+    let left = lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No });
+    Undo::new(shared, &wanted.key, &old, left.collect(), wanted.ttl.duration()).spawn();
+    Ok(Ok(lock))
 }
 
 impl Attempt {
-    fn send_all(&mut self, question: &Question) {
-        for (index, node) in self.shared.nodes.iter().enumerate() {
-            let connection = node.connection();
-            self.connections.push(connection.as_ref().ok().cloned());
-            match connection {
-                Ok(connection) => {
-                    let (node, question) = (node.clone(), question.clone());
-                    self.asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
-                }
-                Err(error) => {
-                    self.answers.set(index, Answer::Failed(error));
-                    self.core.vote(index, Vote::Silent, clock::now());
-                }
+    fn new(shared: &Arc<Shared>, wanted: &Wanted, token: Token, hint: Fence, core: Acquisition) -> Self {
+        let question = Question::acquire(&wanted.key, &token, wanted.ttl, hint, wanted.owner.as_deref());
+        Self::asking(question, shared, wanted, token, hint, core)
+    }
+
+    fn asking(
+        question: Question,
+        shared: &Arc<Shared>,
+        wanted: &Wanted,
+        token: Token,
+        proposed: Fence,
+        core: Acquisition,
+    ) -> Self {
+        let nodes = shared.nodes.len();
+        Self {
+            shared: Arc::clone(shared),
+            wanted_key: Arc::clone(&wanted.key),
+            ttl: wanted.ttl,
+            node_limit: wanted.node_limit,
+            max_hold: wanted.max_hold,
+            owner: wanted.owner.clone(),
+            question,
+            token,
+            proposed,
+            core,
+            reached: vec![Reached::No; nodes],
+            asked: FuturesUnordered::new(),
+            told: FuturesUnordered::new(),
+            again: FuturesUnordered::new(),
+            pauses: vec![AGAIN_PAUSE_MIN; nodes],
+            answers: Answers::new(nodes),
+            held: false,
+        }
+    }
+
+    fn send(&mut self, index: usize) {
+        let node = self.shared.nodes[index].clone();
+        match node.connection() {
+            Ok(connection) => {
+                self.reached[index] = Reached::Through(connection.clone());
+                let question = self.question.clone();
+                self.asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+            }
+            Err(error) => {
+                self.answers.set(index, Answer::Failed(error));
+                self.core.vote(index, Vote::Silent, clock::now());
             }
         }
     }
@@ -107,11 +208,25 @@ impl Attempt {
                         let question = Question::extend(&self.wanted_key, &self.token, self.ttl, Some(fence));
                         self.tell(node, question);
                     }
-                    Step::Won(win) => return Ok(self.into_lock(win, node_limit)),
+                    Step::AskAgain { node } => {
+                        let pause = self.pauses[node];
+                        self.pauses[node] = pause * 2;
+                        self.again.push(Box::pin(async move {
+                            sleep(pause).await;
+                            node
+                        }));
+                    }
+                    Step::Won(win) => return Ok(self.into_lock(win)),
                     Step::Lost(loss) => {
                         let nodes = self.answers.report(&self.shared.nodes);
                         tracing::debug!(?loss, %nodes, "not acquired");
-                        return Err(Failure { loss, nodes });
+                        let nodes_count = self.shared.nodes.len();
+                        return Err(Failure {
+                            loss,
+                            nodes,
+                            refused: (0..nodes_count).map(|node| self.core.refused_by(node)).collect(),
+                            granted: (0..nodes_count).map(|node| self.core.granted_by(node)).collect(),
+                        });
                     }
                 }
             }
@@ -119,8 +234,12 @@ impl Attempt {
                 biased;
                 Some((node, reply)) = self.asked.next(), if !self.asked.is_empty() => {
                     let vote = self.answers.take_vote(node, &reply);
+                    if vote != Vote::Silent {
+                        self.reached[node] = Reached::Somehow;
+                    }
                     self.core.vote(node, vote, clock::now());
                 }
+                Some(node) = self.again.next(), if !self.again.is_empty() => self.send(node),
                 Some((node, reply)) = self.told.next(), if !self.told.is_empty() => {
                     let answer = match (&reply, self.answers.take_vote(node, &reply)) {
                         (_, Vote::Granted(fence)) => FenceAnswer::Stored(fence),
@@ -140,54 +259,58 @@ impl Attempt {
 
     fn tell(&mut self, index: usize, question: Question) {
         let node = self.shared.nodes[index].clone();
-        let connection = self.connections[index].clone();
+        let connection = match &self.reached[index] {
+            Reached::Through(connection) => Ok(connection.clone()),
+            Reached::No | Reached::Somehow => node.connection(),
+        };
         self.told.push(Box::pin(async move {
             let reply = match connection {
-                Some(connection) => node.ask(connection, &question).await,
-                None => Reply::Failed(NodeError::Nonsense),
+                Ok(connection) => node.ask(connection, &question).await,
+                Err(error) => Reply::Failed(error),
             };
             (index, reply)
         }));
     }
 
-    fn into_lock(mut self, win: Win, node_limit: Duration) -> Lock {
+    fn into_lock(mut self, win: Win) -> Lock {
         self.held = true;
         self.shared.agreed_on_fence(self.proposed, win.fence);
-        tracing::debug!(fence = win.fence.get(), coverage = self.answers.yes(), "acquired");
-        let asked = std::mem::take(&mut self.asked);
-        if !asked.is_empty() {
-            let limit = self.ttl.duration();
-            let answers = self.answers.clone();
-            self.shared.spawn(async move {
-                let _ = timeout(limit, count_stragglers(asked, answers)).await;
-            });
-        }
-        Lock::new(Holding {
+        let held = Arc::new(Held::new(Grant {
             shared: Arc::clone(&self.shared),
             key: Arc::clone(&self.wanted_key),
             token: self.token.clone(),
+            owner: self.owner.take(),
             ttl: self.ttl,
             fence: win.fence,
+            node_limit: self.node_limit,
+            max_hold: self.max_hold,
             lifetime: win.lifetime,
-            node_limit,
-            connections: std::mem::take(&mut self.connections),
-            answers: self.answers.clone(),
-        })
+            reached: std::mem::take(&mut self.reached),
+            answers: self.answers.all(),
+        }));
+        let asked = std::mem::take(&mut self.asked);
+        if !asked.is_empty() {
+            self.shared.spawn(count_stragglers(asked, Arc::clone(&held)));
+        }
+        Lock::new(held)
     }
 }
 
 /// Nodes that grant after it was decided hold the lock as well.
-async fn count_stragglers(mut asked: FuturesUnordered<Asked>, answers: Answers) {
-    while let Some((node, reply)) = asked.next().await {
-        answers.take_vote(node, &reply);
-    }
+async fn count_stragglers(mut asked: FuturesUnordered<Asked>, held: Arc<Held>) {
+    let count = async {
+        while let Some((node, reply)) = asked.next().await {
+            held.heard_of_acquire(node, &reply);
+        }
+    };
+    let _ = timeout(held.ttl.duration(), count).await;
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.held {
-            let connections = std::mem::take(&mut self.connections);
-            Undo::new(&self.shared, &self.wanted_key, &self.token, connections, self.ttl.duration()).spawn();
+            let reached = std::mem::take(&mut self.reached);
+            Undo::new(&self.shared, &self.wanted_key, &self.token, reached, self.ttl.duration()).spawn();
         }
     }
 }

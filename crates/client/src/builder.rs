@@ -3,12 +3,14 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::quorum::{Loss, reliable};
-use rand::RngExt as _;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
+use tracing::Instrument as _;
 
+use crate::acquire::acquire;
 use crate::attempt::{self, Failure, Wanted};
 use crate::quorum::Shared;
-use crate::{AcquireError, Lock};
+use crate::run::run;
+use crate::{AcquireError, Handover, Lock, LockWatch, ResumeError, RunError, observe};
 
 /// How long a lock lasts, unless told otherwise.
 const TTL: Duration = Duration::from_secs(10);
@@ -16,10 +18,8 @@ const TTL: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(10);
 /// The longest that one node is waited for, unless told otherwise. A twentieth of the ttl, if that is less.
 const NODE_LIMIT: Duration = Duration::from_millis(50);
-/// The first pause after an attempt that failed; it doubles.
-const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// The longest pause between attempts.
-const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// How long a lock is held at most, however often it is extended, unless told otherwise.
+const MAX_HOLD: Duration = Duration::from_secs(60 * 60);
 /// Longest owner label that a node takes, in bytes.
 const OWNER_BYTES_MAX: usize = 256;
 
@@ -33,6 +33,7 @@ pub struct LockBuilder {
     wait: Duration,
     min_validity: Option<Duration>,
     node_limit: Option<Duration>,
+    max_hold: Duration,
     owner: Option<String>,
 }
 
@@ -45,6 +46,7 @@ impl LockBuilder {
             wait: WAIT,
             min_validity: None,
             node_limit: None,
+            max_hold: MAX_HOLD,
             owner: None,
         }
     }
@@ -56,7 +58,7 @@ impl LockBuilder {
         self
     }
 
-    /// How long [`acquire`](Self::acquire) keeps trying, in all. Default: 10 s.
+    /// How long [`acquire`](Self::acquire) waits, in all. Default: 10 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -70,9 +72,18 @@ impl LockBuilder {
     }
 
     /// How long one node may take to answer before it counts as silent. Default: 50 ms, or a twentieth of the ttl if
-    /// that is less. To be raised where the masters are in regions far apart.
+    /// that is less. To be raised where the masters are in regions far apart, for all locks of a client by
+    /// [`QuorumBuilder::node_limit`](crate::QuorumBuilder::node_limit).
     pub fn node_limit(mut self, limit: Duration) -> Self {
         self.node_limit = Some(limit);
+        self
+    }
+
+    /// How long the lock is held at most, however often it is extended, counted from when it is acquired: then it is lost. So
+    /// a program that hangs does not keep others out for ever. Default: one hour; to hold a lock for longer is to be asked
+    /// for.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = max_hold;
         self
     }
 
@@ -90,11 +101,35 @@ impl LockBuilder {
     /// # Cancel safety
     /// Dropping the future releases, in the background, what any node may have granted.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
+        self.observed(self.attempt()).await
+    }
+
+    /// A call, as observers see it.
+    async fn observed(
+        &self,
+        call: impl Future<Output = Result<Lock, AcquireError>>,
+    ) -> Result<Lock, AcquireError> {
+        let span = tracing::debug_span!("acquire", key = %observe::key(&self.key));
+        async {
+            let started = Instant::now();
+            let outcome = call.await;
+            observe::acquired(&outcome, started.elapsed());
+            outcome
+        }
+        .instrument(span)
+        .await
+    }
+
+    async fn attempt(&self) -> Result<Lock, AcquireError> {
         let wanted = self.check()?;
-        let Failure { loss, nodes } = match attempt::attempt(&self.shared, &wanted).await? {
-            Ok(lock) => return Ok(lock),
-            Err(failure) => failure,
-        };
+        // Who does not wait does not get past those who do.
+        let queue_node = self.shared.order(&wanted.key).first().copied();
+        let limit = wanted.node_limit;
+        let Failure { loss, nodes, .. } =
+            match attempt::attempt(&self.shared, &wanted, queue_node.as_slice(), limit).await? {
+                Ok(lock) => return Ok(lock),
+                Err(failure) => failure,
+            };
         Err(match loss {
             Loss::Held => AcquireError::Held { nodes },
             Loss::NoQuorum => AcquireError::NoQuorum { nodes },
@@ -102,39 +137,76 @@ impl LockBuilder {
         })
     }
 
-    /// Attempts until the lock is acquired or the [`wait`](Self::wait) is over, with random pauses in between.
+    /// Waits for the lock until the [`wait`](Self::wait) is over: on the server that answered first in the key's order,
+    /// which hands it over as soon as it is free, first come first served. Callers of one program that want the same key
+    /// queue in the program, so that one of them at a time waits on a server.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] if others held the lock to the end; otherwise as the last attempt of
     /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// Dropping the future releases, in the background, what any node may have granted.
+    /// Dropping the future leaves the queue and releases, in the background, what any node may have granted.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
-        let started = Instant::now();
-        // A wait beyond the end of time has no end.
-        let until = started.checked_add(self.wait);
-        let mut pause = PAUSE_MIN;
-        loop {
-            let error = match self.try_acquire().await {
-                Ok(lock) => return Ok(lock),
-                Err(error @ AcquireError::Unusable { .. }) => return Err(error),
-                Err(error) => error,
-            };
-            let now = Instant::now();
-            if until.is_some_and(|until| now >= until) {
-                return Err(match error {
-                    AcquireError::Held { nodes } => {
-                        AcquireError::TimedOut { waited: started.elapsed(), nodes }
-                    }
-                    error => error,
-                });
-            }
-            // Two that start together must not go on together. The last attempt is at the very end.
-            let again = now + rand::rng().random_range(pause / 2..=pause);
-            sleep_until(until.map_or(again, |until| until.min(again))).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+        let call = async {
+            let wanted = self.check()?;
+            // A wait beyond the end of time has no end.
+            let until = Instant::now().checked_add(self.wait);
+            acquire(&self.shared, &wanted, until).await
+        };
+        self.observed(call).await
+    }
+
+    /// Acquires the lock as [`acquire`](Self::acquire) does, does something under it, and releases it. Meanwhile the lock is
+    /// extended by itself, at a third of its ttl, for [`max_hold`](Self::max_hold) at most. When it is lost, what is done
+    /// under it is dropped, wherever it is.
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn write_report(fence: quorlock_client::Fence) -> std::io::Result<u32> { Ok(1) }
+    /// let pages = quorum.lock("nightly").run(|lock| async move { write_report(lock.fence()).await }).await??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunError::NotAcquired`] if nothing was done; [`RunError::Lost`] if it was not done under the lock to its end, with
+    /// what came of it, if it had come to an end before that was known. Errors of what is done are inside the `Ok`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops what is done under the lock, and releases it in the background.
+    pub async fn run<T, F>(&self, work: impl FnOnce(LockWatch) -> F) -> Result<T, RunError<T>>
+    where
+        F: Future<Output = T>,
+    {
+        let lock = self.acquire().await.map_err(RunError::NotAcquired)?;
+        run(lock, work).await
+    }
+
+    /// Makes a lock that another process [handed over](crate::Lock::hand_over) this one's, on a majority of the nodes. It
+    /// lasts for the [`ttl`](Self::ttl) from now, and has a new fence, larger than before.
+    ///
+    /// # Errors
+    /// See [`ResumeError`]. A handover that was not resumed is used up: nodes that had answered have released the lock.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases the lock in the background, wherever it is this one's already.
+    pub async fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
+        let unusable = |reason| ResumeError::Unusable { reason };
+        let wanted = self.check().map_err(|error| unusable(error.to_string()))?;
+        if handover.key() != &*wanted.key {
+            return Err(unusable("the handover is of another key: resume it by Quorum::resume".into()));
         }
+        let resumed = attempt::resume(&self.shared, &wanted, handover).await;
+        let Failure { loss, nodes, .. } = match resumed.map_err(|error| unusable(error.to_string()))? {
+            Ok(lock) => return Ok(lock),
+            Err(failure) => failure,
+        };
+        Err(match loss {
+            Loss::Held => ResumeError::Gone { nodes },
+            Loss::NoQuorum => ResumeError::NoQuorum { nodes },
+            Loss::TooLate => ResumeError::Expired { nodes },
+        })
     }
 
     /// Refuses what can never be a lock.
@@ -144,7 +216,9 @@ impl LockBuilder {
             .ok()
             .and_then(|ms| Ttl::from_ms(ms).ok())
             .ok_or_else(|| unusable(format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS)))?;
-        let node_limit = self.node_limit.unwrap_or_else(|| NODE_LIMIT.min(ttl.duration() / 20));
+        let of_the_client = self.shared.node_limit.map(|limit| limit.min(ttl.duration() / 4));
+        let of_all = || of_the_client.unwrap_or_else(|| NODE_LIMIT.min(ttl.duration() / 20));
+        let node_limit = self.node_limit.unwrap_or_else(of_all);
         let min_validity = self.min_validity.unwrap_or(ttl.duration() / 2);
         let lasts = reliable(ttl);
         if lasts.saturating_sub(node_limit).is_zero() || lasts < min_validity {
@@ -157,7 +231,13 @@ impl LockBuilder {
         if self.owner.as_ref().is_some_and(|owner| owner.len() > OWNER_BYTES_MAX) {
             return Err(unusable(format!("the owner label must be at most {OWNER_BYTES_MAX} bytes")));
         }
+        if self.max_hold < min_validity {
+            return Err(unusable(format!(
+                "max_hold ({:?}) is less than min_validity ({min_validity:?}): raise it",
+                self.max_hold
+            )));
+        }
         let (key, owner) = (Arc::clone(&self.key), self.owner.clone());
-        Ok(Wanted { key, ttl, min_validity, node_limit, owner })
+        Ok(Wanted { key, ttl, min_validity, node_limit, max_hold: self.max_hold, owner })
     }
 }

@@ -26,6 +26,12 @@ pub enum ConnectError {
         /// The address.
         node: String,
     },
+    /// Two addresses lead to the same server, which would have two votes.
+    #[error("{} and {} are the same server: a server must not have two votes", nodes[0], nodes[1])]
+    SameServer {
+        /// The addresses.
+        nodes: [String; 2],
+    },
     /// There is no tokio runtime here to run the connections on.
     #[error("no tokio runtime: call this from within one")]
     NoRuntime,
@@ -87,6 +93,103 @@ pub enum ExtendError {
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
+    },
+    /// The lock has been held for so long that an extension would make it last no longer. It is held until its old
+    /// deadline.
+    #[error(
+        "the lock is not to be held for longer than max_hold, {max_hold:?}: raise it, or do less under the lock"
+    )]
+    HeldTooLong {
+        /// What [`LockBuilder::max_hold`](crate::LockBuilder::max_hold) says.
+        max_hold: Duration,
+    },
+}
+
+/// Why a lock is not held any more. Stop what it protected.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostError {
+    /// A majority of the nodes say that this lock is not held there any more: an operator has ended it, or they have
+    /// forgotten it.
+    #[error("the lock has ended on the nodes: {nodes}")]
+    Ended {
+        /// What each node answered last.
+        nodes: Nodes,
+    },
+    /// Its deadline has come, and no majority has confirmed an extension before; if one was asked for at all.
+    #[error("the lock's time is over, and it was not extended: {nodes}")]
+    Expired {
+        /// What each node answered last.
+        nodes: Nodes,
+    },
+    /// The lock has been held for as long as it was to be held at all.
+    #[error("the lock was held for max_hold, {max_hold:?}: raise it, or do less under the lock")]
+    HeldTooLong {
+        /// What [`LockBuilder::max_hold`](crate::LockBuilder::max_hold) says.
+        max_hold: Duration,
+    },
+}
+
+/// Why what was to be done under a lock was not done under it to its end.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError<T> {
+    /// The lock was not acquired, and nothing was done.
+    #[error("nothing was done, because the lock was not acquired")]
+    NotAcquired(#[source] AcquireError),
+    /// The lock was lost meanwhile.
+    #[error("the lock was lost while something was done under it, which was {}", if output.is_some() { "done when that was noticed" } else { "stopped" })]
+    Lost {
+        /// Why.
+        #[source]
+        lost: LostError,
+        /// What came of it, if it had come to an end before the loss was noticed: its own error, for example.
+        output: Option<T>,
+    },
+}
+
+impl<T> fmt::Debug for RunError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAcquired(error) => f.debug_tuple("NotAcquired").field(error).finish(),
+            Self::Lost { lost, output } => {
+                let output = output.as_ref().map(|_| format_args!("…"));
+                f.debug_struct("Lost").field("lost", lost).field("output", &output).finish()
+            }
+        }
+    }
+}
+
+/// Why a lock that another process gave was not resumed. If some nodes have made it this one's already, they are releasing
+/// it in the background.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// The lock has ended, or somebody else has resumed it.
+    #[error("the lock has ended, or was resumed by another: {nodes}")]
+    Gone {
+        /// What each node answered.
+        nodes: Nodes,
+    },
+    /// Too few nodes answered.
+    #[error("too few nodes answered for the lock to be resumed: {nodes}")]
+    NoQuorum {
+        /// What each node answered.
+        nodes: Nodes,
+    },
+    /// When a majority had answered, less than the wanted validity was left.
+    #[error(
+        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower min_validity"
+    )]
+    Expired {
+        /// What each node answered.
+        nodes: Nodes,
+    },
+    /// What was asked for can never be a lock, or is not this lock.
+    #[error("{reason}")]
+    Unusable {
+        /// What is wrong, and what to do.
+        reason: String,
     },
 }
 
@@ -168,6 +271,18 @@ pub enum NodeError {
         "the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration"
     )]
     NoModule,
+    /// This is a server that another node is already: it has a vote there, and none here.
+    #[error("it is the same server as {node}, which has its vote")]
+    SameServer {
+        /// The other address.
+        node: String,
+    },
+    /// The server is a Sentinel, or in cluster mode: no master that stands by itself.
+    #[error("it runs in {mode} mode: a node must be a master that stands by itself")]
+    NotAMaster {
+        /// What the server calls it.
+        mode: String,
+    },
     /// The node answered something that is not an answer to what was asked.
     #[error("answered nonsense")]
     Nonsense,

@@ -1,66 +1,263 @@
-//! Keeping a lock: EXTEND to all nodes; [`Extension`] decides.
+//! Keeping locks: EXTEND to all nodes, for as many locks as are due in one pipeline per node; [`Extension`] decides of each.
+//! A node that turns out to have missed a lock that a majority has just extended is repaired.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::Pipeline;
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use quorlock_core::quorum::{Extension, ExtensionVerdict};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use crate::lock::{Answers, Holding};
-use crate::node::{Asked, Question};
-use crate::{Answer, ExtendError, NodeError, clock};
+use crate::held::Held;
+use crate::node::{Connection, Question, Reply};
+use crate::quorum::Shared;
+use crate::release::Undo;
+use crate::{ExtendError, LostError, clock, observe};
 
-pub(crate) async fn extend(holding: &mut Holding) -> Result<(), ExtendError> {
-    let shared = &holding.shared;
-    let answers = Answers::new(shared.nodes.len());
-    let lost = |answers: &Answers| ExtendError::Lost { nodes: answers.report(&shared.nodes) };
+/// What a node answered of each lock of a pipeline, in order.
+type Answered = BoxFuture<'static, (usize, u64, Vec<Reply>)>;
+/// The same of repairs: which locks were repaired.
+type Repaired = BoxFuture<'static, (usize, Vec<usize>, Vec<Reply>)>;
+
+/// One lock of a round.
+pub(crate) struct Due {
+    pub(crate) held: Arc<Held>,
+    /// Who wants to know what came of it.
+    pub(crate) tell: Option<oneshot::Sender<ExtensionVerdict>>,
+}
+
+/// See [`crate::Lock::extend`].
+pub(crate) async fn extend(held: &Arc<Held>) -> Result<(), ExtendError> {
+    let lost = |lost: LostError| match lost {
+        LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
+        LostError::Ended { nodes } | LostError::Expired { nodes } => ExtendError::Lost { nodes },
+    };
     // What has ended here is not asked for again: it may be another's by now.
-    if holding.lifetime.remaining(clock::now()).is_none() {
-        return Err(lost(&answers));
+    if !held.is_extensible().map_err(lost)? {
+        return Err(ExtendError::HeldTooLong { max_hold: held.max_hold() });
     }
-    let question = Question::extend(&holding.key, &holding.token, holding.ttl, None);
-    let mut extension = Extension::new(shared.majority, clock::now(), holding.ttl);
-    let mut verdict = None;
-    let mut asked = FuturesUnordered::<Asked>::new();
-    for (index, node) in shared.nodes.iter().enumerate() {
-        match node.connection() {
-            Ok(connection) => {
-                let (node, question) = (node.clone(), question.clone());
-                asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
-            }
-            Err(error) => {
-                answers.set(index, Answer::Failed(error));
-                verdict = verdict.or(extension.answer(index, None, clock::now()));
-            }
+    let (tell, told) = oneshot::channel();
+    let due = Due { held: Arc::clone(held), tell: Some(tell) };
+    let round = round(Arc::clone(&held.shared), vec![due], held.node_limit);
+    held.shared.spawn(round);
+    // The round goes on for stragglers and repairs, behind the caller's back.
+    let verdict = told.await.unwrap_or(ExtensionVerdict::Uncertain);
+    match (verdict, held.is_extensible()) {
+        (_, Err(end)) => Err(lost(end)),
+        (ExtensionVerdict::Extended(_), Ok(_)) => Ok(()),
+        (ExtensionVerdict::Lost | ExtensionVerdict::Uncertain, Ok(_)) => {
+            Err(ExtendError::NoQuorum { nodes: held.report() })
         }
     }
-    let limit = sleep_until(Instant::now() + holding.node_limit);
-    tokio::pin!(limit);
-    let verdict = loop {
-        if let Some(verdict) = verdict {
-            break verdict;
-        }
+}
+
+/// Extends locks that have the same time limit per node. Tells of each as soon as it is decided, and ends when all nodes
+/// have answered, or when it is time for the next round.
+pub(crate) async fn round(shared: Arc<Shared>, due: Vec<Due>, node_limit: Duration) {
+    let longest = due.iter().map(|due| due.held.ttl.duration()).max().unwrap_or_default();
+    let mut round = Round::begin(&shared, due);
+    let limit = sleep_until(Instant::now() + node_limit);
+    let end = sleep_until(Instant::now() + node_limit.max(longest / 3));
+    tokio::pin!(limit, end);
+    let mut in_time = true;
+    while !(round.asked.is_empty() && round.repairing.is_empty()) {
         tokio::select! {
             biased;
-            Some((node, reply)) = asked.next(), if !asked.is_empty() => {
-                verdict = extension.answer(node, answers.take(node, &reply), clock::now());
+            Some((node, through, replies)) = round.asked.next(), if !round.asked.is_empty() => {
+                round.take(node, through, &replies);
             }
-            () = &mut limit => {
-                let limit_ms = u64::try_from(holding.node_limit.as_millis()).unwrap_or(u64::MAX);
-                answers.time_is_up(&NodeError::TimedOut { limit_ms });
-                break ExtensionVerdict::Uncertain;
+            Some((node, locks, replies)) = round.repairing.next(), if !round.repairing.is_empty() => {
+                round.repaired(node, &locks, &replies);
+            }
+            () = &mut limit, if in_time => {
+                in_time = false;
+                round.time_is_up();
+            }
+            () = &mut end => break,
+        }
+    }
+}
+
+/// A round on its way.
+struct Round {
+    shared: Arc<Shared>,
+    locks: Vec<Extending>,
+    asked: FuturesUnordered<Answered>,
+    /// Which nodes have not answered yet.
+    silent: Vec<bool>,
+    repairing: FuturesUnordered<Repaired>,
+    /// Which locks are being repaired on a node, and it is not known with what result.
+    repairs: Vec<(usize, usize)>,
+}
+
+struct Extending {
+    held: Arc<Held>,
+    core: Extension,
+    tell: Option<oneshot::Sender<ExtensionVerdict>>,
+}
+
+impl Round {
+    fn begin(shared: &Arc<Shared>, due: Vec<Due>) -> Self {
+        // The clock is read before the first byte is sent: the new lifetime begins no later than this.
+        let sent = clock::now();
+        let mut pipeline = Pipeline::with_capacity(due.len());
+        let locks: Vec<_> = due
+            .into_iter()
+            .map(|Due { held, tell }| {
+                pipeline.add_command(Question::extend_command(&held.key, &held.token, held.ttl, None));
+                Extending { core: Extension::new(shared.majority, sent, held.ttl), held, tell }
+            })
+            .collect();
+        let nodes = shared.nodes.len();
+        let mut round = Self {
+            shared: Arc::clone(shared),
+            locks,
+            asked: FuturesUnordered::new(),
+            silent: vec![true; nodes],
+            repairing: FuturesUnordered::new(),
+            repairs: Vec::new(),
+        };
+        let pipeline = Arc::new(pipeline);
+        for (index, node) in shared.nodes.iter().enumerate() {
+            match node.connection() {
+                Ok(connection) => {
+                    let (node, pipeline) = (node.clone(), Arc::clone(&pipeline));
+                    let through = connection.generation;
+                    round.asked.push(Box::pin(async move {
+                        (index, through, node.ask_fences(connection, &pipeline).await)
+                    }));
+                }
+                Err(error) => {
+                    let failed = Reply::Failed(error);
+                    round.take(index, 0, &vec![failed; round.locks.len()]);
+                }
             }
         }
-    };
-    match verdict {
-        ExtensionVerdict::Extended(lifetime) => {
-            holding.lifetime = holding.lifetime.later(lifetime, clock::now());
-            holding.answers = answers;
-            Ok(())
+        round
+    }
+
+    /// A node has answered.
+    fn take(&mut self, node: usize, through: u64, replies: &[Reply]) {
+        self.silent[node] = false;
+        let now = clock::now();
+        let mut to_repair: Vec<(usize, usize)> = Vec::new();
+        for (index, (lock, reply)) in self.locks.iter_mut().zip(replies).enumerate() {
+            lock.held.heard(node, reply, through);
+            let verdict = lock.core.answer(node, reply.holds(), now);
+            if let Some(verdict) = verdict {
+                lock.decide(verdict);
+            }
+            while let Some(node) = lock.core.next_repair() {
+                to_repair.push((node, index));
+            }
         }
-        ExtensionVerdict::Lost => {
-            holding.lifetime = holding.lifetime.over();
-            Err(lost(&answers))
+        if !to_repair.is_empty() {
+            self.repair(&to_repair);
         }
-        ExtensionVerdict::Uncertain => Err(ExtendError::NoQuorum { nodes: answers.report(&shared.nodes) }),
+    }
+
+    fn time_is_up(&mut self) {
+        for lock in &mut self.locks {
+            let silent = (0..self.silent.len()).filter(|&node| self.silent[node]);
+            lock.held.time_is_up(silent);
+            if let Some(verdict) = lock.core.time_is_up() {
+                lock.decide(verdict);
+            }
+        }
+    }
+
+    /// Asks nodes for locks that they missed, all of a node in one pipeline.
+    fn repair(&mut self, to_repair: &[(usize, usize)]) {
+        for (index, node) in self.shared.nodes.iter().enumerate() {
+            let locks: Vec<_> =
+                to_repair.iter().filter(|(at, _)| *at == index).map(|(_, lock)| *lock).collect();
+            if locks.is_empty() {
+                continue;
+            }
+            let Ok(connection) = node.connection() else { continue };
+            let mut pipeline = Pipeline::with_capacity(locks.len());
+            let mut repaired = Vec::with_capacity(locks.len());
+            for lock in locks {
+                let held = &self.locks[lock].held;
+                if held.reach(index, &connection) {
+                    let owner = held.owner.as_deref();
+                    pipeline.add_command(Question::acquire_command(
+                        &held.key,
+                        &held.token,
+                        held.ttl,
+                        held.fence,
+                        owner,
+                    ));
+                    repaired.push(lock);
+                }
+            }
+            if repaired.is_empty() {
+                continue;
+            }
+            tracing::debug!(node = node.name(), locks = repaired.len(), "repairing locks that it missed");
+            self.repairs.extend(repaired.iter().map(|&lock| (index, lock)));
+            let (node, pipeline) = (node.clone(), Arc::new(pipeline));
+            self.repairing.push(ask_repair(index, node, connection, pipeline, repaired));
+        }
+    }
+
+    /// A node has answered to its repair.
+    fn repaired(&mut self, node: usize, locks: &[usize], replies: &[Reply]) {
+        for (&lock, reply) in locks.iter().zip(replies) {
+            let held = &self.locks[lock].held;
+            held.heard_of_acquire(node, reply);
+            observe::repaired(reply.holds() == Some(true));
+            if !matches!(reply, Reply::Failed(_)) {
+                self.repairs.retain(|&repair| repair != (node, lock));
+                if held.is_over() {
+                    give_back(held, node);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Round {
+    /// A lock that was given back while it was being repaired must not stay on that node.
+    fn drop(&mut self) {
+        for &(node, lock) in &self.repairs {
+            let held = &self.locks[lock].held;
+            if held.is_over() {
+                give_back(held, node);
+            }
+        }
+    }
+}
+
+fn give_back(held: &Held, node: usize) {
+    Undo::on(&held.shared, node, &held.key, &held.token, held.ttl.duration()).spawn();
+}
+
+fn ask_repair(
+    index: usize,
+    node: crate::node::Node,
+    connection: Connection,
+    pipeline: Arc<Pipeline>,
+    locks: Vec<usize>,
+) -> Repaired {
+    Box::pin(async move {
+        let replies = node.ask_fences(connection, &pipeline).await;
+        (index, locks, replies)
+    })
+}
+
+impl Extending {
+    fn decide(&mut self, verdict: ExtensionVerdict) {
+        self.held.settle(verdict);
+        observe::extended(&self.held, verdict);
+        if let Some(tell) = self.tell.take() {
+            let _ = tell.send(verdict);
+        } else {
+            self.held.shared.keeper.decided(&self.held);
+        }
     }
 }

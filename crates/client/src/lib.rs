@@ -22,27 +22,44 @@
 //! - [`AcquireError`] and its kin: why not, with each node's own answer.
 //! - [`redis`]: nodes from connections that are there already.
 
+mod acquire;
+mod answers;
 mod attempt;
 mod builder;
 mod clock;
+mod connect;
 mod error;
 mod extend;
 mod gate;
+mod handover;
+mod held;
+mod keeper;
 mod lock;
 mod node;
+mod observe;
+mod ownership;
 mod quorum;
 pub mod redis;
 mod release;
+mod run;
+mod slots;
 mod token;
+mod wait;
+mod watch;
 
 pub use builder::LockBuilder;
+pub use connect::QuorumBuilder;
 pub use error::{
-    AcquireError, Answer, ConnectError, ExtendError, NodeAnswer, NodeError, Nodes, ReleaseError,
+    AcquireError, Answer, ConnectError, ExtendError, LostError, NodeAnswer, NodeError, Nodes, ReleaseError,
+    ResumeError, RunError,
 };
 pub use gate::{FenceGate, Stale};
+pub use handover::{Handover, HandoverError};
 pub use lock::{Coverage, Lock, Released};
+pub use ownership::{Deadline, Ownership};
 pub use quorlock_core::{Fence, NotAFence};
 pub use quorum::Quorum;
+pub use watch::LockWatch;
 
 /// The example of the README, compiled.
 #[cfg(doctest)]

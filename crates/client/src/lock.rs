@@ -1,40 +1,25 @@
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Lifetime, Vote};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::Fence;
+use quorlock_core::quorum::Standing;
 
-use crate::node::{Connection, Node, Reply};
-use crate::quorum::Shared;
+use crate::handover::Handover;
+use crate::held::Held;
 use crate::release::{Undo, release};
-use crate::token::Token;
-use crate::{Answer, ExtendError, NodeAnswer, NodeError, Nodes, ReleaseError, clock, extend};
+use crate::{Answer, ExtendError, LockWatch, LostError, Ownership, ReleaseError, extend, observe};
 
 /// A held lock.
 ///
 /// It is held for [`remaining`](Self::remaining), by this machine's own clocks, whatever the nodes do: before that is
-/// over, [`extend`](Self::extend) it or stop what it protects. [`fence`](Self::fence) is for the resource itself, to
-/// reject whoever comes late.
+/// over, [`extend`](Self::extend) it, have it extended by [`keep_alive`](Self::keep_alive), or stop what it protects.
+/// [`lost`](Self::lost) tells when. [`fence`](Self::fence) is for the resource itself, to reject whoever comes late.
 ///
 /// Dropping the lock releases it from a background task; [`release`](Self::release) waits for a majority to confirm.
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
-    holding: Option<Holding>,
-}
-
-/// Everything there is to a held lock.
-pub(crate) struct Holding {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) key: Arc<[u8]>,
-    pub(crate) token: Token,
-    pub(crate) ttl: Ttl,
-    pub(crate) fence: Fence,
-    pub(crate) lifetime: Lifetime,
-    pub(crate) node_limit: Duration,
-    /// What the ACQUIRE of each node went through, if it was sent.
-    pub(crate) connections: Vec<Option<Connection>>,
-    pub(crate) answers: Answers,
+    held: Option<Arc<Held>>,
 }
 
 /// On how many of the nodes a lock is known to be held.
@@ -56,46 +41,78 @@ pub enum Released {
 }
 
 impl Lock {
-    pub(crate) fn new(holding: Holding) -> Self {
-        Self { holding: Some(holding) }
+    pub(crate) fn new(held: Arc<Held>) -> Self {
+        Self { held: Some(held) }
     }
 
     /// The locked key.
     pub fn key(&self) -> &[u8] {
-        &self.holding().key
+        &self.held().key
     }
 
     /// The fencing token: larger than that of every earlier holder of the key. Pass it along with every write to what the
     /// lock protects, and have that refuse anything below the largest it has seen.
     pub fn fence(&self) -> Fence {
-        self.holding().fence
+        self.held().fence
     }
 
     /// How much longer the lock is certainly held; zero when it may be another's.
     pub fn remaining(&self) -> Duration {
-        self.holding().lifetime.remaining(clock::now()).unwrap_or_default()
+        self.held().remaining()
     }
 
-    /// On how many nodes the lock is known to be held. Nodes that answer late still count.
+    /// Whether the lock is held, and until when.
+    pub fn ownership(&self) -> Ownership {
+        self.held().ownership()
+    }
+
+    /// On how many nodes the lock is known to be held: those that said so when they were last asked, and have not been
+    /// started again since. Nodes that answer late still count.
     pub fn coverage(&self) -> Coverage {
-        let holding = self.holding();
-        Coverage { held: holding.answers.yes(), nodes: holding.shared.nodes.len() }
+        self.held().coverage()
     }
 
-    /// Makes the lock last a full ttl from now, on a majority of the nodes.
+    /// Another view of the same lock, for those who need to know whether it is held, and cannot end it.
+    pub fn watch(&self) -> LockWatch {
+        LockWatch::new(Arc::clone(self.held()))
+    }
+
+    /// Waits until the lock is lost, and says why. That is at its deadline at the latest, also when no node answers and
+    /// when the machine has slept, as far as the runtime lets tasks run.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn lost(&self) -> LostError {
+        self.watch().lost().await
+    }
+
+    /// Has the lock extended from now on, at a third of its ttl, until it is released, dropped or lost; and no longer than
+    /// the [`max_hold`](crate::LockBuilder::max_hold) that it was acquired with. All locks of a client are extended by one
+    /// task, and those that are due at about the same time with one message per node.
+    ///
+    /// Nodes that missed the lock, because they were away, are given it again while a majority holds it.
+    pub fn keep_alive(&mut self) {
+        self.held().shared.keeper.keep(self.held());
+    }
+
+    /// Makes the lock last a full ttl from now, on a majority of the nodes. Nodes that missed the lock, because they were
+    /// away, are given it again.
     ///
     /// # Errors
     /// [`ExtendError::Lost`] when the lock is another's or nobody's; [`ExtendError::NoQuorum`] when too few nodes
-    /// answer, and then the lock is still held for what [`remaining`](Self::remaining) says.
+    /// answer, and then the lock is still held for what [`remaining`](Self::remaining) says;
+    /// [`ExtendError::HeldTooLong`] when it would be held for longer than
+    /// [`max_hold`](crate::LockBuilder::max_hold), and likewise.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the lock held at least as long as before; nodes may hold it longer than it says.
+    /// Dropping the future leaves the extension to the background: the lock is held at least as long as before.
     pub async fn extend(&mut self) -> Result<(), ExtendError> {
-        extend::extend(self.holding_mut()).await
+        extend::extend(self.held()).await
     }
 
     /// Gives the lock back, on all nodes, and returns when a majority has confirmed it. The rest is done in the
-    /// background. That the lock had ended before is a result, not an error.
+    /// background. That the lock had ended before is a result, not an error; of a lock that is known to be lost it is at
+    /// once, and what may be left of it on some nodes is released in the background.
     ///
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
@@ -103,25 +120,49 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
     pub async fn release(mut self) -> Result<Released, ReleaseError> {
-        let Some(holding) = self.holding.take() else {
-            unreachable!("only this and Drop take it, and both consume")
-        };
-        release(holding).await
+        let held = self.take();
+        release(&held).await
     }
 
-    fn holding(&self) -> &Holding {
-        self.holding.as_ref().expect("taken only by what consumes the lock")
+    /// Gives the lock away to another process, which [resumes](crate::Quorum::resume) it from the text of the
+    /// [`Handover`]. This handle is gone with it, and so is the keeping alive: until the lock is resumed, or if it never
+    /// is, it ends by its deadline. [`extend`](Self::extend) it before to give the other process a full ttl of time.
+    pub fn hand_over(mut self) -> Handover {
+        let held = self.take();
+        let remaining = held.remaining();
+        observe::handed_over(&held);
+        held.end();
+        held.shared.keeper.forget(&held);
+        Handover::new(&held, remaining)
     }
 
-    fn holding_mut(&mut self) -> &mut Holding {
-        self.holding.as_mut().expect("taken only by what consumes the lock")
+    /// Which nodes are not known to hold it, by index.
+    pub(crate) fn nodes_without(&self) -> impl Iterator<Item = bool> {
+        self.held().report().0.into_iter().map(|node| !matches!(node.answer, Answer::Yes(_)))
+    }
+
+    /// Why it is lost, if it is.
+    pub(crate) fn loss(&self) -> Option<LostError> {
+        match self.held().standing() {
+            Standing::Lost(end) => Some(self.held().lost_by(end)),
+            Standing::Held(_) | Standing::Uncertain(_) => None,
+        }
+    }
+
+    fn held(&self) -> &Arc<Held> {
+        self.held.as_ref().expect("taken only by what consumes the lock")
+    }
+
+    fn take(&mut self) -> Arc<Held> {
+        self.held.take().expect("taken only by what consumes the lock")
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if let Some(holding) = self.holding.take() {
-            Undo::of(holding).spawn();
+        if let Some(held) = self.held.take() {
+            observe::dropped(&held);
+            Undo::of(&held).1.spawn();
         }
     }
 }
@@ -131,7 +172,7 @@ impl fmt::Debug for Lock {
         f.debug_struct("Lock")
             .field("key", &String::from_utf8_lossy(self.key()))
             .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
+            .field("ownership", &self.ownership())
             .field("coverage", &self.coverage())
             .finish_non_exhaustive()
     }
@@ -140,67 +181,5 @@ impl fmt::Debug for Lock {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.held, self.nodes)
-    }
-}
-
-/// The last answer of each node. Shared with the task that waits for stragglers.
-#[derive(Clone)]
-pub(crate) struct Answers(Arc<Mutex<Vec<Answer>>>);
-
-impl Answers {
-    pub(crate) fn new(nodes: usize) -> Self {
-        Self(Arc::new(Mutex::new(vec![Answer::Pending; nodes])))
-    }
-
-    pub(crate) fn set(&self, node: usize, answer: Answer) {
-        self.lock()[node] = answer;
-    }
-
-    /// Takes down a node's answer, and says what it is as a vote.
-    pub(crate) fn take_vote(&self, node: usize, reply: &Reply) -> Vote {
-        let (answer, vote) = match reply {
-            Reply::Yes(Some(fence)) => (Answer::Yes(Some(*fence)), Vote::Granted(*fence)),
-            Reply::Yes(None) => (Answer::Failed(NodeError::Nonsense), Vote::Silent),
-            Reply::No => (Answer::No, Vote::Refused),
-            Reply::Failed(error) => (Answer::Failed(error.clone()), Vote::Silent),
-        };
-        self.set(node, answer);
-        vote
-    }
-
-    /// Takes down an answer that is a plain yes or no; `None` for no answer.
-    pub(crate) fn take(&self, node: usize, reply: &Reply) -> Option<bool> {
-        let (answer, held) = match reply {
-            Reply::Yes(fence) => (Answer::Yes(*fence), Some(true)),
-            Reply::No => (Answer::No, Some(false)),
-            Reply::Failed(error) => (Answer::Failed(error.clone()), None),
-        };
-        self.set(node, answer);
-        held
-    }
-
-    /// Whoever has not answered failed, for this reason.
-    pub(crate) fn time_is_up(&self, error: &NodeError) {
-        for answer in self.lock().iter_mut().filter(|answer| **answer == Answer::Pending) {
-            *answer = Answer::Failed(error.clone());
-        }
-    }
-
-    pub(crate) fn yes(&self) -> usize {
-        self.lock().iter().filter(|answer| matches!(answer, Answer::Yes(_))).count()
-    }
-
-    pub(crate) fn report(&self, nodes: &[Node]) -> Nodes {
-        let answers = self.lock();
-        let named = nodes.iter().zip(answers.iter());
-        Nodes(
-            named
-                .map(|(node, answer)| NodeAnswer { node: node.name().to_owned(), answer: answer.clone() })
-                .collect(),
-        )
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Answer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,20 +1,30 @@
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use ::redis::{Client, ConnectionAddr, IntoConnectionInfo};
-use futures_util::future::join_all;
+use ::redis::Client;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use quorlock_core::Fence;
-use quorlock_core::quorum::{Hints, Majority};
+use quorlock_core::quorum::{Hints, Majority, order};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::connect::address;
+use crate::keeper::Keeper;
 use crate::node::{Link, Node};
-use crate::{ConnectError, LockBuilder, clock};
+use crate::slots::Slots;
+use crate::{ConnectError, Handover, Lock, LockBuilder, NodeError, QuorumBuilder, ResumeError, clock};
 
 /// How long [`Quorum::connect`] waits for nodes that do not answer, in milliseconds.
 const SETTLE_LIMIT_MS: u64 = 1000;
+/// What a round trip is taken for before the first, in microseconds.
+const ROUND_TRIP_US: u64 = 1000;
+/// How long it waits for the others when a majority is connected, in milliseconds.
+const STRAGGLERS_LIMIT_MS: u64 = 50;
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -29,16 +39,28 @@ pub struct Quorum {
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<Node>,
     pub(crate) majority: Majority,
+    /// How long one node may take to answer, if the caller says so.
+    pub(crate) node_limit: Option<Duration>,
     pub(crate) runtime: Handle,
     /// Releases and stragglers that go on behind the callers' backs.
     pub(crate) tasks: TaskTracker,
+    pub(crate) slots: Slots,
+    pub(crate) keeper: Keeper,
+    /// How long the last attempt on all nodes took, in microseconds.
+    round_trip_us: AtomicU64,
     hints: Mutex<Hints>,
 }
 
 impl Quorum {
-    /// Connects to the masters: `redis://` or `rediss://` (TLS), with user, password and database number as usual, or
-    /// `redis+unix:///path`. Returns as soon as it is known of each whether it can be reached, after a second at most.
-    /// Nodes that cannot be reached are tried again for ever in the background: a lock needs a majority, not all.
+    /// Connects to the masters, of which three or five are named by their URLs:
+    ///
+    /// - `redis://user:password@host:6379/0`, with user, password, port and database number as far as they are needed;
+    /// - `rediss://…`, the same through TLS;
+    /// - `redis+unix:///path?db=0&user=…&pass=…`.
+    ///
+    /// Returns as soon as a majority is connected, and the others a moment later; or as it is known of each whether it
+    /// can be reached, after a second at most. Nodes that cannot be reached are tried again for ever in the background: a
+    /// lock needs a majority, not all. [`Quorum::builder`] has more to say about the connections.
     ///
     /// # Errors
     /// Only what no time can mend: see [`ConnectError`].
@@ -46,24 +68,66 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future closes the connections.
     pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
-        let mut nodes = Vec::new();
-        let mut clients = Vec::new();
-        for url in urls {
-            let client = open(url.as_ref())?;
-            nodes.push(Node::new(&name(&client), Link::unconnected()));
-            clients.push(client);
-        }
-        let quorum = Self::of(nodes)?;
+        Self::builder().nodes(urls).connect().await
+    }
+
+    /// A quorum to be connected, with certificates and limits of one's own.
+    pub fn builder() -> QuorumBuilder {
+        QuorumBuilder::new()
+    }
+
+    /// Keeps connections to these nodes from now on.
+    pub(crate) async fn connected_to(
+        clients: Vec<Client>,
+        node_limit: Option<Duration>,
+    ) -> Result<Self, ConnectError> {
+        let roll = Arc::default();
+        let nodes = clients.iter().map(|client| {
+            let name = address(client);
+            Node::new(&name, Link::unconnected(&name, &roll), Some(client.clone()))
+        });
+        let quorum = Self::of(nodes.collect(), node_limit)?;
         for (node, client) in quorum.shared.nodes.iter().cloned().zip(clients) {
             let stop = quorum.stop.clone();
             quorum.shared.runtime.spawn(async move { node.keep_connected(&client, stop).await });
         }
-        let limit = Duration::from_millis(SETTLE_LIMIT_MS);
-        join_all(quorum.shared.nodes.iter().map(|node| node.settled(limit))).await;
+        quorum.settled().await;
+        quorum.refuse_one_server_twice()?;
         Ok(quorum)
     }
 
-    pub(crate) fn of(nodes: Vec<Node>) -> Result<Self, ConnectError> {
+    /// A server must not have two votes. One that turns out only later to be named twice has none the second time.
+    fn refuse_one_server_twice(&self) -> Result<(), ConnectError> {
+        for node in &self.shared.nodes {
+            if let Err(NodeError::SameServer { node: other }) = node.connection() {
+                return Err(ConnectError::SameServer { nodes: [other, node.name().to_owned()] });
+            }
+        }
+        Ok(())
+    }
+
+    /// A quorum of nodes that are connected already.
+    pub(crate) fn of_ready(nodes: Vec<Node>) -> Result<Self, ConnectError> {
+        let quorum = Self::of(nodes, None)?;
+        for node in &quorum.shared.nodes {
+            let (node, stop) = (node.clone(), quorum.stop.clone());
+            quorum.shared.runtime.spawn(async move { node.watch_ready(stop).await });
+        }
+        Ok(quorum)
+    }
+
+    /// Returns when all nodes are connected; or when a majority is, and the others had a moment to be; or when it is
+    /// known of each whether it can be reached.
+    async fn settled(&self) {
+        let limit = Duration::from_millis(SETTLE_LIMIT_MS);
+        let mut settling: FuturesUnordered<_> =
+            self.shared.nodes.iter().map(|node| node.settled(limit)).collect();
+        while settling.next().await.is_some() && self.connected().1 < self.shared.majority.size() {}
+        let moment = Duration::from_millis(STRAGGLERS_LIMIT_MS);
+        let _ = timeout(moment, async { while settling.next().await.is_some() {} }).await;
+    }
+
+    pub(crate) fn of(nodes: Vec<Node>, node_limit: Option<Duration>) -> Result<Self, ConnectError> {
         let majority = Majority::of(nodes.len()).ok_or(ConnectError::NoNodes)?;
         let mut names = HashSet::new();
         for node in &nodes {
@@ -78,20 +142,36 @@ impl Quorum {
             );
         }
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
-        let shared = Shared {
+        let shared = Arc::new_cyclic(|shared| Shared {
+            keeper: Keeper::start(&runtime, Weak::clone(shared)),
             nodes,
+            node_limit,
             majority,
             runtime,
             tasks: TaskTracker::new(),
+            slots: Slots::default(),
+            round_trip_us: AtomicU64::new(ROUND_TRIP_US),
             hints: Mutex::new(Hints::default()),
-        };
+        });
         let stop = CancellationToken::new();
-        Ok(Self { shared: Arc::new(shared), stop: stop.clone(), _stop: Arc::new(stop.drop_guard()) })
+        Ok(Self { shared, stop: stop.clone(), _stop: Arc::new(stop.drop_guard()) })
     }
 
     /// Describes a lock on `key`, to be acquired. The key is any bytes; it is the name of the key on every node.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
         LockBuilder::new(Arc::clone(&self.shared), key.as_ref().to_vec())
+    }
+
+    /// Makes a lock that another process [handed over](crate::Lock::hand_over) this one's, for the ttl that it had there. For
+    /// other limits, see [`LockBuilder::resume`].
+    ///
+    /// # Errors
+    /// See [`ResumeError`]. A handover that was not resumed is used up: nodes that had answered have released the lock.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases the lock in the background, wherever it is this one's already.
+    pub async fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
+        self.lock(handover.key()).ttl(handover.ttl()).resume(handover).await
     }
 
     /// How many nodes there are, and how many of them are connected now.
@@ -122,34 +202,24 @@ impl Shared {
         self.hints.lock().unwrap_or_else(PoisonError::into_inner).learn(proposed, agreed);
     }
 
+    /// The order of the nodes for a key, of which those that are not connected come last.
+    pub(crate) fn order(&self, key: &[u8]) -> Vec<usize> {
+        let identities: Vec<_> = self.nodes.iter().map(Node::identity).collect();
+        let mut order = order(key, identities.iter().map(|identity| identity.as_bytes()));
+        order.sort_by_key(|&node| self.nodes[node].connection().is_err());
+        order
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn saw_round_trip(&self, took: Duration) {
+        self.round_trip_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     /// Runs something behind the callers' backs; [`Quorum::close`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.runtime);
-    }
-}
-
-/// A client of this URL. Errors never show a password.
-fn open(url: &str) -> Result<Client, ConnectError> {
-    let bad = |reason: String| ConnectError::BadUrl { url: without_password(url), reason };
-    let info = url.into_connection_info().map_err(|error| bad(error.to_string()))?;
-    let settings = info.tcp_settings().clone().set_nodelay(true);
-    Client::open(info.set_tcp_settings(settings)).map_err(|error| bad(error.to_string()))
-}
-
-/// The address of a node, for people.
-fn name(client: &Client) -> String {
-    match client.get_connection_info().addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            format!("{host}:{port}")
-        }
-        ConnectionAddr::Unix(path) => path.display().to_string(),
-        other => other.to_string(),
-    }
-}
-
-fn without_password(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme < at => format!("{}://…{}", &url[..scheme], &url[at..]),
-        _ => url.to_owned(),
     }
 }

@@ -1,8 +1,10 @@
 //! Nodes from connections that are there already: the only place where types of redis-rs appear.
 
+use std::sync::Arc;
+
 use ::redis::aio::ConnectionLike;
 
-use crate::node::{Link, Node};
+use crate::node::{Link, Node, Roll};
 use crate::{ConnectError, Quorum};
 
 /// Gathers ready connections into a quorum. Each must lead to a master of its own, and mend itself when it breaks, as a
@@ -10,6 +12,7 @@ use crate::{ConnectError, Quorum};
 #[derive(Default)]
 pub struct Connections {
     nodes: Vec<Node>,
+    roll: Arc<Roll>,
 }
 
 impl Connections {
@@ -25,7 +28,7 @@ impl Connections {
         name: &str,
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        self.nodes.push(Node::new(name, Link::ready(connection)));
+        self.nodes.push(Node::new(name, Link::ready(name, &self.roll, connection), None));
         self
     }
 
@@ -34,6 +37,6 @@ impl Connections {
     /// # Errors
     /// [`ConnectError::NoNodes`], [`ConnectError::NamedTwice`] and [`ConnectError::NoRuntime`].
     pub fn into_quorum(self) -> Result<Quorum, ConnectError> {
-        Quorum::of(self.nodes)
+        Quorum::of_ready(self.nodes)
     }
 }

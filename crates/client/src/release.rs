@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::quorum::{Release, ReleaseVerdict};
+use quorlock_core::quorum::{Release, ReleaseVerdict, Standing};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::lock::{Answers, Holding, Released};
-use crate::node::{Asked, Connection, Question, Reply};
+use crate::answers::Answers;
+use crate::held::Held;
+use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::token::Token;
-use crate::{Answer, NodeError, ReleaseError};
+use crate::{Answer, NodeError, ReleaseError, Released, observe};
 
 /// The first pause before a node that failed is asked again; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -25,9 +26,13 @@ pub(crate) struct Undo {
     shared: Arc<Shared>,
     question: Question,
     asked: FuturesUnordered<Asked>,
+    /// Nodes that were never sent an ACQUIRE.
+    unreached: Vec<usize>,
     pauses: Vec<Duration>,
     /// By then every lease has ended by itself.
     until: Instant,
+    /// What has ended already is asked for once.
+    persistent: bool,
 }
 
 impl Undo {
@@ -35,25 +40,46 @@ impl Undo {
         shared: &Arc<Shared>,
         key: &[u8],
         token: &Token,
-        connections: Vec<Option<Connection>>,
+        reached: Vec<Reached>,
         lasts: Duration,
     ) -> Self {
-        let question = Question::release(key, token);
-        let asked = FuturesUnordered::<Asked>::new();
-        for (index, connection) in connections.into_iter().enumerate() {
-            // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
-            if let Some(connection) = connection {
-                let (node, question) = (shared.nodes[index].clone(), question.clone());
-                asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+        let mut this = Self {
+            shared: Arc::clone(shared),
+            question: Question::release(key, token),
+            asked: FuturesUnordered::new(),
+            unreached: Vec::new(),
+            pauses: vec![PAUSE_MIN; shared.nodes.len()],
+            until: Instant::now() + lasts,
+            persistent: true,
+        };
+        for (index, reached) in reached.into_iter().enumerate() {
+            match reached {
+                Reached::No => this.unreached.push(index),
+                // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
+                Reached::Through(connection) => {
+                    let (node, question) = (shared.nodes[index].clone(), this.question.clone());
+                    this.asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+                }
+                Reached::Somehow => this.ask(index, Duration::ZERO),
             }
         }
-        let pauses = vec![PAUSE_MIN; shared.nodes.len()];
-        Self { shared: Arc::clone(shared), question, asked, pauses, until: Instant::now() + lasts }
+        this
     }
 
-    pub(crate) fn of(holding: Holding) -> Self {
-        let Holding { shared, key, token, ttl, connections, .. } = holding;
-        Self::new(&shared, &key, &token, connections, ttl.duration())
+    /// To one node only.
+    pub(crate) fn on(shared: &Arc<Shared>, node: usize, key: &[u8], token: &Token, lasts: Duration) -> Self {
+        let mut reached = vec![Reached::No; shared.nodes.len()];
+        reached[node] = Reached::Somehow;
+        Self::new(shared, key, token, reached, lasts)
+    }
+
+    /// Of a lock that its holder gives back; and how things stood with it until now.
+    pub(crate) fn of(held: &Held) -> (Standing, Self) {
+        let (standing, reached) = held.end();
+        held.shared.keeper.forget(held);
+        let mut this = Self::new(&held.shared, &held.key, &held.token, reached, held.ttl.duration());
+        this.persistent = !matches!(standing, Standing::Lost(_));
+        (standing, this)
     }
 
     /// Goes on behind the caller's back, until all nodes have answered.
@@ -73,14 +99,21 @@ impl Undo {
     }
 
     fn retry_if_failed(&mut self, index: usize, reply: &Reply) {
-        if !matches!(reply, Reply::Failed(_)) {
+        if !self.persistent || !matches!(reply, Reply::Failed(_)) {
             return;
         }
         let pause = self.pauses[index];
         self.pauses[index] = (pause * 2).min(PAUSE_MAX);
+        self.ask(index, pause);
+    }
+
+    /// Asks through whatever connection there is after the pause.
+    fn ask(&mut self, index: usize, pause: Duration) {
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
         self.asked.push(Box::pin(async move {
-            sleep(pause).await;
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
             let reply = match node.connection() {
                 Ok(connection) => node.ask(connection, &question).await,
                 Err(error) => Reply::Failed(error),
@@ -91,7 +124,7 @@ impl Undo {
 }
 
 /// See [`crate::Lock::release`].
-pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> {
+pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
     /// Whatever way the future ends, the rest is done in the background.
     struct Guard(Option<Undo>);
     impl Drop for Guard {
@@ -102,20 +135,22 @@ pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> 
         }
     }
 
-    let node_limit = holding.node_limit;
-    let answers = Answers::new(holding.shared.nodes.len());
-    let mut release = Release::new(holding.shared.majority);
-    let mut verdict = None;
-    for (index, connection) in holding.connections.iter().enumerate() {
-        if connection.is_none() {
-            answers.set(index, Answer::Failed(NodeError::Down { reason: "it was never asked".into() }));
-            verdict = verdict.or(release.answer(index, None));
-        }
+    let (standing, undo) = Undo::of(held);
+    let mut guard = Guard(Some(undo));
+    if let Standing::Lost(_) = standing {
+        observe::released(held, Some(Released::AlreadyOver));
+        return Ok(Released::AlreadyOver);
     }
-    let mut guard = Guard(Some(Undo::of(holding)));
     let undo = guard.0.as_mut().expect("put in just now");
+    let answers = Answers::new(held.shared.nodes.len());
+    let mut release = Release::new(held.shared.majority);
+    let mut verdict = None;
+    for &index in &undo.unreached {
+        answers.set(index, Answer::Failed(NodeError::Down { reason: "it was never asked".into() }));
+        verdict = verdict.or(release.answer(index, None));
+    }
 
-    let limit = sleep_until(Instant::now() + node_limit);
+    let limit = sleep_until(Instant::now() + held.node_limit);
     tokio::pin!(limit);
     let verdict = loop {
         if let Some(verdict) = verdict {
@@ -130,13 +165,18 @@ pub(crate) async fn release(holding: Holding) -> Result<Released, ReleaseError> 
             () = &mut limit => break ReleaseVerdict::Unconfirmed,
         }
     };
-    match verdict {
+    let released = match verdict {
         ReleaseVerdict::Released => Ok(Released::Released),
-        ReleaseVerdict::AlreadyOver => Ok(Released::AlreadyOver),
+        ReleaseVerdict::AlreadyOver => {
+            held.heard_of_release(answers.all());
+            Ok(Released::AlreadyOver)
+        }
         ReleaseVerdict::Unconfirmed => {
-            let limit_ms = u64::try_from(node_limit.as_millis()).unwrap_or(u64::MAX);
+            let limit_ms = u64::try_from(held.node_limit.as_millis()).unwrap_or(u64::MAX);
             answers.time_is_up(&NodeError::TimedOut { limit_ms });
             Err(ReleaseError::NoQuorum { nodes: answers.report(&undo.shared.nodes) })
         }
-    }
+    };
+    observe::released(held, released.as_ref().ok().copied());
+    released
 }

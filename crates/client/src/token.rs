@@ -17,6 +17,12 @@ impl Token {
         Ok(Self(hex))
     }
 
+    /// One that another process made.
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
+        let is_token = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_token.then(|| Self(text.to_owned()))
+    }
+
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

@@ -166,7 +166,9 @@ async fn a_client_that_slept_through_its_ttl_holds_nothing() {
 #[tokio::test]
 async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
     let net = net(3).await;
-    let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(10)).acquire().await.unwrap();
+    let limit = Duration::from_millis(200);
+    let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_limit(limit);
+    let mut lock = builder.acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
     for proxy in &net.proxies[..2] {
         proxy.hold(Direction::ToServer);
@@ -174,7 +176,7 @@ async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
     let before = lock.remaining();
     let Err(ExtendError::NoQuorum { nodes }) = lock.extend().await else { panic!("one of three answers") };
     assert_eq!(nodes.failed().count(), 2);
-    assert!(matches!(nodes.failed().next().unwrap().1, NodeError::TimedOut { limit_ms: 50 }));
+    assert!(matches!(nodes.failed().next().unwrap().1, NodeError::TimedOut { limit_ms: 200 }));
     assert!(lock.remaining() <= before && !lock.remaining().is_zero());
     let Err(ReleaseError::NoQuorum { .. }) = lock.release().await else { panic!("one of three answers") };
     for proxy in &net.proxies {

@@ -222,6 +222,10 @@ fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
     assert!(one.node == other.node && hash(&one) == hash(&other));
     other.extend(b"a", b"t", 2000).unwrap();
     assert!(one.node != other.node && hash(&one) != hash(&other), "a later deadline");
+    one.extend(b"a", b"t", 2000).unwrap();
+    assert!(one.node == other.node);
+    one.acquire_or_wait(b"a", b"w", 1000, 5000);
+    assert!(one.node != other.node && hash(&one) != hash(&other), "somebody waits");
 }
 
 /// Something that happens to a server.

@@ -1,24 +1,45 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::{ConnectionLike, MultiplexedConnection};
 use ::redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, RedisFuture, Value};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::roll::Roll;
 use crate::NodeError;
 
-/// How long an attempt to connect may take, in milliseconds.
-const CONNECT_LIMIT_MS: u64 = 1000;
-/// The first pause between attempts to connect, in milliseconds; it doubles.
-const PAUSE_MIN_MS: u64 = 20;
-/// The longest pause between attempts to connect, in milliseconds.
-const PAUSE_MAX_MS: u64 = 500;
+/// How long an attempt to connect may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// The first pause between attempts to connect; it doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// The longest pause between attempts to connect.
+const PAUSE_MAX: Duration = Duration::from_millis(400);
+/// The shortest pause while an earlier attempt is still on its way: it may be a long one.
+const STAGGER: Duration = Duration::from_millis(250);
+/// How many attempts are on their way at the same time.
+const ATTEMPTS_MAX: usize = 6;
+/// How often it is looked whether a connection still works: an idle one tells nobody that it has broken.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long a node may take to show that it does. After that another connection is made beside it.
+const SILENCE_MAX: Duration = Duration::from_millis(400);
+/// How often it is looked which server a ready connection leads to, unless there is a reason.
+const READY_LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The way to one node. It is mended behind everybody's back: whoever asks while it is broken is told so at once.
 pub(crate) struct Link {
+    name: Arc<str>,
+    roll: Arc<Roll>,
     state: watch::Sender<State>,
     broken: Notify,
+    /// The server's run id, when it was last connected.
+    identity: Mutex<Option<Arc<str>>>,
+    incarnation: AtomicU64,
 }
 
 enum State {
@@ -33,22 +54,48 @@ enum State {
 pub(crate) struct Connection {
     pub(super) handle: Handle,
     /// Which of a link's connections this is.
-    pub(super) generation: u64,
+    pub(crate) generation: u64,
+}
+
+/// What a server says of itself.
+struct Server {
+    run_id: Option<Arc<str>>,
+    mode: Option<String>,
+}
+
+/// Why a connection is watched over no longer.
+enum Unwatched {
+    Broken,
+    /// This one works, beside the one that does not answer.
+    Replaced(MultiplexedConnection, Server),
 }
 
 impl Link {
-    /// A link through a connection that is there already, and that mends itself if it can.
-    pub(crate) fn ready(handle: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+    /// A link through a connection that is there already, and that mends itself if it can: see
+    /// [`Link::watch_ready`].
+    pub(crate) fn ready(
+        name: &str,
+        roll: &Arc<Roll>,
+        handle: impl ConnectionLike + Clone + Send + Sync + 'static,
+    ) -> Self {
         let handle = Handle(Box::new(handle));
-        Self {
-            state: watch::Sender::new(State::Up(Connection { handle, generation: 0 })),
-            broken: Notify::new(),
-        }
+        Self::in_state(name, roll, State::Up(Connection { handle, generation: 0 }))
     }
 
     /// A link that is not connected yet: see [`Link::keep_connected`].
-    pub(crate) fn unconnected() -> Self {
-        Self { state: watch::Sender::new(State::New), broken: Notify::new() }
+    pub(crate) fn unconnected(name: &str, roll: &Arc<Roll>) -> Self {
+        Self::in_state(name, roll, State::New)
+    }
+
+    fn in_state(name: &str, roll: &Arc<Roll>, state: State) -> Self {
+        Self {
+            name: name.into(),
+            roll: Arc::clone(roll),
+            state: watch::Sender::new(state),
+            broken: Notify::new(),
+            identity: Mutex::default(),
+            incarnation: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn connection(&self) -> Result<Connection, NodeError> {
@@ -65,6 +112,15 @@ impl Link {
         let _ = timeout(limit, state.wait_for(|state| !matches!(state, State::New))).await;
     }
 
+    /// Which start of the server this is, as far as this client has seen.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn identity(&self) -> Option<Arc<str>> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Somebody found this connection broken.
     pub(crate) fn broken(&self, generation: u64) {
         let current =
@@ -74,71 +130,171 @@ impl Link {
         }
     }
 
-    /// Connects, and connects again whenever the connection breaks, until told to stop.
+    /// Connects, and connects again whenever the connection breaks or does not answer, until told to stop.
     pub(crate) async fn keep_connected(&self, client: &Client, stop: CancellationToken) {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(Duration::from_millis(CONNECT_LIMIT_MS)))
-            // Every question has a time limit of its own; a second one would only cut waits short.
-            .set_response_timeout(None);
+        tokio::select! {
+            () = self.mend(client) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    async fn mend(&self, client: &Client) {
         let mut generation = 0;
-        let mut pause_ms = PAUSE_MIN_MS;
         loop {
-            let connecting = async {
-                let limit = Duration::from_millis(CONNECT_LIMIT_MS);
-                let connected =
-                    timeout(limit, client.get_multiplexed_async_connection_with_config(&config)).await;
-                match connected {
-                    Ok(Ok(connection)) => Ok(connection),
-                    Ok(Err(error)) => Err(error.to_string()),
-                    Err(_) => Err(format!("connecting took longer than {CONNECT_LIMIT_MS} ms")),
-                }
+            let down = |reason| {
+                self.state.send_replace(State::Down(NodeError::Down { reason }));
             };
-            let connected = tokio::select! {
-                connected = connecting => connected,
-                () = stop.cancelled() => return,
+            let mut connected = connect(client, down).await;
+            loop {
+                let (connection, server) = connected;
+                if let Err(error) = self.admit(&server) {
+                    self.state.send_replace(State::Down(error));
+                    // Whoever runs it may put this right.
+                    sleep(PAUSE_MAX).await;
+                    break;
+                }
+                generation += 1;
+                let up = Connection { handle: Handle(Box::new(connection.clone())), generation };
+                self.state.send_replace(State::Up(up));
+                match self.watch_over(connection, client).await {
+                    Unwatched::Broken => {
+                        down("the connection was lost".into());
+                        break;
+                    }
+                    Unwatched::Replaced(new, server) => {
+                        tracing::debug!(node = %self.name, "did not answer, and does so on a new connection");
+                        connected = (new, server);
+                    }
+                }
+            }
+            self.roll.leave(&self.name);
+        }
+    }
+
+    /// Whether this server can have this node's vote. If so, it is known from now on by its run id.
+    fn admit(&self, server: &Server) -> Result<(), NodeError> {
+        if let Some(mode) = server.mode.clone().filter(|mode| mode != "standalone") {
+            return Err(NodeError::NotAMaster { mode });
+        }
+        // One that does not tell is known by its address.
+        let Some(run_id) = &server.run_id else { return Ok(()) };
+        if let Err(other) = self.roll.enter(&self.name, run_id) {
+            tracing::warn!(node = %self.name, same = %other, "two addresses lead to one server: it has one vote");
+            return Err(NodeError::SameServer { node: other.to_string() });
+        }
+        let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = identity.replace(Arc::clone(run_id));
+        if before.is_some_and(|before| before != *run_id) {
+            tracing::warn!(node = %self.name, "was started again: what it said before need not hold any more");
+            self.incarnation.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Returns when the connection is broken, or when it does not answer and another one does.
+    async fn watch_over(&self, mut connection: MultiplexedConnection, client: &Client) -> Unwatched {
+        let broken = self.broken.notified();
+        tokio::pin!(broken);
+        loop {
+            tokio::select! {
+                () = &mut broken => return Unwatched::Broken,
+                () = sleep(LOOK_EVERY) => {}
+            }
+            let ping = ::redis::cmd("PING");
+            let answered = connection.send_packed_command(&ping);
+            tokio::pin!(answered);
+            let another = async {
+                sleep(SILENCE_MAX).await;
+                connect(client, |_| ()).await
             };
-            match connected {
-                Ok(connection) => {
-                    generation += 1;
-                    pause_ms = PAUSE_MIN_MS;
-                    let up = Connection { handle: Handle(Box::new(connection.clone())), generation };
-                    self.state.send_replace(State::Up(up));
-                    tokio::select! {
-                        () = self.watch_over(connection) => {}
-                        () = stop.cancelled() => return,
+            tokio::select! {
+                biased;
+                answered = &mut answered => match answered {
+                    Err(error) if error.is_unrecoverable_error() || error.is_io_error() => {
+                        return Unwatched::Broken;
                     }
-                    let reason = "the connection was lost".into();
-                    self.state.send_replace(State::Down(NodeError::Down { reason }));
-                }
-                Err(reason) => {
-                    self.state.send_replace(State::Down(NodeError::Down { reason }));
-                    tokio::select! {
-                        () = sleep(Duration::from_millis(pause_ms)) => {}
-                        () = stop.cancelled() => return,
-                    }
-                    pause_ms = (pause_ms * 2).min(PAUSE_MAX_MS);
-                }
+                    Ok(_) | Err(_) => {}
+                },
+                () = &mut broken => return Unwatched::Broken,
+                (another, server) = another => return Unwatched::Replaced(another, server),
             }
         }
     }
 
-    /// Returns when the connection is broken.
-    async fn watch_over(&self, mut connection: MultiplexedConnection) {
-        loop {
-            tokio::select! {
-                () = self.broken.notified() => return,
-                () = sleep(Duration::from_millis(PAUSE_MAX_MS)) => {}
+    /// Looks, until told to stop, whether the server that a ready connection leads to can have a vote.
+    pub(crate) async fn watch_ready(&self, stop: CancellationToken) {
+        let Ok(Connection { mut handle, .. }) = self.connection() else { return };
+        let looking = async {
+            loop {
+                if let Ok(Ok(server)) = timeout(CONNECT_LIMIT, identify(&mut handle)).await {
+                    let state = match self.admit(&server) {
+                        Ok(()) => State::Up(Connection { handle: handle.clone(), generation: 0 }),
+                        Err(error) => State::Down(error),
+                    };
+                    self.state.send_replace(state);
+                }
+                let _ = timeout(READY_LOOK_EVERY, self.broken.notified()).await;
+                sleep(PAUSE_MIN).await;
             }
-            // An idle connection tells nobody that it has broken.
-            let ping = ::redis::cmd("PING");
-            let ping = connection.send_packed_command(&ping);
-            if let Ok(Err(error)) = timeout(Duration::from_millis(CONNECT_LIMIT_MS), ping).await
-                && error.is_unrecoverable_error()
-            {
-                return;
+        };
+        tokio::select! {
+            () = looking => {}
+            () = stop.cancelled() => {}
+        }
+    }
+}
+
+/// Connects, however often it takes. An attempt on its way does not keep later ones from being made: a network that
+/// swallowed its first byte may be back long before it is given up.
+async fn connect(client: &Client, failed: impl Fn(String)) -> (MultiplexedConnection, Server) {
+    let mut attempts = FuturesUnordered::new();
+    let mut pause = PAUSE_MIN;
+    let mut next = Instant::now();
+    loop {
+        tokio::select! {
+            biased;
+            Some(connected) = attempts.next(), if !attempts.is_empty() => match connected {
+                Ok(connected) => return connected,
+                Err(reason) => failed(reason),
+            },
+            () = sleep_until(next), if attempts.len() < ATTEMPTS_MAX => {
+                let stagger = if attempts.is_empty() { Duration::ZERO } else { STAGGER };
+                attempts.push(attempt(client));
+                // Not all clients of a node that comes back at the same time.
+                let pause_now = pause.max(stagger).mul_f64(rand::rng().random_range(0.75..1.0));
+                next = Instant::now() + pause_now;
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         }
     }
+}
+
+/// One attempt. A connection on which nothing is answered is none.
+async fn attempt(client: &Client) -> Result<(MultiplexedConnection, Server), String> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_LIMIT))
+        // Every question has a time limit of its own; a second one would only cut waits short.
+        .set_response_timeout(None);
+    let connecting = async {
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let server = identify(&mut connection).await?;
+        Ok((connection, server))
+    };
+    match timeout(CONNECT_LIMIT, connecting).await {
+        Ok(connected) => connected.map_err(|error: ::redis::RedisError| error.to_string()),
+        Err(_) => Err(format!("connecting took longer than {} ms", CONNECT_LIMIT.as_millis())),
+    }
+}
+
+/// Asks a server what it is. One that may not say so to this user is just not known; but it must answer.
+async fn identify(connection: &mut impl ConnectionLike) -> Result<Server, ::redis::RedisError> {
+    let info = match ::redis::cmd("INFO").arg("server").query_async::<String>(connection).await {
+        Ok(info) => info,
+        Err(error) if error.is_unrecoverable_error() || error.is_io_error() => return Err(error),
+        Err(_) => String::new(),
+    };
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    Ok(Server { run_id: field("run_id:").map(Into::into), mode: field("redis_mode:").map(str::to_owned) })
 }
 
 /// Any connection that can be shared.

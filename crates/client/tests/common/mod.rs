@@ -19,7 +19,7 @@ pub(crate) struct Net {
 /// A quorum of `n` masters.
 pub(crate) async fn quorum(n: usize) -> (Masters, Quorum) {
     let masters = Masters::start(n);
-    let quorum = Quorum::connect(masters.urls()).await.expect("real URLs");
+    let quorum = connect(masters.urls()).await;
     (masters, quorum)
 }
 
@@ -27,8 +27,21 @@ pub(crate) async fn quorum(n: usize) -> (Masters, Quorum) {
 pub(crate) async fn net(n: usize) -> Net {
     let masters = Masters::start(n);
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
-    let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.expect("real URLs");
+    let quorum = connect(proxies.iter().map(Proxy::url)).await;
     Net { masters, proxies, quorum }
+}
+
+/// A client of these nodes that is connected to all of them. A new one only needs a majority, which the tests do not.
+pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
+    // The machine may be busy with other tests, and what is slow then is not the node.
+    let quorum = Quorum::builder().nodes(urls).node_limit(Duration::from_secs(1)).connect();
+    let quorum = quorum.await.expect("real URLs");
+    eventually_async(PATIENCE, "all nodes are connected", async || {
+        let (nodes, connected) = quorum.connected();
+        connected == nodes
+    })
+    .await;
+    quorum
 }
 
 /// On how many living masters the key is there.

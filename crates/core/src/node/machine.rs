@@ -2,6 +2,7 @@ use std::hash::{Hash, Hasher};
 
 use super::abstention::Abstention;
 use super::fences::Fences;
+use super::queue::{Queues, Ticket, Waiter};
 use super::table::{Lease, NewLease, Table};
 use super::{Event, Lend, Mirror, Monotonic, Now, Reason, Seen, Stats};
 use crate::{Fence, Ttl};
@@ -15,16 +16,20 @@ use crate::{Fence, Ttl};
 /// what it is told. `B` is how a lease keeps bytes.
 ///
 /// Two nodes that were made with the same settings are equal when they decide alike from here on: in whatever order
-/// their leases came, and whatever they counted.
+/// their leases came, and whatever they counted or tidied up.
 #[derive(Clone, Debug)]
 pub struct Node<B> {
     table: Table<B>,
+    queues: Queues<B>,
+    max_waiters: usize,
     fences: Fences,
     max_ttl: Ttl,
     abstention: Abstention,
     /// Databases that were emptied, all of them where it says `None`, and whose leases have yet to end.
     flushed: Vec<Option<u32>>,
     loading: bool,
+    /// When to look next whether memory is to be given back.
+    memory_at: Monotonic,
     stats: Stats,
 }
 
@@ -37,6 +42,12 @@ const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
 /// How often it is looked whether the key of a lost mirror, taken by somebody else, is free again.
 const REPAIR_AGAIN_US: u64 = 1_000_000;
 
+/// How often a key that somebody waits for is looked at when it is not known when it becomes free: it holds a string
+/// without an expiry.
+const LOOK_AGAIN_US: u64 = 1_000_000;
+/// How often it is looked whether memory is to be given back, in microseconds.
+const MEMORY_EVERY_US: u64 = 1_000_000;
+
 /// The limits of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -47,6 +58,8 @@ pub struct Settings {
     pub rejoin_delay_ms: u64,
     /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
     pub max_clock_skew_ms: u64,
+    /// How many may wait, for all keys together.
+    pub max_waiters: usize,
     /// How many fence counters there are.
     pub fence_stripes: usize,
     /// Makes the hash of this node unlike that of any other.
@@ -68,6 +81,8 @@ pub struct Acquire<'a, L> {
     pub owner: Option<&'a L>,
     /// The fence that the client proposes.
     pub fence: Option<Fence>,
+    /// Whether the client may wait when somebody else holds the lock.
+    pub may_wait: bool,
 }
 
 /// What becomes of an [`Acquire`].
@@ -81,8 +96,15 @@ pub enum Acquired {
         /// When the mirror expires, in milliseconds of the wall clock.
         expires_at_ms: u64,
     },
-    /// Somebody holds the key.
+    /// Somebody holds the key, or waits for it.
     Refused,
+    /// The same, and the client may wait: pass it to [`Node::enqueue`].
+    MustWait,
+    /// The same, and so many wait already that this one may not.
+    QueueFull {
+        /// How many may.
+        max_waiters: usize,
+    },
     /// The node may have forgotten who holds it.
     Abstaining {
         /// Why.
@@ -193,6 +215,8 @@ pub enum Inspected<'a> {
     Free,
     /// A lease.
     Lease {
+        /// How many wait for it.
+        waiters: usize,
         /// The label that its holder gave.
         owner: Option<&'a [u8]>,
         /// Its fence.
@@ -202,6 +226,8 @@ pub enum Inspected<'a> {
     },
     /// A string that no lease is behind.
     Foreign {
+        /// How many wait for it.
+        waiters: usize,
         /// How much longer, in milliseconds; `None` for a string that does not expire.
         ttl_ms: Option<u64>,
     },
@@ -243,6 +269,31 @@ pub enum Repair<'a, B> {
     Nothing,
 }
 
+/// A lock that is handed over to the first in its queue: write the mirror, then answer whoever has the ticket. When the
+/// mirror cannot be written, [`Node::revoke`] it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct HandOver<'a, B> {
+    /// Who waited.
+    pub ticket: Ticket,
+    /// The token that holds the lock now.
+    pub token: &'a B,
+    /// The fence of this grant.
+    pub fence: Fence,
+    /// How long it waited, in microseconds. The lock's time begins only now.
+    pub waited_us: u64,
+    /// When the mirror expires, in milliseconds of the wall clock.
+    pub expires_at_ms: u64,
+}
+
+/// Who is granted what.
+struct Granted<B> {
+    db: u32,
+    key: B,
+    token: B,
+    owner: Option<B>,
+}
+
 /// A lease as a command finds it, once it has looked at the key.
 enum Standing {
     /// Holds the key.
@@ -261,11 +312,14 @@ impl<B: AsRef<[u8]>> Node<B> {
         abstention.begin(now.monotonic, settings.rejoin_delay_ms, Reason::Start);
         Self {
             table: Table::new(settings.hash_seed),
+            queues: Queues::new(settings.hash_seed),
+            max_waiters: settings.max_waiters,
             fences,
             max_ttl: settings.max_ttl,
             abstention,
             flushed: Vec::new(),
             loading: false,
+            memory_at: Monotonic::default(),
             stats: Stats::default(),
         }
     }
@@ -284,41 +338,119 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         let hash = self.table.hash(ask.db, ask.key.bytes());
         match self.standing(hash, ask.db, ask.key.bytes(), now.monotonic) {
-            Standing::Live(slot) => {
-                if mirror.seen() == Seen::OtherType {
-                    self.end_by_operator(slot);
-                    return Acquired::WrongType;
+            Standing::Live(slot) if self.overwritten(slot, mirror) => {
+                self.end_by_operator(slot);
+                if let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
+                    return taken;
                 }
-                self.stats.refusals += 1;
-                return Acquired::Refused;
             }
+            Standing::Live(_) => return self.refuse(ask.may_wait),
             Standing::Over(slot) => {
                 let ours = self.owns_mirror(slot, mirror);
                 self.end_by_deadline(slot);
-                if !ours && let Some(taken) = self.taken_by_another(mirror) {
+                if !ours && let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
                     return taken;
                 }
             }
             Standing::None => {
-                if let Some(taken) = self.taken_by_another(mirror) {
+                if let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
                     return taken;
                 }
             }
         }
-        let fence = self.fences.next(hash, ask.fence, now.wall_us);
-        self.table.insert(
-            hash,
-            NewLease {
-                db: ask.db,
-                key: ask.key.keep(),
-                token: ask.token.keep(),
-                owner: ask.owner.map(Lend::keep),
-                fence,
-                deadline: now.monotonic.plus_us(ask.ttl.us()),
-            },
-        );
-        self.stats.grants += 1;
+        // Those who wait come first, also in the moment between the end of a lock and its handover.
+        if self.queues.find(hash, ask.db, ask.key.bytes()).is_some() {
+            return self.refuse(ask.may_wait);
+        }
+        let granted = Granted {
+            db: ask.db,
+            key: ask.key.keep(),
+            token: ask.token.keep(),
+            owner: ask.owner.map(Lend::keep),
+        };
+        let fence = self.grant(now, hash, ask.fence, ask.ttl, granted);
         Acquired::Granted { fence, expires_at_ms: now.wall_ms().saturating_add(ask.ttl.ms()) }
+    }
+
+    /// Puts a client that [must wait](Acquired::MustWait) at the end of the queue of its key, for `wait_ms`.
+    pub fn enqueue<L: Lend<Kept = B>>(
+        &mut self,
+        now: Now,
+        ask: &Acquire<'_, L>,
+        wait_ms: u64,
+        ticket: Ticket,
+        mirror: &impl Mirror,
+    ) {
+        let (db, key) = (ask.db, ask.key.bytes());
+        let hash = self.table.hash(db, key);
+        let waiter = Waiter {
+            ticket,
+            token: ask.token.keep(),
+            owner: ask.owner.map(Lend::keep),
+            ttl: ask.ttl,
+            fence: ask.fence,
+            since: now.monotonic,
+            until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
+        };
+        let look_at = self.free_at(hash, db, key, now, mirror);
+        self.queues.push(hash, db, key, || ask.key.keep(), waiter, look_at);
+    }
+
+    /// Hands a key that is free over to the first in its queue, if anybody waits and the node may grant.
+    pub fn hand_over<L: Lend<Kept = B>>(
+        &mut self,
+        now: Now,
+        db: u32,
+        key: &L,
+        mirror: &impl Mirror,
+    ) -> Option<HandOver<'_, B>> {
+        let hash = self.table.hash(db, key.bytes());
+        let queue = self.queues.find(hash, db, key.bytes())?;
+        self.settle_flushes();
+        match self.standing(hash, db, key.bytes(), now.monotonic) {
+            Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
+            Standing::Over(slot) if self.owns_mirror(slot, mirror) || mirror.seen() == Seen::Missing => {
+                self.end_by_deadline(slot);
+                return self.grant_first(now, hash, db, key, queue);
+            }
+            Standing::Over(slot) => self.end_by_deadline(slot),
+            Standing::None if mirror.seen() == Seen::Missing => {
+                return self.grant_first(now, hash, db, key, queue);
+            }
+            Standing::Live(_) | Standing::None => {}
+        }
+        let look_at = self.free_at(hash, db, key.bytes(), now, mirror);
+        self.queues.look_at(queue, look_at);
+        None
+    }
+
+    /// A key that somebody waits for and that may have become free: to be passed to [`Node::hand_over`].
+    pub fn due_for_hand_over(&self, now: Monotonic) -> Option<Due<'_, B>> {
+        let (at, queue) = self.queues.soonest_look()?;
+        (at <= now).then(|| {
+            let (db, key) = self.queues.key(queue);
+            Due { db, key }
+        })
+    }
+
+    /// Whether anybody waits for the key.
+    pub fn has_queue(&self, db: u32, key: &[u8]) -> bool {
+        self.waiters() > 0 && self.queues.find(self.table.hash(db, key), db, key).is_some()
+    }
+
+    /// One who waits no more, without the lock: its time is over, its token was released, or the node abstains.
+    pub fn pop_dismissed(&mut self, now: Monotonic) -> Option<Ticket> {
+        self.queues.pop_dismissed(now)
+    }
+
+    /// Takes one who has gone out of its queue. False when it does not wait.
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+        self.queues.cancel(ticket)
+    }
+
+    /// How many wait, for all keys together.
+    pub fn waiters(&self) -> usize {
+        self.queues.waiters()
     }
 
     /// Moves the deadline forward, never back, and only while the token holds the lock. A foreign string with this
@@ -370,6 +502,9 @@ impl<B: AsRef<[u8]>> Node<B> {
             Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
             Standing::Live(slot) => {
                 if self.table.get(slot).token.as_ref() != token {
+                    if let Some(queue) = self.queues.find(hash, db, key) {
+                        self.queues.dismiss_token(queue, token);
+                    }
                     return Released::NotHeld(false);
                 }
                 let ours = self.owns_mirror(slot, mirror);
@@ -396,7 +531,12 @@ impl<B: AsRef<[u8]>> Node<B> {
                 self.stats.releases += 1;
                 Released::Released(true)
             }
-            Seen::Text | Seen::Missing => Released::NotHeld(false),
+            Seen::Text | Seen::Missing => {
+                if let Some(queue) = self.queues.find(hash, db, key) {
+                    self.queues.dismiss_token(queue, token);
+                }
+                Released::NotHeld(false)
+            }
         }
     }
 
@@ -404,10 +544,12 @@ impl<B: AsRef<[u8]>> Node<B> {
     pub fn inspect(&mut self, now: Now, db: u32, key: &[u8], mirror: &impl Mirror) -> Inspected<'_> {
         self.settle_flushes();
         let hash = self.table.hash(db, key);
+        let waiters = self.queues.find(hash, db, key).map_or(0, |queue| self.queues.len(queue));
         let foreign = || match mirror.seen() {
             Seen::Missing => Inspected::Free,
             Seen::OtherType => Inspected::WrongType,
             Seen::Text => Inspected::Foreign {
+                waiters,
                 ttl_ms: mirror.expires_at_ms().map(|at| at.saturating_sub(now.wall_ms())),
             },
         };
@@ -415,6 +557,7 @@ impl<B: AsRef<[u8]>> Node<B> {
             Standing::Live(slot) if !self.overwritten(slot, mirror) => {
                 let lease = self.table.get(slot);
                 Inspected::Lease {
+                    waiters,
                     owner: lease.owner.as_ref().map(AsRef::as_ref),
                     fence: lease.fence,
                     ttl_ms: lease.deadline.ms_since(now.monotonic),
@@ -432,6 +575,9 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         self.settle_flushes();
         let hash = self.table.hash(db, key);
+        if let Some(queue) = self.queues.find(hash, db, key) {
+            self.queues.look_at(queue, now);
+        }
         let Some(slot) = self.table.find(hash, db, key) else { return };
         let lease = self.table.get(slot);
         if now >= lease.deadline {
@@ -483,6 +629,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     pub fn loading_ends(&mut self, now: Monotonic) {
         self.loading = false;
         self.table.lose_all_mirrors(now);
+        self.queues.look_soon(|_| true);
     }
 
     /// This node became a replica: its keys are its master's.
@@ -490,6 +637,7 @@ impl<B: AsRef<[u8]>> Node<B> {
         self.abstention.set_replica(true);
         self.flushed.clear();
         self.table.retain(|_| false);
+        self.queues.dismiss_all();
     }
 
     /// This node was a replica and is a master now. What its master granted last may not have reached it.
@@ -517,18 +665,20 @@ impl<B: AsRef<[u8]>> Node<B> {
             return;
         }
         let flushed = std::mem::take(&mut self.flushed);
-        self.end_all_by_operator(|db| flushed.iter().any(|one| one.is_none_or(|one| one == db)));
+        let is_flushed = |db| flushed.iter().any(|one| one.is_none_or(|one| one == db));
+        self.end_all_by_operator(is_flushed);
+        self.queues.look_soon(is_flushed);
     }
 
-    /// When there is something to be done next without anybody asking: a lease ends, a mirror is to be written, or an
-    /// abstention ends. Nothing is, while the server is loading.
+    /// When there is something to be done next without anybody asking: a lease ends, a mirror is to be written, one who
+    /// waits is to be answered, or an abstention ends. Nothing is, while the server is loading.
     pub fn next_wake(&self) -> Option<Monotonic> {
         if self.loading {
             return None;
         }
         let soonest =
             [self.table.soonest(), self.table.soonest_repair()].into_iter().flatten().map(|(at, _)| at);
-        soonest.chain(self.abstention.until()).min()
+        soonest.chain(self.abstention.until()).chain(self.queues.next_wake()).min()
     }
 
     /// A lease whose lost mirror is to be looked at and passed to [`Node::repair`].
@@ -593,6 +743,17 @@ impl<B: AsRef<[u8]>> Node<B> {
             self.table.remove(slot);
             self.stats.grants = self.stats.grants.saturating_sub(1);
         }
+        if let Some(queue) = self.queues.find(hash, db, key) {
+            self.queues.look_at(queue, Monotonic::default());
+        }
+    }
+
+    /// Lets memory follow the number of leases down, once a second at most: it is not for the commands to pay for.
+    pub fn give_back_memory(&mut self, now: Monotonic) {
+        if now >= self.memory_at {
+            self.memory_at = now.plus_us(MEMORY_EVERY_US);
+            self.table.give_back_memory();
+        }
     }
 
     /// How many leases there are.
@@ -610,6 +771,11 @@ impl<B: AsRef<[u8]>> Node<B> {
         self.max_ttl
     }
 
+    /// How many may wait, from now on. Those who wait already go on.
+    pub fn set_max_waiters(&mut self, max_waiters: usize) {
+        self.max_waiters = max_waiters;
+    }
+
     /// How far ahead of the wall clock a proposed fence may lie, from now on, in milliseconds.
     pub fn set_max_clock_skew_ms(&mut self, ms: u64) {
         self.fences.set_max_clock_skew_ms(ms);
@@ -617,6 +783,7 @@ impl<B: AsRef<[u8]>> Node<B> {
 
     fn abstain(&mut self, now: Now, reason: Reason) {
         self.abstention.begin(now.monotonic, self.max_ttl.ms(), reason);
+        self.queues.dismiss_all();
         self.fences.raise_all_to_ceiling(now.wall_us);
     }
 
@@ -659,14 +826,76 @@ impl<B: AsRef<[u8]>> Node<B> {
     }
 
     /// Why a key without a lease cannot be granted, if it cannot.
-    fn taken_by_another(&mut self, mirror: &impl Mirror) -> Option<Acquired> {
+    fn taken_by_another(&mut self, mirror: &impl Mirror, may_wait: bool) -> Option<Acquired> {
         match mirror.seen() {
             Seen::Missing => None,
             Seen::OtherType => Some(Acquired::WrongType),
-            Seen::Text => {
-                self.stats.refusals += 1;
-                Some(Acquired::Refused)
-            }
+            Seen::Text => Some(self.refuse(may_wait)),
+        }
+    }
+
+    fn refuse(&mut self, may_wait: bool) -> Acquired {
+        if !may_wait {
+            self.stats.refusals += 1;
+            Acquired::Refused
+        } else if self.waiters() >= self.max_waiters {
+            self.stats.refusals += 1;
+            Acquired::QueueFull { max_waiters: self.max_waiters }
+        } else {
+            Acquired::MustWait
+        }
+    }
+
+    fn grant(&mut self, now: Now, hash: u64, hint: Option<Fence>, ttl: Ttl, new: Granted<B>) -> Fence {
+        let fence = self.fences.next(hash, hint, now.wall_us);
+        let Granted { db, key, token, owner } = new;
+        let deadline = now.monotonic.plus_us(ttl.us());
+        self.table.insert(hash, NewLease { db, key, token, owner, fence, deadline });
+        self.stats.grants += 1;
+        fence
+    }
+
+    /// Grants a free key to the first in its queue whose time is not over.
+    fn grant_first<L: Lend<Kept = B>>(
+        &mut self,
+        now: Now,
+        hash: u64,
+        db: u32,
+        key: &L,
+        queue: u32,
+    ) -> Option<HandOver<'_, B>> {
+        if self.abstention.why(now.monotonic).is_some() || self.loading {
+            return None;
+        }
+        let Some(waiter) = self.queues.pop_in_time(queue, now.monotonic) else {
+            // The time of all of them is over, and they will be told so before anything else is done.
+            self.queues.look_at(queue, now.monotonic.plus_us(LOOK_AGAIN_US));
+            return None;
+        };
+        let Waiter { ticket, token, owner, ttl, fence: hint, since, .. } = waiter;
+        let fence = self.grant(now, hash, hint, ttl, Granted { db, key: key.keep(), token, owner });
+        let waited_us = now.monotonic.us_since(since);
+        self.stats.handovers += 1;
+        self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
+        let slot = self.table.find(hash, db, key.bytes())?;
+        let lease = self.table.get(slot);
+        if let Some(queue) = self.queues.find(hash, db, key.bytes()) {
+            self.queues.look_at(queue, lease.deadline);
+        }
+        let expires_at_ms = self.expires_at_ms(slot, now);
+        Some(HandOver { ticket, token: &lease.token, fence, waited_us, expires_at_ms })
+    }
+
+    /// When the key may become free at the earliest, unless somebody frees it.
+    fn free_at(&self, hash: u64, db: u32, key: &[u8], now: Now, mirror: &impl Mirror) -> Monotonic {
+        if let Standing::Live(slot) = self.standing(hash, db, key, now.monotonic) {
+            return self.table.get(slot).deadline;
+        }
+        match mirror.expires_at_ms() {
+            // A millisecond more: the server expires a key only when its time is past.
+            Some(at) => now.monotonic.plus_us((at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000)),
+            None if mirror.seen() == Seen::Missing => now.monotonic,
+            None => now.monotonic.plus_us(LOOK_AGAIN_US),
         }
     }
 
@@ -782,11 +1011,25 @@ impl<B: AsRef<[u8]>> Node<B> {
 
 impl<B: AsRef<[u8]>> Node<B> {
     /// All that a decision depends on.
-    fn whole(&self) -> (&Table<B>, &Fences, Ttl, Abstention, &[Option<u32>], bool) {
-        let Self { table, fences, max_ttl, abstention, flushed, loading, stats: _ } = self;
-        (table, fences, *max_ttl, *abstention, flushed, *loading)
+    fn whole(&self) -> Whole<'_, B> {
+        let Self {
+            table,
+            queues,
+            max_waiters,
+            fences,
+            max_ttl,
+            abstention,
+            flushed,
+            loading,
+            memory_at: _,
+            stats: _,
+        } = self;
+        (table, queues, *max_waiters, fences, *max_ttl, *abstention, flushed, *loading)
     }
 }
+
+type Whole<'a, B> =
+    (&'a Table<B>, &'a Queues<B>, usize, &'a Fences, Ttl, Abstention, &'a [Option<u32>], bool);
 
 impl<B: AsRef<[u8]>> PartialEq for Node<B> {
     fn eq(&self, other: &Self) -> bool {

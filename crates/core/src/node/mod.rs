@@ -3,6 +3,7 @@
 //! - [`Node`]: the state machine; each command is a method that returns what is to be written and answered.
 //! - [`Mirror`]: what the keyspace holds under a lock's key, as far as a decision needs it.
 //! - [`Lend`]: bytes that a caller lends for a call and that a lease keeps.
+//! - [`Ticket`]: names one who waits.
 //! - [`Reason`]: why a node stays out of elections for a while.
 //! - [`Event`]: what happened to a mirror from outside.
 //! - [`Stats`]: what was done so far.
@@ -15,6 +16,7 @@ mod fences;
 mod lend;
 mod machine;
 mod mirror;
+mod queue;
 mod stats;
 mod table;
 
@@ -23,8 +25,9 @@ pub use clock::{Monotonic, Now};
 pub use event::Event;
 pub use lend::Lend;
 pub use machine::{
-    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, Inspected, MirrorWrite, Node, Released,
-    Repair, Settings,
+    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, HandOver, Inspected, MirrorWrite, Node,
+    Released, Repair, Settings,
 };
 pub use mirror::{Mirror, Seen};
+pub use queue::Ticket;
 pub use stats::Stats;

@@ -19,4 +19,8 @@ pub struct Stats {
     pub saved_from_clock_step: u64,
     /// Leases that outlived the eviction of their key.
     pub saved_from_eviction: u64,
+    /// Locks granted to somebody who had waited for them.
+    pub handovers: u64,
+    /// The longest that anybody waited who was then granted the lock, in microseconds.
+    pub longest_wait_us: u64,
 }

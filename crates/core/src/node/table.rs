@@ -140,11 +140,14 @@ impl<B: AsRef<[u8]>> Table<B> {
         if let Ok(entry) = self.by_key.find_entry(lease.hash, |&other| other == slot) {
             entry.remove();
         }
+        lease
+    }
+
+    /// Moves the leases into tables of their size, when those they are in are much larger.
+    pub(super) fn give_back_memory(&mut self) {
         if self.leases.capacity() > SHRINK_ABOVE && self.leases.len() < self.leases.capacity() / 8 {
-            // An eighth is left when it happens, so each removal pays for a part of one rebuilding.
             self.rebuild(|_| true);
         }
-        lease
     }
 
     pub(super) fn soonest(&self) -> Option<(Monotonic, u32)> {

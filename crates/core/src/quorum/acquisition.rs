@@ -21,9 +21,15 @@ use crate::{Fence, Ttl};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Acquisition {
     tally: Tally<Grant>,
-    sent: Moment,
-    ttl: Ttl,
+    /// How long the lock will be held, if it is won; `None` when the ttl is too short to be relied upon at all.
+    lifetime: Option<Lifetime>,
     min_validity: Duration,
+    /// Whether the refusal of a node decides, whatever the others say.
+    yields_to: Vec<bool>,
+    /// Whether nodes that refuse are asked again until the time is up.
+    patient: bool,
+    /// Nodes that refused and are being asked again.
+    refused: Vec<bool>,
     steps: VecDeque<Step>,
     decided: bool,
 }
@@ -71,6 +77,11 @@ pub enum Step {
         /// The fence to tell.
         fence: Fence,
     },
+    /// Send the same ACQUIRE to this node once more, in a moment.
+    AskAgain {
+        /// The index of the node.
+        node: usize,
+    },
     /// The lock is held.
     Won(Win),
     /// The lock is not held. Send RELEASE to **all** nodes, also to those that refused or were silent: a request may
@@ -90,9 +101,9 @@ pub struct Win {
 /// Why a lock was not won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// Others hold it: a majority could not be won even if every silent node had granted.
+    /// Others hold it on so many nodes that those which can vote make no majority of grants.
     Held,
-    /// Nodes that did not vote made the difference.
+    /// So many nodes do not vote that the rest is no majority.
     NoQuorum,
     /// Less than the wanted validity was left when a majority had granted, or when it was clear that none would in time.
     TooLate,
@@ -101,16 +112,60 @@ pub enum Loss {
 impl Acquisition {
     /// An attempt whose first byte has not been sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
-        Self { tally: Tally::new(majority), sent, ttl, min_validity, steps: VecDeque::new(), decided: false }
+        Self::lasting(majority, Lifetime::new(sent, ttl), min_validity)
+    }
+
+    /// The same, which is lost as soon as one of these nodes refuses, also when a majority would have granted.
+    #[must_use]
+    pub fn that_yields_to(mut self, nodes: &[usize]) -> Self {
+        for &node in nodes {
+            self.yields_to[node] = true;
+        }
+        self
+    }
+
+    /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take the
+    /// others, which are proposed that same fence. Nodes that refuse are asked again, since the last holder's releases
+    /// may still be on their way to them.
+    pub fn after_wait(
+        majority: Majority,
+        node: usize,
+        fence: Fence,
+        lifetime: Option<Lifetime>,
+        min_validity: Duration,
+    ) -> Self {
+        let mut this = Self::lasting(majority, lifetime, min_validity);
+        this.patient = true;
+        this.tally.cast(node, Ballot::Yes(Grant::of(fence)));
+        this
+    }
+
+    fn lasting(majority: Majority, lifetime: Option<Lifetime>, min_validity: Duration) -> Self {
+        Self {
+            tally: Tally::new(majority),
+            lifetime,
+            min_validity,
+            yields_to: vec![false; majority.nodes()],
+            patient: false,
+            refused: vec![false; majority.nodes()],
+            steps: VecDeque::new(),
+            decided: false,
+        }
     }
 
     /// Takes down what a node answered to ACQUIRE.
     pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         let ballot = match vote {
-            Vote::Granted(stored) => Ballot::Yes(Grant { stored, told: None, refused: None }),
+            Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
+            Vote::Refused if self.patient && !self.yields_to[node] && !self.decided => {
+                self.refused[node] = true;
+                self.steps.push_back(Step::AskAgain { node });
+                return;
+            }
             Vote::Refused => Ballot::No,
             Vote::Silent => Ballot::Silent,
         };
+        self.refused[node] = ballot == Ballot::No;
         self.tally.cast(node, ballot);
         self.advance(now);
     }
@@ -135,7 +190,7 @@ impl Acquisition {
     /// Gives up on whatever has not been answered: the nodes' time is over. Afterwards it is decided.
     pub fn time_is_up(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
-            self.tally.cast(node, Ballot::Silent);
+            self.tally.cast(node, if self.refused[node] { Ballot::No } else { Ballot::Silent });
             if self.tally.of(node).is_some_and(|grant| grant.told.is_some()) {
                 self.tally.recast(node, Ballot::Silent);
             }
@@ -145,6 +200,11 @@ impl Acquisition {
         if !self.decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
+    }
+
+    /// Looks whether it is decided already: of a single node's grant after a wait there is nothing left to be asked.
+    pub fn review(&mut self, now: Moment) {
+        self.advance(now);
     }
 
     /// What is to be done next.
@@ -157,6 +217,16 @@ impl Acquisition {
         self.tally.yes().count()
     }
 
+    /// Whether this node refused.
+    pub fn refused_by(&self, node: usize) -> bool {
+        self.refused[node]
+    }
+
+    /// Whether this node granted.
+    pub fn granted_by(&self, node: usize) -> bool {
+        self.tally.yes().any(|(other, _)| other == node)
+    }
+
     /// Whether it is known if the lock was won.
     pub fn is_decided(&self) -> bool {
         self.decided
@@ -166,10 +236,16 @@ impl Acquisition {
         if self.decided {
             return;
         }
-        let lifetime = Lifetime::new(self.sent, self.ttl)
+        if self.yields_to.iter().zip(&self.refused).any(|(yields, refused)| *yields && *refused) {
+            return self.decide(Step::Lost(Loss::Held));
+        }
+        let lifetime = self
+            .lifetime
             .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
         match (self.tally.lost(), lifetime) {
             (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
+            // A majority can vote, and some of it refused.
+            (Some(Lost::Silence), _) if !self.tally.is_silent() => self.decide(Step::Lost(Loss::Held)),
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
             (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
             (None, Some(lifetime)) => self.agree(lifetime),
@@ -225,6 +301,10 @@ impl Acquisition {
 }
 
 impl Grant {
+    fn of(stored: Fence) -> Self {
+        Self { stored, told: None, refused: None }
+    }
+
     /// What the node has once it has answered, if it takes what it was told.
     fn expected(self) -> Fence {
         self.told.unwrap_or(self.stored)

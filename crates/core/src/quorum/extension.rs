@@ -3,12 +3,18 @@ use super::{Lifetime, Majority, Moment};
 use crate::Ttl;
 
 /// One attempt to keep a lock: EXTEND to all nodes, and a majority decides.
+///
+/// A node that answers that it does not hold the lock can be repaired, by an ACQUIRE with the same token, but only when a
+/// majority of *extends* succeeded in this same round: a lock that is lost is never turned back into a held one. What a
+/// repair is answered is no vote.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Extension {
     tally: Tally<()>,
     sent: Moment,
     ttl: Ttl,
     verdict: Option<ExtensionVerdict>,
+    /// Nodes that are being repaired.
+    repaired: Vec<bool>,
 }
 
 /// What an extension came to.
@@ -16,16 +22,17 @@ pub struct Extension {
 pub enum ExtensionVerdict {
     /// A majority extended the lock, which is now certainly held for this long.
     Extended(Lifetime),
-    /// A majority says that the token does not hold the lock any more, or the answers came too late to be of use.
+    /// A majority says that the token does not hold the lock any more.
     Lost,
-    /// Too few nodes answered to know. What was known before still holds.
+    /// Too few nodes answered to know, or they answered too late to be of use. What was known before still holds.
     Uncertain,
 }
 
 impl Extension {
     /// An extension whose first byte has not been sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
-        Self { tally: Tally::new(majority), sent, ttl, verdict: None }
+        let repaired = vec![false; majority.nodes()];
+        Self { tally: Tally::new(majority), sent, ttl, verdict: None, repaired }
     }
 
     /// Takes down a node's answer: whether the token holds the lock there, or `None` if there was no answer. Returns
@@ -53,6 +60,26 @@ impl Extension {
             })
         };
         self.verdict
+    }
+
+    /// Decides without those that have not answered, if it is not decided yet: the nodes' time is over.
+    pub fn time_is_up(&mut self) -> Option<ExtensionVerdict> {
+        if self.verdict.is_some() {
+            return None;
+        }
+        self.verdict = Some(ExtensionVerdict::Uncertain);
+        self.verdict
+    }
+
+    /// The next node to be repaired: send it ACQUIRE with the same token, and with the fence of the lock. Each is named
+    /// once, and none unless a majority of extends succeeded in this round.
+    pub fn next_repair(&mut self) -> Option<usize> {
+        if !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
+            return None;
+        }
+        let node = self.tally.no().find(|&node| !self.repaired[node])?;
+        self.repaired[node] = true;
+        Some(node)
     }
 
     /// On how many nodes the lock is known to be held.

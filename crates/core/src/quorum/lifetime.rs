@@ -34,6 +34,11 @@ impl Lifetime {
         (!lasts.is_zero()).then_some(Self { begins: sent, lasts })
     }
 
+    /// A time that begins at `begins` and lasts for `lasts`.
+    pub(super) fn lasting(begins: Moment, lasts: Duration) -> Self {
+        Self { begins, lasts }
+    }
+
     /// What is left of it: `None` once it is over, so a validity that is not positive cannot be had.
     pub fn remaining(&self, now: Moment) -> Option<Duration> {
         self.lasts.checked_sub(now.since(self.begins)).filter(|left| !left.is_zero())

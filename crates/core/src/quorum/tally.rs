@@ -63,6 +63,11 @@ impl<Y: Copy> Tally<Y> {
         })
     }
 
+    pub(super) fn no(&self) -> impl Iterator<Item = usize> {
+        let ballots = self.ballots.iter().enumerate();
+        ballots.filter(|(_, ballot)| matches!(ballot, Ballot::No)).map(|(node, _)| node)
+    }
+
     pub(super) fn count(&self, wanted: impl Fn(&Ballot<Y>) -> bool) -> usize {
         self.ballots.iter().filter(|ballot| wanted(ballot)).count()
     }
@@ -73,6 +78,11 @@ impl<Y: Copy> Tally<Y> {
 
     pub(super) fn has_majority(&self) -> bool {
         self.yes().count() >= self.majority.size()
+    }
+
+    /// Whether so many nodes do not vote that the others are no majority.
+    pub(super) fn is_silent(&self) -> bool {
+        self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
     }
 
     /// Why a majority of yes is out of reach, if it is.

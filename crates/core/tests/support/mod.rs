@@ -6,11 +6,12 @@ use std::collections::HashMap;
 
 use quorlock_core::node::{
     Acquire, Acquired, Adjusted, Event, Extend, Extended, Inspected, Mirror, MirrorWrite, Monotonic, Node,
-    Now, Released, Repair, Seen, Settings,
+    Now, Released, Repair, Seen, Settings, Ticket,
 };
 use quorlock_core::{Fence, Ttl};
 
 pub(crate) const MAX_TTL_MS: u64 = 60_000;
+pub(crate) const MAX_WAITERS: usize = 50;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
@@ -23,6 +24,25 @@ pub(crate) struct Server {
     pub(crate) keys: HashMap<Vec<u8>, Value>,
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
+    tickets: u64,
+    /// What those who waited were told.
+    pub(crate) told: Vec<(Ticket, Told)>,
+}
+
+/// What one who waited is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Granted { fence: Fence, waited_us: u64 },
+    Dismissed,
+}
+
+/// What becomes of a client that is ready to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patient {
+    Granted(Fence),
+    Waits(Ticket),
+    QueueFull,
+    Abstaining,
 }
 
 fn settings(rejoin_delay_ms: u64) -> Settings {
@@ -30,6 +50,7 @@ fn settings(rejoin_delay_ms: u64) -> Settings {
         max_ttl: Ttl::from_ms(MAX_TTL_MS).unwrap(),
         rejoin_delay_ms,
         max_clock_skew_ms: 60_000,
+        max_waiters: MAX_WAITERS,
         fence_stripes: 8,
         hash_seed: 7,
     }
@@ -59,7 +80,14 @@ impl Server {
     pub(crate) fn that_rejoins_after_ms(rejoin_delay_ms: u64) -> Self {
         let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
         let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
-        Self { node: Node::new(settings(rejoin_delay_ms), now), keys: HashMap::new(), mono_us, wall_ms }
+        Self {
+            node: Node::new(settings(rejoin_delay_ms), now),
+            keys: HashMap::new(),
+            mono_us,
+            wall_ms,
+            tickets: 0,
+            told: Vec::new(),
+        }
     }
 
     /// Ends, and starts again with nothing left of what it knew.
@@ -118,6 +146,7 @@ impl Server {
             ttl: Ttl::from_ms(ttl_ms).unwrap(),
             owner: None,
             fence,
+            may_wait: false,
         };
         let now = self.now();
         match self.node.acquire(now, &ask, &Seeing(self.keys.get(key))) {
@@ -127,7 +156,45 @@ impl Server {
                 Some(fence)
             }
             Acquired::Refused | Acquired::Abstaining { .. } => None,
+            Acquired::MustWait | Acquired::QueueFull { .. } => unreachable!("it may not wait"),
             Acquired::WrongType => unreachable!("there are only strings"),
+        }
+    }
+
+    /// ACQUIRE … WAIT.
+    pub(crate) fn acquire_or_wait(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, wait_ms: u64) -> Patient {
+        self.expire_keys();
+        let ttl = Ttl::from_ms(ttl_ms).unwrap();
+        let ask = Acquire { db: 0, key: &key, token: &token, ttl, owner: None, fence: None, may_wait: true };
+        let now = self.now();
+        match self.node.acquire(now, &ask, &Seeing(self.keys.get(key))) {
+            Acquired::Granted { fence, expires_at_ms } => {
+                self.keys
+                    .insert(key.into(), Value { text: token.into(), expires_at_ms: Some(expires_at_ms) });
+                Patient::Granted(fence)
+            }
+            Acquired::MustWait => {
+                self.tickets += 1;
+                let ticket = Ticket(self.tickets);
+                self.node.enqueue(now, &ask, wait_ms, ticket, &Seeing(self.keys.get(key)));
+                Patient::Waits(ticket)
+            }
+            Acquired::QueueFull { .. } => Patient::QueueFull,
+            Acquired::Abstaining { .. } => Patient::Abstaining,
+            Acquired::Refused | Acquired::WrongType => {
+                unreachable!("it may wait, and there are only strings")
+            }
+        }
+    }
+
+    /// Hands the key over, if it is free and somebody waits.
+    fn hand_over(&mut self, key: &[u8]) {
+        let now = self.now();
+        if let Some(next) = self.node.hand_over(now, 0, &key, &Seeing(self.keys.get(key))) {
+            let value = Value { text: next.token.to_vec(), expires_at_ms: Some(next.expires_at_ms) };
+            self.keys.insert(key.into(), value);
+            let granted = Told::Granted { fence: next.fence, waited_us: next.waited_us };
+            self.told.push((next.ticket, granted));
         }
     }
 
@@ -177,6 +244,7 @@ impl Server {
         if delete {
             self.keys.remove(key).expect("there is something to delete");
         }
+        self.hand_over(key);
         released
     }
 
@@ -189,11 +257,18 @@ impl Server {
         self.expire_keys();
         self.node.settle_flushes();
         let now = self.now().monotonic;
+        while let Some(ticket) = self.node.pop_dismissed(now) {
+            self.told.push((ticket, Told::Dismissed));
+        }
         while let Some(due) = self.node.due(now) {
             let key = due.key.clone();
             if self.node.settle(now, 0, &key, &Seeing(self.keys.get(&*key))) == Adjusted::DeleteMirror {
                 self.keys.remove(&*key);
             }
+        }
+        while let Some(due) = self.node.due_for_hand_over(now) {
+            let key = due.key.clone();
+            self.hand_over(&key);
         }
         let now = self.now();
         while let Some(due) = self.node.due_for_repair(now.monotonic) {

@@ -1,0 +1,189 @@
+//! Acquire and release while one of three nodes is out of order.
+//!
+//! Several quorums stand side by side, some of them healthy, and locks are taken on each in turn.
+
+use quorlock_client::Quorum;
+use quorlock_testkit::{Direction, Masters, Proxy};
+use rslock::LockManager;
+use tokio::task::JoinSet;
+
+use crate::latencies::Latencies;
+use crate::progress::Progress;
+use crate::quorum::{
+    BLOCK, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock, start_masters,
+};
+use crate::table::Row;
+
+/// How often it is each quorum's turn.
+const ROUNDS: u64 = 500;
+/// Rounds that do not count: the fault is noticed.
+const WARM_UP_ROUNDS: u64 = 20;
+/// How many locks are taken at once, for the second figure.
+const AT_ONCE: usize = 10;
+/// How often they are, in one turn.
+const AT_ONCE_BLOCK: usize = BLOCK / AT_ONCE;
+/// How many locks the peer takes: each lasts a second where it waits half a second for the node, twice.
+const PEER_LOCKS: usize = 5;
+
+/// How much longer it may take than with all nodes in order.
+const TARGET: f64 = 1.2;
+
+/// How many steps of [`Progress`] this takes.
+pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 1;
+
+/// What the last of the three nodes does.
+#[derive(Clone, Copy)]
+enum Condition {
+    /// What it should.
+    Healthy,
+    /// Healthy, and behind a proxy that passes everything on: what the proxy itself costs is no fault.
+    HealthyBehindProxy,
+    /// Stopped with SIGSTOP: connections stay, and nothing is answered.
+    Paused,
+    /// Killed: connections are refused.
+    Refusing,
+    /// Behind a proxy that passes on what it is told and drops what it answers.
+    Swallowed,
+}
+
+/// Three nodes, both clients of them, and how long locks took.
+struct Site {
+    condition: Condition,
+    quorum: Quorum,
+    rslock: LockManager,
+    alone: Latencies,
+    ten_at_once: Latencies,
+    _masters: Masters,
+    _proxy: Option<Proxy>,
+}
+
+/// Measures each fault beside the same without one.
+pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
+    progress.begin("one of three nodes out of order");
+    let mut healthy = Site::start(Condition::Healthy).await?;
+    let mut behind_proxy = Site::start(Condition::HealthyBehindProxy).await?;
+    let mut faulty = Vec::new();
+    for condition in [Condition::Paused, Condition::Refusing, Condition::Swallowed] {
+        faulty.push(Site::start(condition).await?);
+    }
+    for round in 0..WARM_UP_ROUNDS + ROUNDS {
+        for site in [&mut healthy, &mut behind_proxy].into_iter().chain(&mut faulty) {
+            if round == WARM_UP_ROUNDS {
+                (site.alone, site.ten_at_once) = (Latencies::new(), Latencies::new());
+            }
+            site.take_turn().await?;
+        }
+        progress.step();
+    }
+
+    // The peer mostly waits, so it can wait for all of them together.
+    let peers: Vec<_> = faulty.iter().map(|site| tokio::spawn(measure_rslock(site.rslock.clone()))).collect();
+    let mut rows = Vec::new();
+    for (site, peer) in faulty.iter().zip(peers) {
+        let healthy = if matches!(site.condition, Condition::Swallowed) { &behind_proxy } else { &healthy };
+        rows.extend(site.rows(healthy, &peer.await??));
+    }
+    progress.step();
+    Ok(rows)
+}
+
+impl Condition {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::HealthyBehindProxy => "healthy, same proxy",
+            Self::Paused => "paused",
+            Self::Refusing => "refusing connections",
+            Self::Swallowed => "with its replies swallowed",
+        }
+    }
+}
+
+impl Site {
+    /// Starts the nodes, connects the clients, and lets the last node fail.
+    async fn start(condition: Condition) -> anyhow::Result<Self> {
+        let mut masters = start_masters()?;
+        let mut urls = masters.urls();
+        let last = NODES - 1;
+        let proxy = matches!(condition, Condition::HealthyBehindProxy | Condition::Swallowed)
+            .then(|| Proxy::start(masters[last].url()));
+        if let Some(proxy) = &proxy {
+            urls[last] = proxy.url();
+        }
+        let quorum = Quorum::connect(&urls).await?;
+        let rslock = connect_rslock(urls)?;
+        acquire_and_release(&quorum, "orders/42").await?;
+        acquire_and_release_by_rslock(&rslock, "orders/42").await?;
+
+        match (condition, &proxy) {
+            (Condition::Paused, None) => masters[last].pause(),
+            (Condition::Refusing, None) => masters[last].kill(),
+            (Condition::Swallowed, Some(proxy)) => proxy.drop_bytes(Direction::ToClient),
+            _ => {}
+        }
+        Ok(Self {
+            condition,
+            quorum,
+            rslock,
+            alone: Latencies::new(),
+            ten_at_once: Latencies::new(),
+            _masters: masters,
+            _proxy: proxy,
+        })
+    }
+
+    /// Takes locks one after the other, and then ten at once.
+    async fn take_turn(&mut self) -> anyhow::Result<()> {
+        for _ in 0..BLOCK {
+            self.alone.record(acquire_and_release(&self.quorum, "orders/42").await?);
+        }
+        for _ in 0..AT_ONCE_BLOCK {
+            let mut locks = JoinSet::new();
+            for n in 0..AT_ONCE {
+                let quorum = self.quorum.clone();
+                locks.spawn(async move { acquire_and_release(&quorum, &format!("orders/{n}")).await });
+            }
+            while let Some(took) = locks.join_next().await {
+                self.ten_at_once.record(took??);
+            }
+        }
+        Ok(())
+    }
+
+    /// What this comes to, beside the same without a fault and the peer with it.
+    fn rows(&self, healthy: &Self, rslock: &Latencies) -> [Row; 3] {
+        let name = self.condition.name();
+        [
+            Row {
+                case: format!("one of three {name}"),
+                ours: self.alone.p50(),
+                peer_name: healthy.condition.name(),
+                peer: healthy.alone.p50(),
+                target: Some(TARGET),
+            },
+            Row {
+                case: format!("one of three {name}, ten locks at once"),
+                ours: self.ten_at_once.p50(),
+                peer_name: healthy.condition.name(),
+                peer: healthy.ten_at_once.p50(),
+                target: Some(TARGET),
+            },
+            Row {
+                case: format!("one of three {name}"),
+                ours: self.alone.p50(),
+                peer_name: "rslock 0.10",
+                peer: rslock.p50(),
+                target: None,
+            },
+        ]
+    }
+}
+
+/// How long the peer's locks take, one after the other.
+async fn measure_rslock(rslock: LockManager) -> anyhow::Result<Latencies> {
+    let mut latencies = Latencies::new();
+    for _ in 0..PEER_LOCKS {
+        latencies.record(acquire_and_release_by_rslock(&rslock, "orders/42").await?);
+    }
+    Ok(latencies)
+}

@@ -1,0 +1,177 @@
+//! Quorlock side by side with its peers. Each figure is a ratio of two things measured in turn in one run, because what a
+//! machine does in a microsecond is of little interest to the owner of another one.
+//!
+//! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
+//! - [`quorum`]: acquire and release on three nodes, beside `rslock`
+//! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
+//! - [`waiting`]: handing a lock over to whoever waits, which has a table of its own
+//! - [`latencies`]: how long things took
+//! - [`progress`]: how far the run has come, on stderr
+//! - [`table`]: what came of it, on stdout, as markdown
+
+mod faults;
+mod latencies;
+mod progress;
+mod quorum;
+mod server_time;
+mod table;
+mod waiting;
+
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Parser, Subcommand, ValueEnum};
+use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
+use tokio::runtime::Runtime;
+use tokio::signal::ctrl_c;
+
+use crate::progress::Progress;
+use crate::table::Table;
+use crate::waiting::Waiting;
+use crate::waiting::worker::Behaviour;
+
+/// Measures Quorlock side by side with its peers on servers of its own, and prints a table in markdown.
+///
+/// The server is the redis-server or valkey-server on PATH, or what `QUORLOCK_SERVER` names.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Exit with 1 when a target is missed
+    #[arg(long)]
+    check: bool,
+
+    /// Measure only this; may be repeated. Without it, everything but waiting
+    #[arg(long, value_enum)]
+    only: Vec<Group>,
+
+    #[command(flatten)]
+    waiting: Waiting,
+
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+/// What this program does when it is started by itself.
+#[derive(Subcommand)]
+enum Role {
+    /// Competes for a lock
+    #[command(hide = true, name = waiting::worker::NAME)]
+    Worker(Behaviour),
+}
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// What a command costs the server
+    ServerTime,
+    /// Acquire and release on three nodes
+    Quorum,
+    /// The same with one of the three nodes out of order
+    Faults,
+    /// Handing a lock over to whoever waits
+    Waiting,
+}
+
+fn main() -> ExitCode {
+    bench(Args::parse()).unwrap_or_else(|error| {
+        eprintln!("quorlock-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn bench(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(Role::Worker(behaviour)) = args.role {
+        return waiting::worker::run(&behaviour).map(|()| ExitCode::SUCCESS);
+    }
+    require_release_builds()?;
+    let groups = if args.only.is_empty() { Group::OF_THE_README.to_vec() } else { args.only };
+
+    let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
+    let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
+    let mut table = Table::default();
+    let mut waiting = waiting::Table::default();
+    for group in groups {
+        table.extend(match group {
+            Group::ServerTime => server_time::measure(&progress)?,
+            Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
+            Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
+            Group::Waiting => {
+                waiting = in_task(&runtime, args.waiting.clone().measure(progress.clone()))?;
+                continue;
+            }
+        });
+    }
+    progress.finish();
+
+    let cores = thread::available_parallelism().context("cannot tell how many cores there are")?;
+    let server = server_version()?;
+    if !table.is_empty() {
+        println!(
+            "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of \
+             {} rounds; all else is the p50 of acquire + release.\n\n{table}",
+            server_time::KEYS,
+            server_time::ROUNDS,
+        );
+    }
+    if !waiting.is_empty() {
+        println!("{server} on {cores} cores, with the clients on the same ones.\n\n{waiting}");
+    }
+    let misses_a_target = table.misses_a_target() || waiting.misses_a_target();
+    Ok(if args.check && misses_a_target { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+impl Group {
+    /// What the table of the README is made of.
+    const OF_THE_README: [Self; 3] = [Self::ServerTime, Self::Quorum, Self::Faults];
+
+    /// How many steps of progress it takes.
+    fn steps(self, waiting: &Waiting) -> u64 {
+        match self {
+            Self::ServerTime => server_time::STEPS,
+            Self::Quorum => quorum::STEPS,
+            Self::Faults => faults::STEPS,
+            Self::Waiting => waiting.steps(),
+        }
+    }
+}
+
+/// Measures in a task of its own, as in a program that serves requests. Ctrl-C is caught, because a server that is paused
+/// does not hear of it.
+fn in_task<T: Send + 'static>(
+    runtime: &Runtime,
+    measuring: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+) -> anyhow::Result<T> {
+    runtime.block_on(async {
+        tokio::select! {
+            measured = tokio::spawn(measuring) => measured?,
+            _ = ctrl_c() => bail!("interrupted"),
+        }
+    })
+}
+
+/// Figures of a debug build say nothing.
+fn require_release_builds() -> anyhow::Result<()> {
+    ensure!(!cfg!(debug_assertions), "this is a debug build: run `make bench`");
+    let module = module_path().context("there is no module to measure: run `make bench`, which builds it")?;
+    if module.parent().is_some_and(|directory| directory.ends_with("debug")) {
+        bail!(
+            "{} is a debug build of the module: build the other with `cargo build --release -p quorlock`, and unset \
+             {MODULE_VARIABLE} or set it to that one",
+            module.display()
+        );
+    }
+    Ok(())
+}
+
+/// What the server calls itself, as people do.
+fn server_version() -> anyhow::Result<String> {
+    let server = Server::builder().start()?;
+    let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection())?;
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    // Valkey also gives a version of Redis that it is compatible with.
+    field("valkey_version")
+        .map(|version| format!("Valkey {version}"))
+        .or_else(|| field("redis_version").map(|version| format!("Redis {version}")))
+        .context("the server does not say which version it is")
+}

@@ -1,0 +1,99 @@
+//! Acquire and release on three nodes, by one caller: what a caller of [`rslock`] or of Quorlock waits for.
+//!
+//! `rslock` waits for all nodes, both times. Quorlock waits for two of the three, both times, and takes the third one's
+//! answers when they come.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use quorlock_client::{Quorum, Released};
+use quorlock_testkit::{Masters, StartError};
+use redis::{Client, IntoConnectionInfo as _};
+use rslock::LockManager;
+
+use crate::latencies::Latencies;
+use crate::progress::Progress;
+use crate::table::Row;
+
+/// How many nodes there are.
+pub(crate) const NODES: usize = 3;
+/// How long a lock lasts: longer than the run.
+const TTL: Duration = Duration::from_secs(30);
+/// How long one node may take: as long as the peer gives it.
+const NODE_LIMIT: Duration = Duration::from_millis(500);
+/// How many locks the one client takes before it is the other's turn.
+pub(crate) const BLOCK: usize = 10;
+
+/// How often it is each client's turn.
+const ROUNDS: u64 = 400;
+/// Rounds that do not count: connections are made, scripts are loaded.
+const WARM_UP_ROUNDS: u64 = 20;
+
+/// How many steps of [`Progress`] this takes.
+pub(crate) const STEPS: u64 = ROUNDS + WARM_UP_ROUNDS;
+
+/// Measures both clients on the same servers in turn.
+pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
+    progress.begin("acquire + release on three nodes");
+    let masters = start_masters()?;
+    let quorum = Quorum::connect(masters.urls()).await?;
+    let rslock = connect_rslock(masters.urls())?;
+
+    let (mut ours, mut theirs) = (Latencies::new(), Latencies::new());
+    for round in 0..STEPS {
+        if round == WARM_UP_ROUNDS {
+            (ours, theirs) = (Latencies::new(), Latencies::new());
+        }
+        for _ in 0..BLOCK {
+            ours.record(acquire_and_release(&quorum, "orders/42").await?);
+        }
+        for _ in 0..BLOCK {
+            theirs.record(acquire_and_release_by_rslock(&rslock, "orders/42").await?);
+        }
+        progress.step();
+    }
+    Ok(vec![Row {
+        case: "three nodes".into(),
+        ours: ours.p50(),
+        peer_name: "rslock 0.10",
+        peer: theirs.p50(),
+        target: Some(1.0),
+    }])
+}
+
+/// Starts a quorum of nodes, on TCP.
+pub(crate) fn start_masters() -> Result<Masters, StartError> {
+    Masters::start_with(NODES, |_, builder| builder.tcp())
+}
+
+/// The peer, with `TCP_NODELAY`, which our client sets too.
+pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
+    let client = |url: String| {
+        let info = url.into_connection_info()?;
+        let settings = info.tcp_settings().clone().set_nodelay(true);
+        Client::open(info.set_tcp_settings(settings))
+    };
+    let clients = urls.into_iter().map(client).collect::<Result<_, _>>()?;
+    Ok(LockManager::from_clients(clients))
+}
+
+/// How long it takes to take a lock and to give it back, until both are confirmed.
+pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let lock = quorum.lock(key).ttl(TTL).node_limit(NODE_LIMIT).acquire().await?;
+    let released = lock.release().await?;
+    let took = started.elapsed();
+    ensure!(released == Released::Released, "a lock had ended before it was released");
+    Ok(took)
+}
+
+/// The same by the peer.
+pub(crate) async fn acquire_and_release_by_rslock(
+    manager: &LockManager,
+    key: &str,
+) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let guard = manager.acquire(key, TTL).await.context("rslock")?;
+    guard.release().await;
+    Ok(started.elapsed())
+}

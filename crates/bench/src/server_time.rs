@@ -1,0 +1,183 @@
+//! What a command costs the server, by the server's own account: `INFO commandstats`.
+//!
+//! That leaves out reading the command and writing the answer, which are the same for all. The time of a script has that
+//! of the commands in it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use quorlock_testkit::Server;
+use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
+
+use crate::progress::Progress;
+use crate::table::Row;
+
+/// How many keys are locked, and then released, in each round.
+pub(crate) const KEYS: u32 = 20_000;
+/// How many commands are sent before an answer is read, so that the server is never idle.
+const PIPELINED: usize = 500;
+/// The best one counts: whatever else the machine does can only make a round slower.
+pub(crate) const ROUNDS: u32 = 30;
+/// The rounds are spread over so many servers, one after the other, because each has its memory laid out in another way.
+const SERVERS: u32 = 3;
+/// The module looks once a second whether anybody listens to what it would replicate, and leaves that out if not, as the
+/// server does for its own commands.
+const WARM_UP: Duration = Duration::from_millis(1500);
+
+/// Long enough for no lock to end during a round.
+const TTL_MS: u64 = 30_000;
+
+/// How many steps of [`Progress`] this takes.
+pub(crate) const STEPS: u64 = ROUNDS as u64;
+
+/// To release a lock that was taken with `SET NX`, as the documentation of Redis has it.
+const COMPARE_AND_DELETE: &str = r#"
+if redis.call("get",KEYS[1]) == ARGV[1] then
+    return redis.call("del",KEYS[1])
+else
+    return 0
+end"#;
+
+/// To extend one.
+const COMPARE_AND_EXPIRE: &str = r#"
+if redis.call("get",KEYS[1]) == ARGV[1] then
+    return redis.call("pexpire",KEYS[1],ARGV[2])
+else
+    return 0
+end"#;
+
+/// One thing that is done to every key, in our way and in theirs.
+struct Case {
+    name: &'static str,
+    ours: Load,
+    peer_name: &'static str,
+    peer: Load,
+    target: Option<f64>,
+}
+
+/// One command for every key.
+struct Load {
+    /// As the server's statistics call it.
+    command: &'static str,
+    pipelines: Vec<Pipeline>,
+    /// What a call has cost the server at the least.
+    best: Duration,
+}
+
+/// Measures each command beside what does the same without the module.
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+    progress.begin("server time per call");
+    let (delete, expire) = (Script::new(COMPARE_AND_DELETE), Script::new(COMPARE_AND_EXPIRE));
+    let mut cases = cases(delete.get_hash(), expire.get_hash());
+    for _ in 0..SERVERS {
+        let server = Server::with_module().start()?;
+        let mut connection = server.connection();
+        delete.load(&mut connection)?;
+        expire.load(&mut connection)?;
+
+        let warm_at = Instant::now() + WARM_UP;
+        while Instant::now() < warm_at {
+            run_all(&cases, &mut connection)?;
+        }
+        for _ in 0..ROUNDS / SERVERS {
+            let costs = run_all(&cases, &mut connection)?;
+            for (case, (ours, peer)) in cases.iter_mut().zip(costs) {
+                case.ours.best = case.ours.best.min(ours);
+                case.peer.best = case.peer.best.min(peer);
+            }
+            progress.step();
+        }
+    }
+    let row = |case: Case| Row {
+        case: case.name.into(),
+        ours: case.ours.best,
+        peer_name: case.peer_name,
+        peer: case.peer.best,
+        target: case.target,
+    };
+    Ok(cases.into_iter().map(row).collect())
+}
+
+/// In this order: in the end every lock is free again.
+fn cases(delete: &str, expire: &str) -> [Case; 3] {
+    [
+        Case {
+            name: "server time of `LOCK.ACQUIRE`",
+            ours: Load::new("lock.acquire", |key, token| {
+                cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
+            }),
+            peer_name: "`SET NX PX`",
+            peer: Load::new("set", |key, token| {
+                cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
+            }),
+            target: Some(1.25),
+        },
+        Case {
+            name: "server time of `LOCK.EXTEND`",
+            ours: Load::new("lock.extend", |key, token| {
+                cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
+            }),
+            peer_name: "script",
+            peer: Load::new("evalsha", |key, token| {
+                cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
+            }),
+            target: None,
+        },
+        Case {
+            name: "server time of `LOCK.RELEASE`",
+            ours: Load::new("lock.release", |key, token| cmd("LOCK.RELEASE").arg(key).arg(token).take()),
+            peer_name: "script",
+            peer: Load::new("evalsha", |key, token| {
+                cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
+            }),
+            target: Some(0.5),
+        },
+    ]
+}
+
+/// Takes, extends and releases all locks in our way and then in theirs. Returns what a call has cost in each case.
+fn run_all(cases: &[Case], connection: &mut Connection) -> anyhow::Result<Vec<(Duration, Duration)>> {
+    let ours: Vec<_> = cases.iter().map(|case| case.ours.run(connection)).collect::<Result<_, _>>()?;
+    let peer: Vec<_> = cases.iter().map(|case| case.peer.run(connection)).collect::<Result<_, _>>()?;
+    Ok(ours.into_iter().zip(peer).collect())
+}
+
+impl Load {
+    fn new(command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
+        let commands: Vec<_> = (0..KEYS).map(|n| of(&format!("lock:{n:05}"), &format!("{n:032x}"))).collect();
+        let pipelined = |commands: &[Cmd]| {
+            let mut pipeline = Pipeline::with_capacity(commands.len());
+            for command in commands {
+                pipeline.add_command(command.clone());
+            }
+            pipeline
+        };
+        Self { command, pipelines: commands.chunks(PIPELINED).map(pipelined).collect(), best: Duration::MAX }
+    }
+
+    /// Runs the command for every key. Returns what a call has cost the server.
+    fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
+        let before = spent(connection, self.command)?;
+        for pipeline in &self.pipelines {
+            let answers: Vec<Value> = pipeline.query(connection)?;
+            // A command that was refused is a cheap one.
+            let done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1..));
+            let refused = answers.iter().find(|answer| !done(answer));
+            ensure!(refused.is_none(), "{} was answered {refused:?}", self.command);
+        }
+        let after = spent(connection, self.command)?;
+        Ok(after.checked_sub(before).context("the statistics were reset")? / KEYS)
+    }
+}
+
+/// How much time the server has spent so far on a command.
+fn spent(connection: &mut Connection, command: &str) -> anyhow::Result<Duration> {
+    let info: String = cmd("INFO").arg("commandstats").query(connection)?;
+    let field = |line: &str| -> Option<u64> {
+        let fields = line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(':')?;
+        fields.split(',').find_map(|field| field.strip_prefix("usec="))?.parse().ok()
+    };
+    // A command that was never called is not in there.
+    ensure!(info.starts_with("# Commandstats"), "the server keeps no statistics");
+    Ok(Duration::from_micros(info.lines().find_map(field).unwrap_or_default()))
+}

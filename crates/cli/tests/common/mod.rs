@@ -1,0 +1,216 @@
+//! What the tests of the program share: the program itself, in a process group of its own as a service has it, and the
+//! masters' own view of a lock.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use std::{iter, mem, thread};
+
+use quorlock_testkit::{Masters, Server, eventually};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+/// Longer than anything here takes, shorter than anybody's patience.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// So that healthy masters are waited for, however busy the machine.
+pub(crate) const PATIENT: [&str; 2] = ["--node-limit", "1s"];
+
+pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
+
+/// The program, without anything that the tests' own environment says about it.
+pub(crate) fn quorlock() -> Command {
+    // A shell that runs the tests in the background has them ignore SIGINT, and all that they start.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", QUORLOCK]);
+    command.env_remove("QUORLOCK_NODES").env_remove("QUORLOCK_KEY").env_remove("QUORLOCK_FENCE");
+    command.stdin(Stdio::null()).process_group(0);
+    command
+}
+
+/// `quorlock run` with these nodes; the key and the rest are to follow.
+pub(crate) fn run_on<S: AsRef<str>>(urls: impl IntoIterator<Item = S>) -> Command {
+    let urls: Vec<_> = urls.into_iter().map(|url| url.as_ref().to_owned()).collect();
+    let mut command = quorlock();
+    command.arg("run").arg("--nodes").arg(urls.join(","));
+    command
+}
+
+/// `quorlock run … k -- sh -c SCRIPT`.
+pub(crate) fn run_script(masters: &Masters, options: &[&str], script: &str) -> Command {
+    let mut command = run_on(masters.urls());
+    command.args(options).args(["k", "--", "sh", "-c", script]);
+    command
+}
+
+/// A program that runs, and is ended when the test is over, so that it can end what it has started.
+pub(crate) struct Running {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program is there");
+        let stdin = child.stdin.take();
+        let stdout = Lines::of(child.stdout.take().expect("it is piped"));
+        let stderr = Lines::of(child.stderr.take().expect("it is piped"));
+        Self { child, stdin, stdout, stderr }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Waits for the next line of standard output.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> String {
+        self.stdout.next().expect("there is a line of standard output").trim_end().to_owned()
+    }
+
+    /// Waits for the next line of standard error.
+    #[track_caller]
+    pub(crate) fn error_line(&mut self) -> String {
+        self.stderr.next().expect("there is a line of standard error").trim_end().to_owned()
+    }
+
+    /// Waits for the next line of standard output, which is the process id of the command.
+    #[track_caller]
+    pub(crate) fn pid_line(&mut self) -> Pid {
+        let line = self.line();
+        line.parse().ok().and_then(Pid::from_raw).unwrap_or_else(|| panic!("{line:?} is no process id"))
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("open until the end");
+        writeln!(stdin, "{line}").expect("the command reads");
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// Waits for its end, and that of all who write where it wrote; the output is what was not yet read of it.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Output {
+        let mut status = None;
+        eventually(PATIENCE, "the program ends", || {
+            status = self.child.try_wait().expect("it is ours");
+            status.is_some()
+        });
+        Output {
+            status: status.unwrap_or_default(),
+            stdout: self.stdout.rest().into_bytes(),
+            stderr: self.stderr.rest().into_bytes(),
+        }
+    }
+}
+
+/// The lines of a pipe as they come, read by a thread: so that whoever waits for one does not wait for ever.
+struct Lines(Receiver<String>);
+
+impl Lines {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            let mut pipe = BufReader::new(pipe);
+            let mut line = String::new();
+            while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
+                if sender.send(mem::take(&mut line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// None at the end.
+    #[track_caller]
+    fn next(&self) -> Option<String> {
+        match self.0.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("nothing was printed within {} s", PATIENCE.as_secs()),
+        }
+    }
+
+    #[track_caller]
+    fn rest(&self) -> String {
+        iter::from_fn(|| self.next()).collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let has_ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+        if has_ended(&mut self.child) {
+            return;
+        }
+        let _ = kill_process(self.pid(), Signal::TERM);
+        let started = Instant::now();
+        while !has_ended(&mut self.child) && started.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A run of the key `k` that holds the lock until it is let go.
+pub(crate) struct Holder(Running);
+
+impl Holder {
+    pub(crate) fn start(masters: &Masters, options: &[&str]) -> Self {
+        let mut running = Running::start(&mut run_script(masters, options, "echo held; read go"));
+        assert_eq!(running.line(), "held");
+        Self(running)
+    }
+
+    pub(crate) fn let_go(mut self) {
+        self.0.say("go");
+        let output = self.0.end();
+        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    }
+}
+
+#[track_caller]
+pub(crate) fn code(status: ExitStatus) -> i32 {
+    status.code().expect("no signal ended it")
+}
+
+pub(crate) fn stdout(output: &Output) -> &str {
+    str::from_utf8(&output.stdout).expect("it is text")
+}
+
+pub(crate) fn stderr(output: &Output) -> &str {
+    str::from_utf8(&output.stderr).expect("it is text")
+}
+
+/// A zombie is gone, too: who reaps it is none of our business.
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+        stat.rsplit_once(')')?.1.trim_start().chars().next()
+    };
+    test_kill_process(pid).is_ok() && state().is_none_or(|state| state != 'Z')
+}
+
+/// On how many running masters the key `k` is there.
+pub(crate) fn holding(masters: &Masters) -> usize {
+    masters.iter().filter(|master| master.is_running() && has_key(master)).count()
+}
+
+pub(crate) fn has_key(master: &Server) -> bool {
+    redis::cmd("EXISTS").arg("k").query(&mut master.connection()).expect("it runs")
+}
+
+#[track_caller]
+pub(crate) fn becomes_free(masters: &Masters) {
+    eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
+}

@@ -1,0 +1,164 @@
+//! Locks that are lost while the command runs.
+//!
+//! That the command was stopped in time is asked of the masters, not of a clock: when it is gone, a majority of them still
+//! holds the lock, so that nobody else can have had it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::thread;
+
+use common::{PATIENCE, Running, code, has_key, is_alive, run_on, run_script, stderr, stdout};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use rustix::process::Signal;
+
+const TTL: [&str; 4] = ["--ttl", "2s", "--node-limit", "100ms"];
+
+/// Says its process id, and ends when it is told to.
+const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
+/// Says its process id, and goes on when it is told to end.
+const STUBBORN: &str = "trap 'echo TERM' TERM; echo $$; while :; do sleep 0.01; done";
+
+/// Masters, and proxies before them that let nothing through any more when they are told so: neither extensions nor
+/// releases.
+struct Net {
+    masters: Masters,
+    proxies: Vec<Proxy>,
+}
+
+impl Net {
+    fn start() -> Self {
+        let masters = Masters::start(3);
+        let proxies = masters.iter().map(|master| Proxy::start(master.url())).collect();
+        Self { masters, proxies }
+    }
+
+    fn run(&self, script: &str) -> Running {
+        let urls = self.proxies.iter().map(Proxy::url);
+        Running::start(run_on(urls).args(TTL).args(["k", "--", "sh", "-c", script]))
+    }
+
+    fn cut_off_a_majority(&self) {
+        for proxy in &self.proxies[..2] {
+            proxy.drop_bytes(Direction::ToServer);
+        }
+    }
+
+    fn majority_holds(&self) -> bool {
+        self.masters.iter().take(2).all(has_key)
+    }
+}
+
+#[test]
+fn a_command_is_asked_to_end_before_anybody_else_can_have_the_lock() {
+    let net = Net::start();
+    let mut running = net.run(OBEDIENT);
+    let command = running.pid_line();
+    net.cut_off_a_majority();
+    assert_eq!(running.line(), "TERM");
+    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+    assert!(net.majority_holds());
+    let output = running.end();
+    assert_eq!(code(output.status), 120);
+    assert!(stderr(&output).contains("the command was stopped"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_command_that_will_not_end_is_killed_before_anybody_else_can_have_the_lock() {
+    let net = Net::start();
+    let mut running = net.run(STUBBORN);
+    let command = running.pid_line();
+    net.cut_off_a_majority();
+    assert_eq!(running.line(), "TERM");
+    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+    assert!(net.majority_holds());
+    assert_eq!(code(running.end().status), 120);
+}
+
+#[test]
+fn what_the_command_started_is_killed_with_it() {
+    let net = Net::start();
+    // The command itself ends when it is told to; its child does not.
+    let script = format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\""));
+    let mut running = net.run(&script);
+    let grandchild = running.pid_line();
+    net.cut_off_a_majority();
+    assert_eq!(running.line(), "TERM");
+    eventually(PATIENCE, "the grandchild is gone", || !is_alive(grandchild));
+    assert!(net.majority_holds());
+    assert_eq!(code(running.end().status), 120);
+}
+
+#[test]
+fn a_majority_that_comes_back_in_time_is_no_loss() {
+    let net = Net::start();
+    let mut running = net.run("echo held; read go");
+    assert_eq!(running.line(), "held");
+    for proxy in &net.proxies[..2] {
+        proxy.hold(Direction::ToServer);
+    }
+    let held_up = |proxy: &Proxy| proxy.waiting_bytes(Direction::ToServer) > 0;
+    eventually(PATIENCE, "an extension is held up", || net.proxies[..2].iter().all(held_up));
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    // Longer than the ttl: it has been extended since.
+    let mut second = run_script(&net.masters, &["--wait", "2500ms"], "echo ran");
+    assert_eq!(code(second.output().unwrap().status), 121);
+    running.say("go");
+    let output = running.end();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+}
+
+#[test]
+fn a_majority_that_is_killed_stops_the_command() {
+    stops_commands("not connected", kill_a_majority);
+}
+
+#[test]
+fn an_operator_who_deletes_the_key_stops_the_command() {
+    stops_commands("the lock is lost", delete_on_a_majority);
+}
+
+fn kill_a_majority(masters: &mut Masters) {
+    masters[0].kill();
+    masters[2].kill();
+}
+
+fn delete_on_a_majority(masters: &mut Masters) {
+    for master in masters.iter().take(2) {
+        redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
+    }
+}
+
+fn stops_commands(reason: &str, accident: fn(&mut Masters)) {
+    let stops = |script| {
+        let mut masters = Masters::start(3);
+        let mut running = Running::start(&mut run_script(&masters, &TTL, script));
+        let command = running.pid_line();
+        accident(&mut masters);
+        let output = running.end();
+        assert_eq!((code(output.status), stdout(&output)), (120, "TERM\n"));
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+        assert!(!is_alive(command));
+        common::becomes_free(&masters);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| stops(OBEDIENT));
+        scope.spawn(|| stops(STUBBORN));
+    });
+}
+
+#[test]
+fn a_program_that_was_stopped_past_its_time_kills_the_command_when_it_goes_on() {
+    let masters = Masters::start(3);
+    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "1s"], STUBBORN));
+    let command = running.pid_line();
+    running.signal(Signal::STOP);
+    common::becomes_free(&masters);
+    running.signal(Signal::CONT);
+    let output = running.end();
+    assert_eq!(code(output.status), 120);
+    assert!(!is_alive(command));
+}

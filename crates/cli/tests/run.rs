@@ -1,0 +1,294 @@
+//! `quorlock run` on healthy masters: the command under its lock.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::{Holder, PATIENT, Running, code, holding, quorlock, run_on, run_script, stderr, stdout};
+use quorlock_testkit::{Masters, Server};
+
+#[test]
+fn the_commands_exit_code_is_passed_on_and_the_key_is_free() {
+    let masters = Masters::start(3);
+    for expected in [0, 1, 42, 255] {
+        let output = run_script(&masters, &PATIENT, &format!("exit {expected}")).output().unwrap();
+        assert_eq!(code(output.status), expected);
+        assert_eq!(stderr(&output), "");
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_killed_gives_128_and_the_signal() {
+    let masters = Masters::start(1);
+    for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
+        let output = run_script(&masters, &PATIENT, &format!("kill -{signal} $$")).output().unwrap();
+        assert_eq!(code(output.status), expected);
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
+fn a_command_that_is_missing_gives_127_and_one_that_cannot_run_126() {
+    let masters = Masters::start(3);
+    let plain_file = tempfile::NamedTempFile::new().unwrap();
+    for (command, expected) in [("/no/such/command", 127), (plain_file.path().to_str().unwrap(), 126)] {
+        let output = run_on(masters.urls()).args(["k", "--", command]).output().unwrap();
+        assert_eq!(code(output.status), expected);
+        assert!(stderr(&output).contains(command), "{}", stderr(&output));
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
+fn a_lock_that_another_holds_gives_121_and_the_command_never_runs() {
+    let masters = Masters::start(3);
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let holder = Holder::start(&masters, &PATIENT);
+    for wait in ["0", "50ms"] {
+        let output = run_script(
+            &masters,
+            &[&PATIENT[..], &["--wait", wait]].concat(),
+            &format!("touch {}", trace.display()),
+        )
+        .output()
+        .unwrap();
+        assert_eq!(code(output.status), 121);
+        assert!(stderr(&output).contains("held by another"), "{}", stderr(&output));
+    }
+    assert!(!trace.exists());
+    assert!(holding(&masters) >= 2, "those who were refused have not freed it");
+    holder.let_go();
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn a_run_that_waits_gets_the_lock_when_the_holder_ends() {
+    let masters = Masters::start(3);
+    let holder = Holder::start(&masters, &PATIENT);
+    let waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
+    holder.let_go();
+    let output = waiting.end();
+    assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
+}
+
+#[test]
+fn the_command_finds_its_key_and_a_fence_that_grows() {
+    let masters = Masters::start(3);
+    let mut last = 0;
+    for _ in 0..5 {
+        let output =
+            run_script(&masters, &PATIENT, "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE").output().unwrap();
+        let (key, fence) = stdout(&output).trim_end().split_once('\n').unwrap();
+        assert_eq!(key, "k");
+        let fence = fence.parse::<u64>().unwrap();
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+    }
+}
+
+#[test]
+fn who_holds_the_lock_is_shown_to_those_who_ask() {
+    let masters = Masters::start(1);
+    let owner_seen_with = |options: &[&str]| {
+        let holder = Holder::start(&masters, options);
+        let inspected: redis::Value =
+            redis::cmd("LOCK.INSPECT").arg("k").query(&mut masters[0].connection()).unwrap();
+        holder.let_go();
+        format!("{inspected:?}")
+    };
+    assert!(owner_seen_with(&["--owner", "the night watch"]).contains("the night watch"));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    assert!(owner_seen_with(&[]).contains(&host));
+}
+
+#[test]
+fn a_key_may_be_any_bytes() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let masters = Masters::start(1);
+    let key = OsStr::from_bytes(b"a b\xff%s\n");
+    let mut run = run_on(masters.urls());
+    let output = run.arg(key).args(["--", "sh", "-c", "printf %s \"$QUORLOCK_KEY\""]).output().unwrap();
+    assert_eq!(code(output.status), 0);
+    assert_eq!(output.stdout, key.as_bytes());
+}
+
+#[test]
+fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
+    let masters = Masters::start(3);
+    let urls = masters.urls().join(",");
+    let nobody = "redis://127.0.0.1:1";
+    let try_with = |option: Option<&str>, environment: &str| {
+        let mut command = quorlock();
+        command.env("QUORLOCK_NODES", environment).arg("run").args(PATIENT);
+        if let Some(option) = option {
+            command.args(["--nodes", option]);
+        }
+        code(command.args(["--no-wait", "k", "--", "true"]).output().unwrap().status)
+    };
+    assert_eq!(try_with(None, &urls), 0);
+    assert_eq!(try_with(Some(&urls), nobody), 0);
+    assert_eq!(try_with(Some(nobody), &urls), 121);
+    // As people write lists.
+    assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
+}
+
+#[test]
+fn a_master_may_be_named_by_host_and_port_alone() {
+    let master = Server::with_module().tcp().start().unwrap();
+    let url = master.url();
+    let host_and_port = url.trim_start_matches("redis://").trim_end_matches('/');
+    assert_eq!(code(run_on([host_and_port]).args(["k", "--", "true"]).status().unwrap()), 0);
+}
+
+#[test]
+fn standard_streams_are_the_commands_own() {
+    let masters = Masters::start(1);
+    let mut running =
+        Running::start(&mut run_script(&masters, &PATIENT, "read line; echo \"out $line\"; echo err >&2"));
+    running.say("in");
+    let output = running.end();
+    assert_eq!((stdout(&output), stderr(&output)), ("out in\n", "err\n"));
+}
+
+#[test]
+fn the_lock_is_kept_while_the_command_runs_longer_than_the_ttl() {
+    let masters = Masters::start(3);
+    let holder = Holder::start(&masters, &["--ttl", "2s", "--node-limit", "200ms"]);
+    // Waiting longer than the ttl would be enough if nobody kept the lock.
+    let output = run_script(&masters, &["--wait", "2500ms"], "echo ran").output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (121, ""));
+    holder.let_go();
+}
+
+#[test]
+fn runs_of_the_same_key_never_overlap() {
+    let masters = Masters::start(3);
+    let folder = tempfile::tempdir().unwrap();
+    // Only one can make the folder: whoever comes while it is there has overlapped, and fails.
+    let script = format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
+    let run_some = || {
+        for _ in 0..5 {
+            let output = run_script(&masters, &PATIENT, &script).output().unwrap();
+            assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(run_some);
+        }
+    });
+    assert_eq!(fs::read_to_string(folder.path().join("runs")).unwrap().len(), 20);
+}
+
+#[test]
+fn a_minority_that_is_dead_or_hangs_does_not_matter() {
+    let mut masters = Masters::start(5);
+    masters[0].kill();
+    masters[1].pause();
+    let output = run_script(&masters, &PATIENT, "echo ran").output().unwrap();
+    assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
+    masters[1].resume();
+    common::becomes_free(&masters);
+}
+
+#[test]
+fn a_command_that_outlives_its_lock_is_not_told_to_have_been_protected() {
+    let masters = Masters::start(1);
+    let mut running = Running::start(&mut run_script(&masters, &PATIENT, "echo held; read go; exit 7"));
+    assert_eq!(running.line(), "held");
+    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
+    running.say("go");
+    let output = running.end();
+    assert_eq!(code(output.status), 7);
+    assert!(stderr(&output).contains("had ended before"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_wait_for_masters_that_cannot_vote_says_so() {
+    let mut masters = Masters::start(3);
+    masters[0].kill();
+    masters[1].kill();
+    let mut waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
+    let said = waiting.error_line();
+    assert!(said.contains("waiting: no majority"), "{said}");
+    masters[0].restart().unwrap();
+    let output = waiting.end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
+
+    masters[0].kill();
+    let output = run_script(&masters, &["--wait", "20ms"], "echo ran").output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (121, ""));
+    assert!(stderr(&output).contains("not acquired: no majority"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_cannot_be_a_lock_is_an_error_that_says_why() {
+    let masters = Masters::start(1);
+    let refused = |command: &mut Command| {
+        let output = command.args(["--", "true"]).output().unwrap();
+        assert_eq!(code(output.status), 125);
+        stderr(&output).to_owned()
+    };
+    assert!(refused(run_on(masters.urls()).args(["--ttl", "0", "k"])).contains("ttl"));
+    assert!(refused(run_on(masters.urls()).args(["--ttl", "1ms", "k"])).contains("raise the ttl"));
+    assert!(
+        refused(run_on(masters.urls()).args(["--node-limit", "2s", "k"])).contains("--node-limit must be")
+    );
+    assert!(refused(run_on(masters.urls()).args(["--owner", &"x".repeat(257), "k"])).contains("256 bytes"));
+    assert!(refused(run_on(masters.urls()).arg("")).contains("needs a name"));
+    assert!(refused(run_on(["redis://h:1", "redis://h:1"]).arg("k")).contains("named twice"));
+}
+
+#[test]
+fn without_masters_it_says_how_to_name_some() {
+    for nothing in [None, Some(""), Some(" , ")] {
+        let mut command = quorlock();
+        if let Some(nothing) = nothing {
+            command.env("QUORLOCK_NODES", nothing);
+        }
+        let output = command.args(["run", "k", "--", "true"]).output().unwrap();
+        assert_eq!(code(output.status), 125);
+        for hint in ["--nodes", "QUORLOCK_NODES", "redis://", "quorlock up"] {
+            assert!(stderr(&output).contains(hint), "no {hint} in {}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn a_password_is_never_shown() {
+    let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
+    let address = guarded.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
+    let nodes = [
+        // The wrong one, nobody there, and what is not a URL at all.
+        format!("redis://:hunter2@{address}"),
+        format!("redis://default:hunter2@{address}/0"),
+        "redis://:hunter2@127.0.0.1:1".to_owned(),
+        "redis://:hunter2@127.0.0.1:99999".to_owned(),
+        "redis://:hunter2@".to_owned(),
+        "redis://:hunter2/@127.0.0.1".to_owned(),
+        "http://someone:hunter2@127.0.0.1".to_owned(),
+        ":hunter2@127.0.0.1:x".to_owned(),
+    ];
+    for node in nodes {
+        for wait in ["0", "5ms"] {
+            let output = run_on([&node]).args(["--wait", wait, "k", "--", "true"]).output().unwrap();
+            assert!([121, 125].contains(&code(output.status)), "{node}");
+            assert_ne!(stderr(&output), "", "{node}");
+            assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
+        }
+        // Nor where something else is wrong.
+        let output = run_on([&node]).args(["--nonsense", "k", "--", "true"]).output().unwrap();
+        assert_eq!(code(output.status), 125);
+        assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
+    }
+    let help =
+        quorlock().env("QUORLOCK_NODES", "redis://:hunter2@h").args(["run", "--help"]).output().unwrap();
+    assert!(!stdout(&help).contains("hunter2"));
+}

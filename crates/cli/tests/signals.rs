@@ -1,0 +1,104 @@
+//! Signals that reach `quorlock run`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use common::{
+    Holder, PATIENCE, PATIENT, QUORLOCK, Running, code, holding, is_alive, run_script, stderr, stdout,
+};
+use quorlock_testkit::{Masters, eventually};
+use rustix::process::Signal;
+
+#[test]
+fn a_signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
+    let masters = Masters::start(3);
+    let script = "trap 'echo TERM; exit 3' TERM; trap 'echo INT; exit 4' INT; trap 'echo HUP; exit 5' HUP
+                  trap 'echo USR1; exit 6' USR1; echo started; read go";
+    for (signal, name, expected) in [
+        (Signal::TERM, "TERM", 3),
+        (Signal::INT, "INT", 4),
+        (Signal::HUP, "HUP", 5),
+        (Signal::USR1, "USR1", 6),
+    ] {
+        let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
+        assert_eq!(running.line(), "started");
+        running.signal(signal);
+        let output = running.end();
+        assert_eq!((code(output.status), stdout(&output).trim_end()), (expected, name));
+        assert_eq!(stderr(&output), "");
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
+fn a_command_that_goes_on_after_a_signal_keeps_its_lock() {
+    let masters = Masters::start(3);
+    let script = "trap 'echo reloaded' HUP; echo started; while ! read go; do :; done; echo done";
+    let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
+    assert_eq!(running.line(), "started");
+    running.signal(Signal::HUP);
+    assert_eq!(running.line(), "reloaded");
+    assert!(holding(&masters) >= 2);
+    running.say("go");
+    let output = running.end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn a_signal_reaches_what_the_command_started() {
+    let masters = Masters::start(1);
+    let script = "sh -c 'echo $$; while :; do sleep 0.01; done' & wait";
+    let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
+    let grandchild = running.pid_line();
+    running.signal(Signal::TERM);
+    assert_eq!(code(running.end().status), 143);
+    eventually(PATIENCE, "the grandchild is gone", || !is_alive(grandchild));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_lock() {
+    let masters = Masters::start(3);
+    let holder = Holder::start(&masters, &PATIENT);
+    for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let asked_before = times_asked(&masters);
+        let waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
+        eventually(PATIENCE, "it has tried", || times_asked(&masters) >= asked_before + 3);
+        waiting.signal(signal);
+        let output = waiting.end();
+        assert_eq!((code(output.status), stdout(&output)), (expected, ""));
+    }
+    holder.let_go();
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn under_nohup_a_hang_up_reaches_nobody() {
+    let masters = Masters::start(1);
+    let run = run_script(&masters, &PATIENT, "echo started; read go; echo done");
+    let mut command = Command::new("nohup");
+    command.process_group(0).arg(QUORLOCK).args(run.get_args().skip_while(|argument| *argument != "run"));
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.line(), "started");
+    running.signal(Signal::HUP);
+    running.say("go");
+    let output = running.end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
+}
+
+/// How often the masters were asked for a lock.
+fn times_asked(masters: &Masters) -> usize {
+    masters
+        .iter()
+        .map(|master| {
+            let stats: String =
+                redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+            let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.acquire:calls="));
+            calls.and_then(|calls| calls.split(',').next()?.parse::<usize>().ok()).unwrap_or(0)
+        })
+        .sum()
+}

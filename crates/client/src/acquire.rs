@@ -1,0 +1,159 @@
+//! Going after a lock until it is held or the time is over: carries out what [`Pursuit`] decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::quorum::{Ended, Loss, Move, Pursuit};
+use rand::RngExt as _;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::attempt::{self, Failure, Wanted};
+use crate::quorum::Shared;
+use crate::slots::Turn;
+use crate::token::Token;
+use crate::wait::{Waited, wait};
+use crate::{AcquireError, Answer, Lock, NodeError, Nodes};
+
+/// How far an attempt may go beyond the end of the wait.
+const LAST_ATTEMPT_LIMIT: Duration = Duration::from_millis(40);
+
+/// Acquires a lock by `until`, or whenever it can be had.
+pub(crate) async fn acquire(
+    shared: &Arc<Shared>,
+    wanted: &Wanted,
+    until: Option<Instant>,
+) -> Result<Lock, AcquireError> {
+    let started = Instant::now();
+    let turn = match until {
+        Some(until) => timeout_at(until, shared.slots.turn(&wanted.key)).await.ok(),
+        None => Some(shared.slots.turn(&wanted.key).await),
+    };
+    let Some(turn) = turn else {
+        return Err(AcquireError::TimedOut { waited: started.elapsed(), nodes: Nodes(Vec::new()) });
+    };
+    let chase = Chase { shared, wanted, until, started, turn: &turn, last: None };
+    chase.run().await
+}
+
+struct Chase<'a> {
+    shared: &'a Arc<Shared>,
+    wanted: &'a Wanted,
+    until: Option<Instant>,
+    started: Instant,
+    turn: &'a Turn,
+    /// The last attempt that failed.
+    last: Option<Failure>,
+}
+
+/// Why a wait has not come to a lock.
+enum NoLock {
+    TimedOut,
+    Refused(NodeError),
+    Gone(NodeError),
+    /// It was granted on the node, but not on enough others.
+    Lost(Failure),
+}
+
+impl Chase<'_> {
+    async fn run(mut self) -> Result<Lock, AcquireError> {
+        let order = self.shared.order(&self.wanted.key);
+        let mut pursuit = Pursuit::new(order, self.shared.round_trip());
+        let mut next = pursuit.first(self.turn.contended());
+        loop {
+            next = match next {
+                Move::AskAll => {
+                    let (limit, yields_to) = (self.node_limit(), pursuit.yields_to(next));
+                    match attempt::attempt(self.shared, self.wanted, yields_to, limit).await? {
+                        Ok(lock) => {
+                            self.turn.set_contended(false);
+                            return Ok(lock);
+                        }
+                        Err(failure) => self.lost(&mut pursuit, failure),
+                    }
+                }
+                Move::WaitOn { node } => match self.wait(node, pursuit.yields_to(next)).await? {
+                    Ok(lock) => return Ok(lock),
+                    Err(NoLock::Lost(failure)) => self.lost(&mut pursuit, failure),
+                    Err(NoLock::TimedOut) => pursuit.next(Ended::NotWaited),
+                    Err(NoLock::Refused(error)) => {
+                        self.cannot_wait(node, error);
+                        pursuit.next(Ended::NotWaited)
+                    }
+                    Err(NoLock::Gone(error)) => {
+                        self.cannot_wait(node, error);
+                        pursuit.next(Ended::NodeGone)
+                    }
+                },
+                Move::Pause { at_most } => {
+                    self.pause(at_most).await;
+                    pursuit.resume()
+                }
+            };
+            if self.time_is_up() {
+                return Err(self.gave_up());
+            }
+        }
+    }
+
+    /// Waits on a node, and takes the others when it grants.
+    async fn wait(&self, node: usize, yields_to: &[usize]) -> Result<Result<Lock, NoLock>, AcquireError> {
+        self.turn.set_contended(true);
+        let token = Token::random().map_err(attempt::no_token)?;
+        let granted = match wait(self.shared, self.wanted, token, node, self.until).await {
+            Waited::Granted(granted) => granted,
+            Waited::TimedOut => return Ok(Err(NoLock::TimedOut)),
+            Waited::Refused(error) => return Ok(Err(NoLock::Refused(error))),
+            Waited::Gone(error) => return Ok(Err(NoLock::Gone(error))),
+        };
+        self.turn.set_contended(!granted.waited.is_zero());
+        let limit = self.wanted.node_limit;
+        let rest = attempt::attempt_after_wait(self.shared, self.wanted, node, granted, yields_to, limit);
+        Ok(rest.await.map_err(NoLock::Lost))
+    }
+
+    fn lost(&mut self, pursuit: &mut Pursuit, failure: Failure) -> Move {
+        let next = pursuit.next(Ended::Lost { refused: &failure.refused, granted: &failure.granted });
+        self.last = Some(failure);
+        next
+    }
+
+    fn cannot_wait(&mut self, node: usize, error: NodeError) {
+        tracing::debug!(node = self.shared.nodes[node].name(), %error, "cannot wait there");
+        if let Some(last) = &mut self.last {
+            last.nodes.0[node].answer = Answer::Failed(error);
+        }
+    }
+
+    /// The first attempt takes its time. Those after it do not go far beyond the end of the wait.
+    fn node_limit(&self) -> Duration {
+        match (self.until, &self.last) {
+            (Some(until), Some(_)) => {
+                let left = until.saturating_duration_since(Instant::now()).max(LAST_ATTEMPT_LIMIT);
+                self.wanted.node_limit.min(left)
+            }
+            _ => self.wanted.node_limit,
+        }
+    }
+
+    async fn pause(&self, at_most: Duration) {
+        // Two that start together must not go on together. The last attempt is at the very end.
+        let again = Instant::now() + rand::rng().random_range(at_most / 2..=at_most);
+        sleep_until(self.until.map_or(again, |until| until.min(again))).await;
+    }
+
+    fn time_is_up(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// The wait is over.
+    fn gave_up(self) -> AcquireError {
+        match self.last {
+            Some(Failure { loss: Loss::NoQuorum, nodes, .. }) => AcquireError::NoQuorum { nodes },
+            Some(Failure { loss: Loss::TooLate, nodes, .. }) => AcquireError::Expired { nodes },
+            Some(Failure { loss: Loss::Held, nodes, .. }) => {
+                AcquireError::TimedOut { waited: self.started.elapsed(), nodes }
+            }
+            None => AcquireError::TimedOut { waited: self.started.elapsed(), nodes: Nodes(Vec::new()) },
+        }
+    }
+}

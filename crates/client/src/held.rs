@@ -1,0 +1,320 @@
+//! Everything there is to a held lock; shared by its handle, those who watch it, and the rounds that extend it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use quorlock_core::quorum::{End, ExtensionVerdict, Lifetime, Moment, Standing, Tenure};
+use quorlock_core::{Fence, Ttl};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::answers::report;
+use crate::node::{Connection, Reached, Reply};
+use crate::quorum::Shared;
+use crate::token::Token;
+use crate::{Answer, Coverage, Deadline, LostError, NodeError, Nodes, Ownership, clock};
+
+/// How often it is looked whether a deadline has come. Timers stand still while a machine sleeps, and the lock's time
+/// does not.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+pub(crate) struct Held {
+    /// Tells the locks of one program apart.
+    pub(crate) id: u64,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) key: Arc<[u8]>,
+    pub(crate) token: Token,
+    pub(crate) owner: Option<String>,
+    pub(crate) ttl: Ttl,
+    pub(crate) fence: Fence,
+    pub(crate) node_limit: Duration,
+    max_hold: Duration,
+    since: Moment,
+    state: watch::Sender<State>,
+}
+
+/// What a lock begins with.
+pub(crate) struct Grant {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) key: Arc<[u8]>,
+    pub(crate) token: Token,
+    pub(crate) owner: Option<String>,
+    pub(crate) ttl: Ttl,
+    pub(crate) fence: Fence,
+    pub(crate) node_limit: Duration,
+    pub(crate) max_hold: Duration,
+    pub(crate) lifetime: Lifetime,
+    pub(crate) reached: Vec<Reached>,
+    pub(crate) answers: Vec<Answer>,
+}
+
+struct State {
+    tenure: Tenure,
+    /// Its holder gave it back or away: what is answered from now on does not concern it.
+    over: bool,
+    nodes: Vec<Known>,
+}
+
+/// What is known of one node.
+struct Known {
+    reached: Reached,
+    answer: Answer,
+    /// Which start of the server the answer is of.
+    incarnation: u64,
+}
+
+impl Held {
+    pub(crate) fn new(grant: Grant) -> Self {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let Grant { shared, key, token, owner, ttl, fence, node_limit, max_hold, lifetime, reached, answers } =
+            grant;
+        let now = clock::now();
+        let known = |(index, (reached, answer)): (usize, (Reached, Answer))| Known {
+            reached,
+            answer,
+            incarnation: shared.nodes[index].incarnation(),
+        };
+        let nodes = reached.into_iter().zip(answers).enumerate().map(known).collect();
+        let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
+        Self {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            key,
+            token,
+            owner,
+            ttl,
+            fence,
+            node_limit,
+            max_hold,
+            since: now,
+            state: watch::Sender::new(state),
+            shared,
+        }
+    }
+
+    /// How things stand; also after it was given back, when it is as good as lost.
+    pub(crate) fn standing(&self) -> Standing {
+        // In this order: what is decided in between is decided of a later moment.
+        let now = clock::now();
+        let state = self.state.borrow();
+        if state.over { Standing::Lost(End::NotHeld) } else { state.tenure.standing(now) }
+    }
+
+    pub(crate) fn ownership(&self) -> Ownership {
+        let now = clock::now();
+        match self.standing() {
+            Standing::Held(left) => Ownership::Held(Deadline::new(now, left)),
+            Standing::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
+            Standing::Lost(_) => Ownership::Lost,
+        }
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.standing() {
+            Standing::Held(left) | Standing::Uncertain(left) => left,
+            Standing::Lost(_) => Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn max_hold(&self) -> Duration {
+        self.max_hold
+    }
+
+    /// How long it has been held.
+    pub(crate) fn held_for(&self) -> Duration {
+        clock::now().since(self.since)
+    }
+
+    /// Counts the nodes that said yes last, and have not been started again since.
+    pub(crate) fn coverage(&self) -> Coverage {
+        let state = self.state.borrow();
+        let held = state.nodes.iter().zip(&self.shared.nodes).filter(|(known, node)| {
+            matches!(known.answer, Answer::Yes(_)) && known.incarnation == node.incarnation()
+        });
+        Coverage { held: held.count(), nodes: self.shared.nodes.len() }
+    }
+
+    /// What each node answered last.
+    pub(crate) fn report(&self) -> Nodes {
+        let answers: Vec<_> = self.state.borrow().nodes.iter().map(|known| known.answer.clone()).collect();
+        report(&self.shared.nodes, &answers)
+    }
+
+    /// Whether an extension could make it last longer. `Err` when it has ended.
+    pub(crate) fn is_extensible(&self) -> Result<bool, LostError> {
+        let now = clock::now();
+        match self.standing() {
+            Standing::Lost(end) => Err(self.lost_by(end)),
+            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.state.borrow().tenure.is_extensible(now)),
+        }
+    }
+
+    /// When it is to be extended next, if it is to be.
+    pub(crate) fn extend_in(&self) -> Option<Duration> {
+        let now = clock::now();
+        let state = self.state.borrow();
+        if state.over { None } else { state.tenure.extend_in(now, self.ttl) }
+    }
+
+    /// Waits until it has ended: why it was lost, which is at its deadline at the latest; or `None` when it was given back.
+    pub(crate) async fn ended(&self) -> Option<LostError> {
+        let mut state = self.state.subscribe();
+        loop {
+            let (over, standing) = {
+                let now = clock::now();
+                let state = state.borrow_and_update();
+                (state.over, state.tenure.standing(now))
+            };
+            let left = match standing {
+                _ if over => return None,
+                Standing::Lost(end) => return Some(self.lost_by(end)),
+                Standing::Held(left) | Standing::Uncertain(left) => left,
+            };
+            tokio::select! {
+                _ = state.changed() => {}
+                () = sleep(left.min(LOOK_EVERY)) => {}
+            }
+        }
+    }
+
+    /// Takes down what a round of extends came to.
+    pub(crate) fn settle(&self, verdict: ExtensionVerdict) {
+        self.state.send_if_modified(|state| {
+            if state.over {
+                return false;
+            }
+            state.tenure.settle(verdict, clock::now());
+            matches!(verdict, ExtensionVerdict::Lost)
+        });
+    }
+
+    /// Takes down what a node answered to an extension that was sent through this connection.
+    pub(crate) fn heard(&self, node: usize, reply: &Reply, generation: u64) {
+        self.hear(node, reply, |acquire| acquire.generation == generation);
+    }
+
+    /// Takes down what a node answered to ACQUIRE, as a straggler or when it was repaired.
+    pub(crate) fn heard_of_acquire(&self, node: usize, reply: &Reply) {
+        self.hear(node, reply, |_| true);
+    }
+
+    /// With an answer that shows that the node's ACQUIRE, sent through that connection, has arrived, any connection will do
+    /// for its release.
+    fn hear(&self, node: usize, reply: &Reply, shows_arrival: impl FnOnce(&Connection) -> bool) {
+        let incarnation = self.shared.nodes[node].incarnation();
+        self.state.send_if_modified(|state| {
+            let known = &mut state.nodes[node];
+            known.answer = reply.answer();
+            known.incarnation = incarnation;
+            if let Reached::Through(connection) = &known.reached
+                && !matches!(reply, Reply::Failed(_))
+                && shows_arrival(connection)
+            {
+                known.reached = Reached::Somehow;
+            }
+            false
+        });
+    }
+
+    /// A node is about to be sent an ACQUIRE through this connection; `false` if there is no lock to be repaired any more.
+    pub(crate) fn reach(&self, node: usize, connection: &Connection) -> bool {
+        let mut may = false;
+        self.state.send_if_modified(|state| {
+            may = !state.over && state.tenure.remaining(clock::now()).is_some();
+            if may {
+                state.nodes[node].reached = Reached::Through(connection.clone());
+            }
+            false
+        });
+        may
+    }
+
+    /// Whether its holder gave it back or away.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.borrow().over
+    }
+
+    /// Its holder gives it back or away: how things stood, and where it must be released.
+    pub(crate) fn end(&self) -> (Standing, Vec<Reached>) {
+        let mut end = None;
+        self.state.send_if_modified(|state| {
+            let standing = state.tenure.standing(clock::now());
+            let reached =
+                state.nodes.iter_mut().map(|known| std::mem::replace(&mut known.reached, Reached::No));
+            end = Some((standing, reached.collect()));
+            state.over = true;
+            true
+        });
+        end.expect("set just now")
+    }
+
+    /// Takes down what the nodes answered to its release.
+    pub(crate) fn heard_of_release(&self, answers: Vec<Answer>) {
+        self.state.send_if_modified(|state| {
+            for (known, answer) in state.nodes.iter_mut().zip(answers) {
+                known.answer = answer;
+            }
+            false
+        });
+    }
+
+    /// Nodes that have not answered by the limit failed.
+    pub(crate) fn time_is_up(&self, nodes: impl Iterator<Item = usize>) {
+        let limit_ms = u64::try_from(self.node_limit.as_millis()).unwrap_or(u64::MAX);
+        self.state.send_if_modified(|state| {
+            for node in nodes {
+                state.nodes[node].answer = Answer::Failed(NodeError::TimedOut { limit_ms });
+            }
+            false
+        });
+    }
+
+    pub(crate) fn lost_by(&self, end: End) -> LostError {
+        match end {
+            End::NotHeld => LostError::Ended { nodes: self.report() },
+            End::Expired => LostError::Expired { nodes: self.report() },
+            End::HeldTooLong => LostError::HeldTooLong { max_hold: self.max_hold },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorlock_testkit::Masters;
+    use tokio::time::{Duration, timeout};
+
+    use crate::clock::tests::sleep_through;
+    use crate::{LostError, Ownership, Quorum};
+
+    const SOON: Duration = Duration::from_secs(3);
+
+    #[tokio::test]
+    async fn a_machine_that_slept_through_the_deadline_has_lost_the_lock_when_it_wakes() {
+        let masters = Masters::start(3);
+        let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
+        let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+        let watch = lock.watch();
+        let waiting = tokio::spawn(async move { watch.lost().await });
+        // It has armed its timer before the machine sleeps.
+        tokio::task::yield_now().await;
+        sleep_through(Duration::from_secs(30));
+        assert_eq!(lock.ownership(), Ownership::Lost);
+        let lost = timeout(SOON, waiting).await.expect("it is noticed without the timer").unwrap();
+        assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+    }
+
+    #[tokio::test]
+    async fn a_kept_lock_is_extended_as_soon_as_the_machine_wakes() {
+        let masters = Masters::start(3);
+        let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
+        let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+        lock.keep_alive();
+        tokio::task::yield_now().await;
+        sleep_through(Duration::from_secs(40));
+        assert!(lock.remaining() < Duration::from_secs(20));
+        quorlock_testkit::eventually_async(SOON, "it is extended", async || {
+            lock.remaining() > Duration::from_secs(55)
+        })
+        .await;
+    }
+}

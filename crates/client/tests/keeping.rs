@@ -1,0 +1,292 @@
+//! Locks that are extended by themselves, and what is done under them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
+use futures_util::future::try_join_all;
+use quorlock_client::{AcquireError, LockBuilder, LostError, Ownership, Quorum, Released, RunError};
+use quorlock_testkit::{Direction, Masters, eventually_async};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Long enough for a busy machine.
+const TTL: Duration = Duration::from_secs(1);
+
+/// Sets a flag when it is dropped.
+struct Flag(Arc<AtomicBool>);
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn flag() -> (Flag, Arc<AtomicBool>) {
+    let dropped = Arc::new(AtomicBool::new(false));
+    (Flag(Arc::clone(&dropped)), dropped)
+}
+
+/// How many EXTENDs a server has carried out, and in how many reads of its clients.
+fn extends(master: &quorlock_testkit::Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_lock.extend:calls="));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_kept_lock_outlives_its_ttl_many_times() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    lock.keep_alive();
+    let started = Instant::now();
+    while started.elapsed() < TTL * 4 {
+        assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
+        let other = quorum.lock("k").try_acquire().await;
+        assert!(matches!(other, Err(AcquireError::Held { .. })), "{other:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let extends = extends(&masters[0]);
+    assert!((8..=40).contains(&extends), "{extends} extensions in four ttls, at a third each");
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_released_lock_is_not_extended_any_more() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    lock.keep_alive();
+    eventually_async(PATIENCE, "it is extended", async || extends(&masters[0]) > 0).await;
+    lock.release().await.unwrap();
+    let before = extends(&masters[0]);
+    let other = quorum.lock("k").ttl(TTL * 10).acquire().await.unwrap();
+    sleep(TTL).await;
+    assert_eq!(extends(&masters[0]), before);
+    drop(other);
+}
+
+#[tokio::test]
+async fn a_kept_lock_survives_the_loss_of_a_minority_and_no_more() {
+    let (mut masters, quorum) = quorum(5).await;
+    let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    lock.keep_alive();
+    masters[0].kill();
+    masters[1].pause();
+    sleep(TTL * 2).await;
+    assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
+    assert_eq!(lock.coverage().held, 3);
+    masters[2].kill();
+    let lost = timeout(PATIENCE, lock.lost()).await.expect("two of five are no majority");
+    assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+    masters[1].resume();
+}
+
+#[tokio::test]
+async fn a_kept_lock_is_uncertain_while_no_majority_answers_and_held_again_afterwards() {
+    let net = net(3).await;
+    let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    lock.keep_alive();
+    for proxy in &net.proxies[..2] {
+        proxy.hold(Direction::ToServer);
+    }
+    eventually_async(PATIENCE, "it is noticed", async || matches!(lock.ownership(), Ownership::Uncertain(_)))
+        .await;
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    eventually_async(PATIENCE, "it is confirmed", async || matches!(lock.ownership(), Ownership::Held(_)))
+        .await;
+}
+
+#[tokio::test]
+async fn many_locks_that_are_due_at_the_same_time_go_to_a_node_in_one_message() {
+    let net = net(3).await;
+    let builders: Vec<_> =
+        (0..100).map(|n| net.quorum.lock(format!("k{n}")).ttl(Duration::from_secs(6))).collect();
+    let mut locks = try_join_all(builders.iter().map(LockBuilder::acquire)).await.unwrap();
+    for lock in &mut locks {
+        lock.keep_alive();
+    }
+    let (chunks, before) = (net.proxies[0].chunks(Direction::ToServer), extends(&net.masters[0]));
+    eventually_async(PATIENCE, "all are extended", async || extends(&net.masters[0]) >= before + 100).await;
+    let chunks = net.proxies[0].chunks(Direction::ToServer) - chunks;
+    assert!(chunks < 60, "{chunks} messages for 100 extensions");
+}
+
+#[tokio::test]
+async fn what_is_done_under_a_lock_gives_its_result_and_the_lock_is_released() {
+    let (masters, quorum) = quorum(3).await;
+    let fence = quorum.lock("k").run(|lock| async move { lock.fence() }).await.unwrap();
+    nothing_is_left(&masters, "k").await;
+    assert!(quorum.lock("k").acquire().await.unwrap().fence() > fence);
+}
+
+#[tokio::test]
+async fn what_takes_longer_than_the_ttl_is_done_under_the_lock_to_its_end() {
+    let (masters, quorum) = quorum(3).await;
+    let builder = quorum.lock("k").ttl(TTL);
+    let done = builder.run(async |lock| {
+        sleep(TTL * 3).await;
+        assert!(holding(&masters, "k") >= 2);
+        lock.remaining()
+    });
+    assert!(done.await.unwrap() > Duration::ZERO);
+}
+
+#[tokio::test]
+async fn what_is_done_under_a_lock_is_dropped_when_the_lock_is_lost_and_before_another_can_have_it() {
+    let net = net(3).await;
+    let (held, dropped) = flag();
+    let running = {
+        let quorum = net.quorum.clone();
+        tokio::spawn(async move {
+            let work = async move |_| {
+                let _held = held;
+                std::future::pending::<()>().await;
+            };
+            quorum.lock("k").ttl(TTL).run(work).await
+        })
+    };
+    all_hold(&net.masters, "k").await;
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToServer);
+    }
+    let other = connect(net.masters.urls()).await;
+    drop(other.lock("k").acquire().await.unwrap());
+    assert!(dropped.load(Ordering::SeqCst));
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(error, RunError::Lost { lost: LostError::Expired { .. }, output: None }), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_error_of_what_was_done_is_kept_beside_the_loss_of_the_lock() {
+    let (masters, quorum) = quorum(3).await;
+    let work = async |_| {
+        for master in &masters {
+            redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
+        }
+        Err::<(), _>("the disk is full")
+    };
+    let error = quorum.lock("k").run(work).await.unwrap_err();
+    let RunError::Lost { lost: LostError::Ended { nodes }, output: Some(Err(own)) } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(own, "the disk is full");
+    assert_eq!(nodes.0.len(), 3);
+
+    let own = quorum.lock("k").run(async |_| Err::<(), _>("the disk is full")).await.unwrap();
+    assert_eq!(own, Err("the disk is full"), "an error by itself is a result");
+}
+
+#[tokio::test]
+async fn nothing_is_done_without_the_lock() {
+    let (_masters, quorum) = quorum(3).await;
+    let _lock = quorum.lock("k").acquire().await.unwrap();
+    let ran = quorum.lock("k").wait(Duration::ZERO).run(async |_| unreachable!("it is held")).await;
+    let Err(RunError::<()>::NotAcquired(_)) = ran else { panic!("{ran:?}") };
+}
+
+#[tokio::test]
+async fn what_is_done_for_too_long_is_stopped_at_max_hold() {
+    let (masters, quorum) = quorum(3).await;
+    let builder = quorum.lock("k").ttl(TTL).max_hold(TTL * 2);
+    let error = builder.run(async |_| std::future::pending::<()>().await).await.unwrap_err();
+    assert!(matches!(error, RunError::Lost { lost: LostError::HeldTooLong { .. }, .. }), "{error:?}");
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_dropped_run_drops_what_is_done_and_releases_the_lock() {
+    let (masters, quorum) = quorum(3).await;
+    let (held, dropped) = flag();
+    let (begun, begins) = oneshot::channel();
+    let running = {
+        let quorum = quorum.clone();
+        tokio::spawn(async move {
+            let work = async move |_| {
+                let _held = held;
+                begun.send(()).unwrap();
+                std::future::pending::<()>().await;
+            };
+            quorum.lock("k").run(work).await
+        })
+    };
+    begins.await.unwrap();
+    running.abort();
+    nothing_is_left(&masters, "k").await;
+    assert!(dropped.load(Ordering::SeqCst));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coverage_rises_again_after_a_node_comes_back() {
+    let mut masters = Masters::start(5);
+    masters[3].kill();
+    let quorum = Quorum::builder().nodes(masters.urls()).node_limit(PATIENCE).connect().await.unwrap();
+    let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    lock.keep_alive();
+    eventually_async(PATIENCE, "four have it", async || lock.coverage().held == 4).await;
+    masters[4].kill();
+    eventually_async(PATIENCE, "three have it", async || lock.coverage().held == 3).await;
+    for n in [3, 4] {
+        masters[n].restart().unwrap();
+    }
+    eventually_async(PATIENCE, "all have it again", async || lock.coverage().held == 5).await;
+    assert_eq!(holding(&masters, "k"), 5);
+    // With what was repaired alone there is a majority.
+    masters[0].kill();
+    masters[1].kill();
+    sleep(TTL * 2).await;
+    assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_lost_lock_is_not_revived_by_repairs() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    // A minority still holds it, and one node is free.
+    for master in [&masters[0], &masters[1]] {
+        redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
+    }
+    lock.extend().await.unwrap_err();
+    assert!(lock.ownership().is_lost());
+    lock.keep_alive();
+    lock.extend().await.unwrap_err();
+    assert!(!exists(&masters[0], "k") && !exists(&masters[1], "k"), "nobody asked for it");
+    assert!(
+        exists(&masters[2], "k"),
+        "it is given back by its holder, who may still be at work, and not before"
+    );
+    drop(lock);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_lock_that_is_released_while_it_is_repaired_leaves_nothing() {
+    let masters = Masters::start(3);
+    let proxies: Vec<_> = masters.iter().map(|master| quorlock_testkit::Proxy::start(master.url())).collect();
+    let quorum = connect(proxies.iter().map(quorlock_testkit::Proxy::url)).await;
+    for n in 0..20 {
+        let key = format!("k{n}");
+        let mut lock = quorum.lock(&key).ttl(Duration::from_secs(30)).acquire().await.unwrap();
+        all_hold(&masters, &key).await;
+        redis::cmd("DEL").arg(&key).exec(&mut masters[1].connection()).unwrap();
+        proxies[1].delay(Direction::ToServer, Duration::from_millis(2));
+        lock.extend().await.unwrap();
+        sleep(Duration::from_micros(n * 300)).await;
+        assert_eq!(lock.release().await.unwrap(), Released::Released);
+        proxies[1].heal();
+    }
+    quorum.close().await;
+    for n in 0..20 {
+        assert_eq!(holding(&masters, &format!("k{n}")), 0);
+    }
+}

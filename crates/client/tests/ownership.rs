@@ -1,0 +1,165 @@
+//! Whether a lock is held: what its holder is told, whatever the nodes and the network do.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, net, nothing_is_left, quorum};
+use quorlock_client::{ExtendError, LostError, Ownership, Released};
+use quorlock_testkit::{Direction, Masters, eventually_async};
+use tokio::time::{Instant, timeout};
+
+fn delete_everywhere(masters: &Masters, key: &str) {
+    for master in masters {
+        redis::cmd("DEL").arg(key).exec(&mut master.connection()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
+    let net = net(3).await;
+    let mut lock = net.quorum.lock("k").ttl(Duration::from_millis(600)).acquire().await.unwrap();
+    let Ownership::Held(until) = lock.ownership() else { panic!("{lock:?}") };
+    assert!(until.remaining() > Duration::from_millis(100));
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToClient);
+    }
+    assert!(matches!(lock.extend().await, Err(ExtendError::NoQuorum { .. })));
+    let Ownership::Uncertain(uncertain_until) = lock.ownership() else { panic!("{lock:?}") };
+    assert!(uncertain_until.remaining() <= until.remaining() + Duration::from_millis(1));
+    let lost = timeout(PATIENCE, lock.lost()).await.expect("no node is needed for it");
+    assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+    assert_eq!(lock.ownership(), Ownership::Lost);
+    assert_eq!(lock.remaining(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn the_loss_is_told_at_the_deadline_and_not_before() {
+    let net = net(3).await;
+    let mut closest = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for n in 0..5 {
+        let lock = net.quorum.lock(format!("k{n}")).ttl(Duration::from_millis(300)).acquire().await.unwrap();
+        let deadline = Instant::now() + lock.remaining();
+        for proxy in &net.proxies {
+            proxy.hold(Direction::ToClient);
+        }
+        lock.lost().await;
+        assert!(Instant::now() >= deadline, "it was held until then");
+        assert!(lock.ownership().is_lost());
+        closest = closest.min(deadline.elapsed());
+        for proxy in &net.proxies {
+            proxy.heal();
+        }
+    }
+    assert!(closest < Duration::from_millis(10), "{closest:?} after the deadline");
+}
+
+#[tokio::test]
+async fn what_an_operator_ends_is_lost_as_soon_as_the_nodes_are_asked_and_stays_lost() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    delete_everywhere(&masters, "k");
+    assert!(!lock.ownership().is_lost(), "nobody has asked yet");
+    assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
+    let lost = timeout(PATIENCE, lock.lost()).await.unwrap();
+    assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
+    assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
+    assert!(lock.ownership().is_lost());
+}
+
+#[tokio::test]
+async fn the_release_of_a_lock_that_has_ended_is_a_result_and_is_not_repeated() {
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
+    lock.lost().await;
+    for proxy in &net.proxies {
+        proxy.hold(Direction::ToServer);
+    }
+    let started = Instant::now();
+    assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
+    assert!(started.elapsed() < Duration::from_millis(100), "nobody is asked first");
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    net.quorum.close().await;
+    for master in &net.masters {
+        let info: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+        let releases = info.lines().find_map(|line| line.strip_prefix("cmdstat_lock.release:calls="));
+        let releases = releases.map(|line| line.split(',').next().unwrap().parse::<u32>().unwrap());
+        assert!(releases.unwrap_or(0) <= 1, "{releases:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_release_while_an_extension_is_on_its_way_is_no_loss() {
+    let net = net(3).await;
+    for n in 0..20 {
+        let key = format!("k{n}");
+        let mut lock = net.quorum.lock(&key).ttl(Duration::from_secs(10)).acquire().await.unwrap();
+        let watch = lock.watch();
+        for proxy in &net.proxies {
+            proxy.delay(Direction::ToClient, Duration::from_millis(5));
+        }
+        // The extension is sent, and its answers come after the release.
+        let _ = timeout(Duration::from_millis(n % 4), lock.extend()).await;
+        let ended = tokio::spawn(async move { watch.ended().await });
+        assert_eq!(lock.release().await.unwrap(), Released::Released);
+        assert!(ended.await.unwrap().is_none(), "it was given back, not lost");
+        for proxy in &net.proxies {
+            proxy.heal();
+        }
+        nothing_is_left(&net.masters, &key).await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_told_of_a_loss_when_a_lock_is_dropped() {
+    let (_masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let watch = lock.watch();
+    let lost = tokio::spawn({
+        let watch = watch.clone();
+        async move { watch.lost().await }
+    });
+    drop(lock);
+    assert!(timeout(PATIENCE, watch.ended()).await.unwrap().is_none());
+    assert!(watch.ownership().is_lost(), "it is not held any more");
+    assert!(!lost.is_finished());
+    lost.abort();
+}
+
+#[tokio::test]
+async fn no_extension_makes_a_lock_last_beyond_max_hold() {
+    let (_masters, quorum) = quorum(3).await;
+    let builder = quorum.lock("k").ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(3));
+    let mut lock = builder.acquire().await.unwrap();
+    assert!(lock.remaining() <= Duration::from_secs(3));
+    let Err(ExtendError::HeldTooLong { max_hold }) = lock.extend().await else {
+        panic!("it lasts no longer")
+    };
+    assert_eq!(max_hold, Duration::from_secs(3));
+    assert!(!lock.ownership().is_lost(), "it is held until then");
+
+    let short = quorum.lock("s").ttl(Duration::from_secs(1)).max_hold(Duration::from_millis(600));
+    let short = short.acquire().await.unwrap();
+    let lost = timeout(PATIENCE, short.lost()).await.unwrap();
+    assert!(matches!(lost, LostError::HeldTooLong { .. }), "{lost}");
+}
+
+#[tokio::test]
+async fn a_restarted_node_does_not_count_until_it_has_the_lock_again() {
+    let mut masters = Masters::start(3);
+    let quorum = connect(masters.urls()).await;
+    let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
+    eventually_async(PATIENCE, "all of them have it", async || lock.coverage().held == 3).await;
+    masters[1].restart().unwrap();
+    eventually_async(PATIENCE, "the restart is seen", async || lock.coverage().held == 2).await;
+    lock.extend().await.unwrap();
+    eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
+    lock.release().await.unwrap();
+    nothing_is_left(&masters, "k").await;
+}

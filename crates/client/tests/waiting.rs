@@ -1,0 +1,237 @@
+//! Waiting for a lock: in a queue on a server, not in a loop.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
+use quorlock_client::AcquireError;
+use quorlock_testkit::{Direction, Masters, Server, eventually_async};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+/// How many clients wait on a server.
+fn waiters(server: &Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("lock").query(&mut server.connection()).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+fn all_waiters(masters: &Masters) -> u64 {
+    masters.iter().filter(|master| master.is_running()).map(waiters).sum()
+}
+
+async fn somebody_waits(masters: &Masters, n: u64) {
+    eventually_async(PATIENCE, "they wait on a server", async || all_waiters(masters) == n).await;
+}
+
+/// The index of the server on which somebody waits.
+fn queue_node(masters: &Masters) -> usize {
+    (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("somebody waits")
+}
+
+/// How many commands of ours a server has carried out.
+fn calls(server: &Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let ours = info.lines().filter(|line| line.starts_with("cmdstat_lock."));
+    ours.map(|line| line.split("calls=").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap())
+        .sum()
+}
+
+#[tokio::test]
+async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
+    let (masters, ours) = quorum(3).await;
+    let lock = ours.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let other = connect(masters.urls()).await;
+    let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
+    somebody_waits(&masters, 1).await;
+    let before: u64 = masters.iter().map(calls).sum();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "nothing is asked while waiting");
+    let fence = lock.fence();
+    lock.release().await.unwrap();
+    assert!(waiting.await.unwrap() > fence);
+}
+
+#[tokio::test]
+async fn callers_of_one_program_wait_in_the_program_but_for_one() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let got = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..100 {
+        let (quorum, got) = (quorum.clone(), Arc::clone(&got));
+        tasks.spawn(async move {
+            let lock = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap();
+            got.fetch_add(1, Ordering::Relaxed);
+            lock.release().await.unwrap();
+        });
+    }
+    somebody_waits(&masters, 1).await;
+    lock.release().await.unwrap();
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+        assert!(masters.iter().map(waiters).max() <= Some(1));
+    }
+    assert_eq!(got.load(Ordering::Relaxed), 100);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
+    let (masters, _) = quorum(5).await;
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let quorum = connect(masters.urls()).await;
+        let inside = Arc::clone(&inside);
+        tasks.spawn(async move {
+            let mut last = None;
+            for _ in 0..20 {
+                let lock = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                assert!(Some(lock.fence()) > last);
+                last = Some(lock.fence());
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                lock.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let commands: u64 = masters.iter().map(calls).sum();
+    assert!(commands < 160 * 5 * 5, "{commands} commands for 160 locks on 5 masters is polling");
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_wait_that_is_over_says_so_in_time_and_leaves_the_queue() {
+    let (masters, quorum) = quorum(3).await;
+    let _lock = quorum.lock("k").acquire().await.unwrap();
+    let other = connect(masters.urls()).await;
+    let started = Instant::now();
+    let error = other.lock("k").wait(Duration::from_millis(300)).acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
+    assert!(started.elapsed() >= Duration::from_millis(295), "{:?}", started.elapsed());
+    somebody_waits(&masters, 0).await;
+}
+
+#[tokio::test]
+async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
+    let net = net(3).await;
+    let _lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let mut fastest = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for _ in 0..3 {
+        let quorum = connect(net.proxies.iter().map(quorlock_testkit::Proxy::url)).await;
+        let started = Instant::now();
+        let waiting =
+            tokio::spawn(async move { quorum.lock("k").wait(Duration::from_millis(400)).acquire().await });
+        somebody_waits(&net.masters, 1).await;
+        for proxy in &net.proxies {
+            proxy.hold(Direction::ToClient);
+        }
+        waiting.await.unwrap().unwrap_err();
+        fastest = fastest.min(started.elapsed());
+        for proxy in &net.proxies {
+            proxy.heal();
+        }
+        somebody_waits(&net.masters, 0).await;
+    }
+    assert!(fastest < Duration::from_millis(450), "{fastest:?}");
+}
+
+#[tokio::test]
+async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
+    let (masters, quorum) = quorum(3).await;
+    let _lock = quorum.lock("k").acquire().await.unwrap();
+    let other = connect(masters.urls()).await;
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let builder = other.lock("k").wait(Duration::from_secs(60));
+        let waiting = tokio::spawn(async move { builder.acquire().await });
+        somebody_waits(&masters, 1).await;
+        waiting.abort();
+        let dropped = Instant::now();
+        somebody_waits(&masters, 0).await;
+        fastest = fastest.min(dropped.elapsed());
+    }
+    assert!(fastest < Duration::from_millis(100), "{fastest:?}");
+}
+
+#[tokio::test]
+async fn a_wait_dropped_at_any_moment_leaves_nothing() {
+    let (masters, quorum) = quorum(3).await;
+    let other = connect(masters.urls()).await;
+    for n in 0..40_u64 {
+        let lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
+        let builder = other.lock("k").ttl(Duration::from_secs(20)).wait(Duration::from_secs(20));
+        let waiting =
+            tokio::spawn(
+                async move { timeout(Duration::from_micros(n * 150), builder.acquire()).await.is_ok() },
+            );
+        tokio::time::sleep(Duration::from_micros(n * 100)).await;
+        lock.release().await.unwrap();
+        waiting.await.unwrap();
+    }
+    other.close().await;
+    quorum.close().await;
+    nothing_is_left(&masters, "k").await;
+    assert_eq!(all_waiters(&masters), 0);
+}
+
+#[tokio::test]
+async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
+    for how in ["killed", "paused", "cut off"] {
+        let mut net = net(3).await;
+        let urls: Vec<_> = net.proxies.iter().map(quorlock_testkit::Proxy::url).collect();
+        let holder = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+        all_hold(&net.masters, "k").await;
+        let mut tasks = JoinSet::new();
+        for _ in 0..4 {
+            let quorum = connect(urls.clone()).await;
+            tasks.spawn(async move {
+                let lock = quorum.lock("k").wait(Duration::from_secs(30)).acquire().await.unwrap();
+                lock.release().await.unwrap();
+            });
+        }
+        somebody_waits(&net.masters, 4).await;
+        let gone = queue_node(&net.masters);
+        match how {
+            "killed" => net.masters[gone].kill(),
+            "paused" => net.masters[gone].pause(),
+            _ => net.proxies[gone].cut(),
+        }
+        let started = Instant::now();
+        holder.release().await.unwrap();
+        while let Some(done) = timeout(PATIENCE, tasks.join_next())
+            .await
+            .unwrap_or_else(|_| panic!("{how}: somebody is forgotten"))
+        {
+            done.unwrap();
+        }
+        assert!(started.elapsed() < Duration::from_secs(4), "{how}: {:?}", started.elapsed());
+        if how == "paused" {
+            net.masters[gone].resume();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_plain_set_is_waited_for_too() {
+    let (masters, quorum) = quorum(3).await;
+    for master in &masters {
+        redis::cmd("SET").arg("k").arg("old").arg("PX").arg(300).exec(&mut master.connection()).unwrap();
+    }
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    assert!(holding(&masters, "k") >= 2);
+    lock.release().await.unwrap();
+}

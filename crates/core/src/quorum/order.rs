@@ -1,0 +1,33 @@
+use std::cmp::Reverse;
+
+/// The order of the nodes for a key, the same for every client that knows them by the same identities: by rendezvous
+/// hashing, so that a node that comes or goes moves no other. The first of it is the key's queue node.
+///
+/// The hash is FNV-1a with a finisher, spelt out because all versions of all clients must agree on it.
+pub fn order<'a>(key: &[u8], identities: impl IntoIterator<Item = &'a [u8]>) -> Vec<usize> {
+    let mut ranked: Vec<_> = identities
+        .into_iter()
+        .enumerate()
+        .map(|(index, identity)| {
+            let length = (identity.len() as u64).to_le_bytes();
+            (Reverse(mix(hash(&[&length, identity, key]))), identity, index)
+        })
+        .collect();
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, _, index)| index).collect()
+}
+
+fn hash(parts: &[&[u8]]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in parts.iter().copied().flatten() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash
+}
+
+/// FNV alone leaves the high bits of short keys alike.
+fn mix(hash: u64) -> u64 {
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
+}

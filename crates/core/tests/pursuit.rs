@@ -1,0 +1,151 @@
+//! Who waits where: the rules of going after a lock that others hold or want.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+use std::time::Duration;
+
+use quorlock_core::quorum::{
+    Acquisition, Ended, Lifetime, Loss, Majority, Moment, Move, Pursuit, Step, Vote, order,
+};
+use quorlock_core::{Fence, Ttl};
+
+const ROUND_TRIP: Duration = Duration::from_millis(2);
+
+fn pursuit() -> Pursuit {
+    Pursuit::new(vec![2, 0, 1], ROUND_TRIP)
+}
+
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
+fn now() -> Moment {
+    Moment::default()
+}
+
+fn ttl() -> Ttl {
+    Ttl::from_ms(10_000).unwrap()
+}
+
+#[test]
+fn all_clients_have_the_same_order_however_they_list_the_nodes() {
+    let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+    let mut firsts = [0; 4];
+    for n in 0..4000_u32 {
+        let key = n.to_le_bytes();
+        let ours: Vec<_> = order(&key, names).into_iter().map(|index| names[index]).collect();
+        let reversed: Vec<_> = names.into_iter().rev().collect();
+        let theirs: Vec<_> = order(&key, reversed.clone()).into_iter().map(|index| reversed[index]).collect();
+        assert_eq!(ours, theirs);
+        let without_d: Vec<_> =
+            order(&key, names[..3].iter().copied()).into_iter().map(|i| names[i]).collect();
+        assert_eq!(without_d, ours.iter().copied().filter(|name| name != b"d").collect::<Vec<_>>());
+        firsts[names.iter().position(|name| *name == ours[0]).unwrap()] += 1;
+    }
+    assert!(firsts.iter().all(|&count| (900..1100).contains(&count)), "{firsts:?}");
+}
+
+#[test]
+fn the_order_of_a_key_never_changes_between_versions() {
+    let names: [&[u8]; 3] = [b"one", b"two", b"three"];
+    let orders = ["orders/42", "nightly", ""].map(|key| order(key.as_bytes(), names));
+    assert_eq!(orders, [[1, 0, 2], [0, 1, 2], [0, 1, 2]].map(Vec::from));
+}
+
+#[test]
+fn who_had_to_wait_begins_at_the_queue_node() {
+    assert_eq!(pursuit().first(false), Move::AskAll);
+    assert_eq!(pursuit().first(true), Move::WaitOn { node: 2 });
+}
+
+#[test]
+fn who_is_refused_waits_on_the_first_node_that_refused() {
+    let mut pursuit = pursuit();
+    let lost = Ended::Lost { refused: &[true, true, true], granted: &[false; 3] };
+    assert_eq!(pursuit.next(lost), Move::WaitOn { node: 2 });
+    // The queue node is away: not where the holder may never have been.
+    let lost = Ended::Lost { refused: &[true, true, false], granted: &[false; 3] };
+    assert_eq!(pursuit.next(lost), Move::WaitOn { node: 0 });
+}
+
+#[test]
+fn a_tie_is_settled_where_the_order_is_decided_and_a_second_one_elsewhere() {
+    let mut pursuit = pursuit();
+    let tie = Ended::Lost { refused: &[true, true, false], granted: &[false, false, true] };
+    assert!(matches!(pursuit.next(tie), Move::Pause { .. }));
+    assert_eq!(pursuit.resume(), Move::WaitOn { node: 2 });
+    assert!(matches!(pursuit.next(tie), Move::Pause { .. }));
+    assert_eq!(pursuit.resume(), Move::WaitOn { node: 0 }, "the holder never reached the queue node");
+}
+
+#[test]
+fn pauses_begin_at_a_round_trip_double_and_are_capped() {
+    let mut pursuit = pursuit();
+    let silent = Ended::Lost { refused: &[false; 3], granted: &[false; 3] };
+    let mut expected = ROUND_TRIP;
+    for _ in 0..12 {
+        assert_eq!(pursuit.next(silent), Move::Pause { at_most: expected });
+        assert_eq!(pursuit.resume(), Move::AskAll);
+        expected = (expected * 2).min(Duration::from_millis(250));
+    }
+    assert_eq!(expected, Duration::from_millis(250));
+}
+
+#[test]
+fn nil_of_the_queue_node_decides_a_first_attempt_whatever_the_others_said() {
+    let pursuit = pursuit();
+    let yields_to = pursuit.yields_to(Move::AskAll);
+    assert_eq!(yields_to, [2]);
+    let attempt = || Acquisition::new(Majority::of(3).unwrap(), now(), ttl(), Duration::ZERO);
+    let mut yielding = attempt().that_yields_to(yields_to);
+    let mut twin = attempt();
+    for attempt in [&mut yielding, &mut twin] {
+        attempt.vote(0, Vote::Granted(fence(5)), now());
+        attempt.vote(2, Vote::Refused, now());
+        attempt.vote(1, Vote::Granted(fence(5)), now());
+    }
+    assert_eq!(yielding.poll(), Some(Step::Lost(Loss::Held)));
+    assert!(
+        matches!(twin.poll(), Some(Step::Won(_))),
+        "without the rule a newcomer gets past those who wait"
+    );
+}
+
+#[test]
+fn after_a_wait_nodes_that_refuse_are_asked_again_but_for_those_that_come_before() {
+    let pursuit = pursuit();
+    let yields_to = pursuit.yields_to(Move::WaitOn { node: 0 });
+    assert_eq!(yields_to, [2]);
+    let lifetime = Lifetime::new(now(), ttl());
+    let after_wait = || {
+        let majority = Majority::of(3).unwrap();
+        Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO).that_yields_to(yields_to)
+    };
+
+    let mut attempt = after_wait();
+    attempt.vote(1, Vote::Refused, now());
+    assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1 }));
+    assert!(attempt.refused_by(1));
+    attempt.vote(1, Vote::Granted(fence(5)), now());
+    assert!(!attempt.refused_by(1));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(5)));
+
+    let mut attempt = after_wait();
+    attempt.vote(2, Vote::Refused, now());
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::Held)));
+
+    let mut attempt = after_wait();
+    attempt.vote(1, Vote::Refused, now());
+    assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1 }));
+    attempt.time_is_up(now());
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::Held)), "it refused to the end");
+}
+
+#[test]
+fn a_single_nodes_grant_after_a_wait_is_a_lock() {
+    let majority = Majority::of(1).unwrap();
+    let lifetime = Lifetime::new(now(), ttl());
+    let mut attempt = Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO);
+    attempt.review(now());
+    assert!(matches!(attempt.poll(), Some(Step::Won(_))));
+}

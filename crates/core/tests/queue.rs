@@ -1,0 +1,289 @@
+//! Waiting: first come, first served; nobody is forgotten, and nobody is served after its time.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use quorlock_core::node::{Event, Inspected, Ticket};
+use support::{MAX_TTL_MS, MAX_WAITERS, Patient, Server, Told};
+
+fn waits(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
+    match server.acquire_or_wait(key, token, 1000, wait_ms) {
+        Patient::Waits(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn granted(server: &Server) -> Vec<Ticket> {
+    server
+        .told
+        .iter()
+        .filter(|(_, told)| matches!(told, Told::Granted { .. }))
+        .map(|&(ticket, _)| ticket)
+        .collect()
+}
+
+#[test]
+fn a_release_hands_over_to_who_came_first() {
+    let mut server = Server::new();
+    let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
+    let first = waits(&mut server, b"k", b"b", 5000);
+    let second = waits(&mut server, b"k", b"c", 5000);
+    server.pass_ms(300);
+    assert!(server.release(b"k", b"a"));
+    assert!(matches!(server.told[..], [(ticket, Told::Granted { fence: next, waited_us: 300_000 })]
+        if ticket == first && next > fence));
+    assert_eq!(server.keys[b"k".as_slice()].text, b"b");
+    assert!(server.release(b"k", b"b"));
+    assert_eq!(granted(&server), [first, second]);
+    assert!(server.release(b"k", b"c"));
+    assert!(server.keys.is_empty());
+    assert_eq!(server.node.stats().handovers, 2);
+    assert_eq!(server.node.stats().longest_wait_us, 300_000);
+}
+
+#[test]
+fn the_time_of_a_lock_that_was_waited_for_begins_with_the_grant() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 3000, None).unwrap();
+    waits(&mut server, b"k", b"b", 5000);
+    server.pass_ms(2500);
+    server.release(b"k", b"a");
+    assert!(matches!(server.inspect(b"k"), Inspected::Lease { ttl_ms: 1000, .. }));
+}
+
+#[test]
+fn who_does_not_wait_is_refused_while_others_do() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let first = waits(&mut server, b"k", b"b", 5000);
+    server.keys.remove(b"k".as_slice());
+    server.node.observe(server.now().monotonic, 0, b"k", Event::Removed);
+    assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but somebody waits");
+    server.turn();
+    assert_eq!(granted(&server), [first]);
+}
+
+#[test]
+fn every_end_of_a_lock_serves_the_queue() {
+    type End = fn(&mut Server);
+    let ends: [(&str, End); 5] = [
+        ("its deadline", |server| server.pass_ms(1000)),
+        ("DEL", |server| server.take_away(b"k", Event::Removed)),
+        ("FLUSHALL", |server| {
+            server.keys.clear();
+            server.node.observe_flush(None);
+        }),
+        ("its deadline, after the wall clock was stepped back", |server| {
+            server.wall_ms -= 3_600_000;
+            server.mono_us += 1_000_000;
+        }),
+        ("its deadline, after an eviction", |server| {
+            server.take_away(b"k", Event::Evicted);
+            server.pass_ms(1000);
+        }),
+    ];
+    for (name, end) in ends {
+        let mut server = Server::new();
+        server.acquire(b"k", b"a", 1000, None).unwrap();
+        let ticket = waits(&mut server, b"k", b"b", 5000);
+        server.turn();
+        assert_eq!(granted(&server), [], "{name}: not before");
+        end(&mut server);
+        server.turn();
+        assert_eq!(granted(&server), [ticket], "{name}");
+    }
+}
+
+#[test]
+fn a_foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
+    for deleted in [true, false] {
+        let mut server = Server::new();
+        server.set(b"k", b"old client", Some(700));
+        let ticket = waits(&mut server, b"k", b"b", 5000);
+        let wake = server.node.next_wake().unwrap().ms_since(server.now().monotonic);
+        assert!((700..=702).contains(&wake), "{wake}");
+        if deleted {
+            server.take_away(b"k", Event::Removed);
+        } else {
+            server.pass_ms(wake);
+        }
+        server.turn();
+        assert_eq!(granted(&server), [ticket]);
+    }
+}
+
+#[test]
+fn nobody_waits_longer_than_it_said_whatever_the_wall_clock_does() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    let ticket = waits(&mut server, b"k", b"b", 500);
+    server.wall_ms += 3_600_000;
+    server.turn();
+    assert_eq!(server.told, []);
+    server.wall_ms -= 7_200_000;
+    server.mono_us += 500_000;
+    assert!(server.node.next_wake().unwrap() <= server.now().monotonic);
+    // In the same moment the lock becomes free: too late.
+    server.release(b"k", b"a");
+    server.turn();
+    assert_eq!(server.told, [(ticket, Told::Dismissed)]);
+    assert!(server.keys.is_empty());
+}
+
+#[test]
+fn a_release_takes_a_waiter_with_that_token_out() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let first = waits(&mut server, b"k", b"b", 5000);
+    let second = waits(&mut server, b"k", b"c", 5000);
+    assert!(!server.release(b"k", b"b"));
+    server.turn();
+    assert_eq!(server.told, [(first, Told::Dismissed)]);
+    server.release(b"k", b"a");
+    assert_eq!(granted(&server), [second]);
+}
+
+#[test]
+fn an_abstention_dismisses_everybody() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let ticket = waits(&mut server, b"k", b"b", 5000);
+    server.node.observe_swap(server.now(), 0, 1);
+    server.turn();
+    assert_eq!(server.told, [(ticket, Told::Dismissed)]);
+    assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), Patient::Abstaining);
+    server.pass_ms(MAX_TTL_MS);
+    server.turn();
+    assert!(server.acquire(b"l", b"c", 1000, None).is_some());
+}
+
+#[test]
+fn no_more_wait_than_may() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let tickets: Vec<_> =
+        (0..MAX_WAITERS).map(|n| waits(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000)).collect();
+    assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::QueueFull);
+    assert!(server.node.cancel(tickets[7]));
+    assert!(!server.node.cancel(tickets[7]));
+    assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::Waits(_)));
+    let Inspected::Lease { waiters, .. } = server.inspect(b"k") else { panic!("held") };
+    assert_eq!(waiters, MAX_WAITERS);
+}
+
+/// Something that happens around a queue.
+#[derive(Clone, Debug)]
+enum Happening {
+    Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
+    Release { key: u8 },
+    Cancel { nth: usize },
+    TakeAway { key: u8, event: Event },
+    Foreign { key: u8, expires_in_ms: u64 },
+    WallStep { ms: i64 },
+    Pass { ms: u64 },
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let key = 0..2_u8;
+    let event = prop_oneof![Just(Event::Removed), Just(Event::Evicted), Just(Event::Expired)];
+    prop_oneof![
+        6 => (key.clone(), 1..3000_u64, 0..4000_u64)
+            .prop_map(|(key, ttl_ms, wait_ms)| Happening::Wait { key, ttl_ms, wait_ms }),
+        4 => key.clone().prop_map(|key| Happening::Release { key }),
+        1 => (0..20_usize).prop_map(|nth| Happening::Cancel { nth }),
+        1 => (key.clone(), event).prop_map(|(key, event)| Happening::TakeAway { key, event }),
+        1 => (key, 1..2000_u64).prop_map(|(key, expires_in_ms)| Happening::Foreign { key, expires_in_ms }),
+        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+    ]
+}
+
+struct Waiting {
+    key: u8,
+    token: Vec<u8>,
+    until_us: u64,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn no_waiter_is_forgotten_or_late_and_a_free_key_never_keeps_one(happenings in prop::collection::vec(happening(), 1..80)) {
+        let mut server = Server::new();
+        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut holder: HashMap<u8, Vec<u8>> = HashMap::new();
+        let mut tokens = 0_u32;
+        for happening in happenings {
+            match happening {
+                Happening::Wait { key, ttl_ms, wait_ms } => {
+                    tokens += 1;
+                    let token = tokens.to_le_bytes().to_vec();
+                    match server.acquire_or_wait(&[key], &token, ttl_ms, wait_ms) {
+                        Patient::Granted(_) => {
+                            prop_assert!(!waiting.values().any(|other| other.key == key), "jumped the queue");
+                            holder.insert(key, token);
+                        }
+                        Patient::Waits(ticket) => {
+                            let until_us = server.mono_us + wait_ms * 1000;
+                            waiting.insert(ticket, Waiting { key, token, until_us });
+                        }
+                        other => prop_assert_eq!(other, Patient::QueueFull),
+                    }
+                }
+                Happening::Release { key } => {
+                    if let Some(token) = holder.remove(&key) {
+                        server.release(&[key], &token);
+                    }
+                }
+                Happening::Cancel { nth } => {
+                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
+                    tickets.sort_unstable();
+                    if let Some(ticket) = tickets.get(nth) {
+                        // Somebody may have been told in the meantime, and not have heard of it yet.
+                        if server.node.cancel(*ticket) {
+                            waiting.remove(ticket);
+                        }
+                    }
+                }
+                Happening::TakeAway { key, event } => server.take_away(&[key], event),
+                Happening::Foreign { key, expires_in_ms } => {
+                    if !server.keys.contains_key([key].as_slice()) {
+                        server.set(&[key], b"old client", Some(expires_in_ms));
+                    }
+                }
+                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Happening::Pass { ms } => server.pass_ms(ms),
+            }
+            server.turn();
+            let now_us = server.mono_us;
+            for (ticket, told) in std::mem::take(&mut server.told) {
+                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
+                match told {
+                    Told::Granted { .. } => {
+                        prop_assert!(now_us < who.until_us, "served after its time");
+                        let earlier = waiting.iter().any(|(&other, waits)| {
+                            waits.key == who.key && other < ticket && now_us < waits.until_us
+                        });
+                        prop_assert!(!earlier, "not first come, first served");
+                        holder.insert(who.key, who.token);
+                    }
+                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
+                }
+            }
+            prop_assert!(waiting.values().all(|who| now_us < who.until_us), "forgotten");
+            prop_assert_eq!(server.node.waiters(), waiting.len());
+            for who in waiting.values() {
+                prop_assert!(!matches!(server.inspect(&[who.key]), Inspected::Free), "a free key keeps a waiter");
+            }
+            // Whatever is to be done next has a time, so that nobody needs to ask.
+            prop_assert!(waiting.is_empty() || server.node.next_wake().is_some());
+        }
+        server.pass_ms(10_000);
+        server.turn();
+        prop_assert_eq!(server.node.waiters(), 0);
+    }
+}

@@ -1,0 +1,175 @@
+//! What a holder knows of its lock, and what it does to keep it.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use quorlock_core::Ttl;
+use quorlock_core::quorum::{
+    End, Extension, ExtensionVerdict, Lifetime, Majority, Moment, Standing, Tenure, reliable,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(since_start_ms: u64) -> Moment {
+    Moment { boot: ms(500), raw: ms(900) }.plus(ms(since_start_ms))
+}
+
+fn ttl() -> Ttl {
+    Ttl::from_ms(1000).unwrap()
+}
+
+fn extended(sent_ms: u64) -> ExtensionVerdict {
+    ExtensionVerdict::Extended(Lifetime::new(at(sent_ms), ttl()).unwrap())
+}
+
+fn tenure() -> Tenure {
+    Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), HOUR)
+}
+
+#[test]
+fn a_lock_is_held_until_its_deadline_and_not_a_moment_longer() {
+    let tenure = tenure();
+    assert_eq!(tenure.standing(at(0)), Standing::Held(ms(988)));
+    assert_eq!(tenure.standing(at(987)), Standing::Held(ms(1)));
+    assert_eq!(tenure.standing(at(988)), Standing::Lost(End::Expired));
+}
+
+#[test]
+fn an_unconfirmed_extension_leaves_it_uncertain_until_the_old_deadline_and_a_confirmed_one_makes_up_for_it() {
+    let mut tenure = tenure();
+    tenure.settle(ExtensionVerdict::Uncertain, at(400));
+    assert_eq!(tenure.standing(at(400)), Standing::Uncertain(ms(588)));
+    tenure.settle(extended(500), at(510));
+    assert_eq!(tenure.standing(at(510)), Standing::Held(ms(978)));
+}
+
+#[test]
+fn a_lost_lock_stays_lost_whatever_is_answered_later() {
+    let mut denied = tenure();
+    denied.settle(ExtensionVerdict::Lost, at(100));
+    denied.settle(extended(100), at(110));
+    assert_eq!(denied.standing(at(110)), Standing::Lost(End::NotHeld));
+
+    let mut late = tenure();
+    late.settle(extended(900), at(990));
+    assert_eq!(late.standing(at(990)), Standing::Lost(End::Expired), "it may have been seen as lost at 988");
+    assert_eq!(late.standing(at(0)), Standing::Lost(End::Expired));
+}
+
+#[test]
+fn no_extension_makes_a_lock_last_beyond_the_longest_time_it_is_to_be_held() {
+    let mut tenure = Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), ms(1200));
+    assert!(tenure.is_extensible(at(100)));
+    tenure.settle(extended(900), at(900));
+    assert_eq!(tenure.standing(at(900)), Standing::Held(ms(300)));
+    assert!(!tenure.is_extensible(at(900)), "there is nothing to be gained");
+    assert_eq!(tenure.extend_in(at(900), ttl()), None);
+    assert_eq!(tenure.standing(at(1200)), Standing::Lost(End::HeldTooLong));
+}
+
+#[test]
+fn it_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
+    let mut tenure = tenure();
+    assert_eq!(tenure.extend_in(at(0), ttl()), Some(ms(333) + Duration::from_nanos(333_333)));
+    assert_eq!(tenure.extend_in(at(500), ttl()), Some(Duration::ZERO));
+    tenure.settle(ExtensionVerdict::Uncertain, at(500));
+    assert_eq!(tenure.extend_in(at(500), ttl()), Some(ms(100)));
+}
+
+#[test]
+fn a_node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
+    let mut round = Extension::new(Majority::of(5).unwrap(), at(0), ttl());
+    round.answer(0, Some(false), at(1));
+    round.answer(1, Some(true), at(1));
+    round.answer(2, Some(true), at(1));
+    assert_eq!(round.next_repair(), None, "two of five may be all that is left of it");
+    assert!(matches!(round.answer(3, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
+    assert_eq!(round.next_repair(), Some(0));
+    assert_eq!(round.next_repair(), None);
+    round.answer(4, Some(false), at(2));
+    assert_eq!(round.next_repair(), Some(4), "stragglers too");
+}
+
+#[test]
+fn nothing_is_repaired_by_a_round_that_came_too_late() {
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl());
+    round.answer(0, Some(false), at(1));
+    round.answer(1, Some(true), at(1));
+    assert_eq!(round.answer(2, Some(true), at(988)), Some(ExtensionVerdict::Uncertain));
+    assert_eq!(round.next_repair(), None);
+}
+
+#[test]
+fn nothing_is_repaired_once_the_time_was_up() {
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl());
+    round.answer(0, Some(false), at(1));
+    round.answer(1, Some(true), at(1));
+    assert_eq!(round.time_is_up(), Some(ExtensionVerdict::Uncertain));
+    assert_eq!(round.answer(2, Some(true), at(60)), None);
+    assert_eq!(round.next_repair(), None);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Node {
+    Holds,
+    Missed,
+    Silent,
+}
+
+proptest! {
+    /// Whatever the nodes are like and in whatever order they answer: a node is repaired exactly when it said that it does
+    /// not hold the lock, and a majority of the others said that they do.
+    #[test]
+    fn a_repair_never_revives_a_lost_lock(
+        nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)
+            .prop_flat_map(|nodes| Just(nodes.into_iter().enumerate().collect::<Vec<_>>()).prop_shuffle()),
+    ) {
+        let majority = Majority::of(nodes.len()).unwrap();
+        let mut round = Extension::new(majority, at(0), ttl());
+        let mut decided = None;
+        let mut extends = 0;
+        for &(node, what) in &nodes {
+            let held = match what { Node::Holds => Some(true), Node::Missed => Some(false), Node::Silent => None };
+            extends += usize::from(held == Some(true));
+            decided = decided.or(round.answer(node, held, at(1)));
+            while let Some(repaired) = round.next_repair() {
+                prop_assert!(extends >= majority.size());
+                prop_assert!(nodes.iter().any(|(node, what)| *node == repaired && matches!(what, Node::Missed)));
+            }
+        }
+        prop_assert_eq!(matches!(decided, Some(ExtensionVerdict::Extended(_))), extends >= majority.size());
+    }
+
+    /// Over any history of rounds: once lost, never anything else; and never held for longer than the last confirmed
+    /// round allows, nor beyond the longest hold.
+    #[test]
+    fn tenure_only_ends_once(
+        rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),
+        max_hold_ms in 1..5000_u64,
+    ) {
+        let mut tenure = Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), ms(max_hold_ms));
+        let (mut now, mut confirmed, mut lost) = (0, 0, false);
+        for (pause, took, what) in rounds {
+            let sent = now + pause;
+            lost |= tenure.remaining(at(sent)).is_none();
+            now = sent + took;
+            let verdict = match what { 0 => extended(sent), 1 => ExtensionVerdict::Uncertain, _ => ExtensionVerdict::Lost };
+            tenure.settle(verdict, at(now));
+            lost |= verdict == ExtensionVerdict::Lost;
+            if verdict == extended(sent) { confirmed = sent; }
+            if let Some(left) = tenure.remaining(at(now)) {
+                prop_assert!(!lost);
+                prop_assert!(ms(now) + left <= ms(confirmed) + reliable(ttl()));
+                prop_assert!(ms(now) + left <= ms(max_hold_ms));
+            } else {
+                lost = true;
+            }
+        }
+    }
+}

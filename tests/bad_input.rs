@@ -1,0 +1,339 @@
+//! What is refused: with the right words, without a trace, and without harm to the server.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use common::{Cli, command, server_and_cli};
+#[cfg(target_os = "linux")]
+use quorlock_testkit::Server;
+use redis::Cmd;
+use redis::Value::{self, BulkString, Int, Nil};
+
+const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+const TTL: &str = "ERR ttl must be between 1 and 60000 milliseconds (lock.max-ttl)";
+const TOKEN_LENGTH: &str =
+    "ERR token must be 1 to 256 bytes: use at least 16 random bytes, new for every attempt";
+const OWNER_LENGTH: &str = "ERR OWNER must be at most 256 bytes: it is a label for people to read";
+const OWNER_NOT_TEXT: &str = "ERR OWNER must be UTF-8: it is a label for people to read";
+const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
+const UNKNOWN_TO_ACQUIRE: &str =
+    "ERR syntax error: after the ttl there may be WAIT ms, FENCE n and OWNER label";
+const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: after the ttl there may be FENCE n and TOKEN new";
+const REPEATED: &str = "ERR syntax error: an option is there twice; name each once";
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// What the server might need to tell apart bytes from text, a line from two, or a format from its arguments.
+const ODD_BYTES: [&[u8]; 6] = [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
+
+/// The words that a command is refused with. The free key `k` is still free, no other key has changed, and the server
+/// lives to say so.
+#[track_caller]
+fn refused(cli: &mut Cli, command: &Cmd) -> String {
+    let before: String = cli.ask("DEBUG DIGEST");
+    let error = cli.error_of(command);
+    assert_eq!(cli.ask::<String>("DEBUG DIGEST"), before, "{error}: something was written");
+    assert_eq!(cli.reply("LOCK.INSPECT k"), Nil, "{error}: something was locked");
+    assert!(!error.contains("s3cret"), "a token was shown: {error}");
+    error
+}
+
+#[track_caller]
+fn all_refused(lines: &[&str], expected: &str) {
+    let (_server, mut cli) = server_and_cli();
+    for line in lines {
+        assert_eq!(refused(&mut cli, &command(line)), expected, "{line}");
+    }
+}
+
+#[test]
+fn a_wrong_number_of_arguments_is_refused_in_the_servers_words() {
+    let lines = [
+        ("acquire", vec!["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"]),
+        ("extend", vec!["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
+        ("release", vec!["", " k", " k s3cret 1000"]),
+        ("inspect", vec!["", " k s3cret"]),
+    ];
+    let (_server, mut cli) = server_and_cli();
+    for (name, lines) in lines {
+        let expected = format!("ERR wrong number of arguments for 'lock.{name}' command");
+        for line in lines {
+            let line = format!("LOCK.{name}{line}");
+            assert_eq!(refused(&mut cli, &command(&line)), expected, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_ttl_out_of_range_is_refused() {
+    let ttls = ["0", "-1", "60001", "9223372036854775807", "-9223372036854775808"];
+    let lines: Vec<_> = ttls
+        .iter()
+        .flat_map(|ttl| ["ACQUIRE", "EXTEND"].map(|name| format!("LOCK.{name} k s3cret {ttl}")))
+        .collect();
+    all_refused(&lines.iter().map(String::as_str).collect::<Vec<_>>(), TTL);
+}
+
+#[test]
+fn a_number_that_is_none_is_refused() {
+    let (_server, mut cli) = server_and_cli();
+    let no_numbers = [
+        "ten",
+        "",
+        "1.5",
+        "1e3",
+        "0x10",
+        "+1000",
+        "01000",
+        " 1000",
+        "1000\n",
+        "1000\0",
+        "9223372036854775808",
+    ];
+    for number in no_numbers {
+        for name in ["LOCK.ACQUIRE", "LOCK.EXTEND"] {
+            let ttl = refused(&mut cli, command(name).arg("k").arg("s3cret").arg(number));
+            assert_eq!(ttl, NOT_AN_INTEGER, "{name} {number:?}");
+            let fence = command(name).arg("k").arg("s3cret").arg(1000).arg("FENCE").arg(number).clone();
+            assert_eq!(refused(&mut cli, &fence), NOT_AN_INTEGER, "{name} FENCE {number:?}");
+        }
+    }
+}
+
+#[test]
+fn a_fence_out_of_range_is_refused() {
+    all_refused(
+        &[
+            "LOCK.ACQUIRE k s3cret 1000 FENCE 0",
+            "LOCK.ACQUIRE k s3cret 1000 FENCE -1",
+            "LOCK.ACQUIRE k s3cret 1000 FENCE 9007199254740992",
+            "LOCK.EXTEND k s3cret 1000 FENCE 0",
+            "LOCK.EXTEND k s3cret 1000 FENCE 9223372036854775807",
+        ],
+        FENCE_RANGE,
+    );
+}
+
+#[test]
+fn a_token_is_1_to_256_bytes() {
+    let (_server, mut cli) = server_and_cli();
+    for token in [String::new(), "s3cret".repeat(43)[..257].to_owned()] {
+        let commands = [
+            command("LOCK.ACQUIRE k").arg(&token).arg(1000).clone(),
+            command("LOCK.EXTEND k").arg(&token).arg(1000).clone(),
+            command("LOCK.EXTEND k s3cret 1000 TOKEN").arg(&token).clone(),
+            command("LOCK.RELEASE k").arg(&token).clone(),
+        ];
+        for command in commands {
+            assert_eq!(refused(&mut cli, &command), TOKEN_LENGTH);
+        }
+    }
+    for token in ["x".to_owned(), "x".repeat(256)] {
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE k {token} 60000"));
+        assert_eq!(cli.reply(&format!("LOCK.RELEASE k {token}")), Int(1));
+    }
+}
+
+#[test]
+fn an_owner_is_at_most_256_bytes_of_text() {
+    let (_server, mut cli) = server_and_cli();
+    let long = "x".repeat(257);
+    for (label, expected) in [(long.as_bytes(), OWNER_LENGTH), (b"\xff\xfe", OWNER_NOT_TEXT)] {
+        let error = refused(&mut cli, command("LOCK.ACQUIRE k s3cret 1000 OWNER").arg(label));
+        assert_eq!(error, expected);
+    }
+    for label in ["", "Zoë's ✂", &"x".repeat(256)] {
+        cli.run::<i64>(command("LOCK.ACQUIRE k a 60000 OWNER").arg(label));
+        assert_eq!(cli.ask::<Vec<Value>>("LOCK.INSPECT k")[1], BulkString(label.into()));
+        cli.reply("LOCK.RELEASE k a");
+    }
+}
+
+#[test]
+fn the_longest_ttl_is_granted() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+}
+
+#[test]
+fn an_unknown_option_is_refused() {
+    all_refused(
+        &["LOCK.ACQUIRE k s3cret 1000 NX 1", "LOCK.ACQUIRE k s3cret 1000 TOKEN s3cret2"],
+        UNKNOWN_TO_ACQUIRE,
+    );
+    all_refused(&["LOCK.EXTEND k s3cret 1000 XX 1", "LOCK.EXTEND k s3cret 1000 OWNER me"], UNKNOWN_TO_EXTEND);
+}
+
+#[test]
+fn a_repeated_option_is_refused() {
+    all_refused(
+        &[
+            "LOCK.ACQUIRE k s3cret 1000 OWNER me OWNER you",
+            "LOCK.ACQUIRE k s3cret 1000 FENCE 5 OWNER me fence 6",
+            "LOCK.EXTEND k s3cret 1000 FENCE 5 FENCE 5",
+            "LOCK.EXTEND k s3cret 1000 TOKEN s3cret2 token s3cret3",
+        ],
+        REPEATED,
+    );
+}
+
+#[test]
+fn a_refused_extension_leaves_the_lock_as_it_was() {
+    let (_server, mut cli) = server_and_cli();
+    let fence = cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
+    let expires_at = cli.expires_at_ms("held");
+    for line in
+        ["held a 60001", "held a 60000 FENCE 0", "held a 60000 TOKEN b TOKEN c", "held a 60000 TOKEN b X 1"]
+    {
+        refused(&mut cli, &command(&format!("LOCK.EXTEND {line}")));
+        assert_eq!((cli.fence("held"), cli.expires_at_ms("held")), (Some(fence), expires_at), "{line}");
+    }
+    assert_eq!(cli.reply("LOCK.RELEASE held a"), Int(1));
+}
+
+#[test]
+fn any_bytes_are_a_key_and_a_token() {
+    let (_server, mut cli) = server_and_cli();
+    for key in ODD_BYTES.into_iter().chain([&b""[..]]) {
+        for token in ODD_BYTES {
+            cli.run::<i64>(command("LOCK.ACQUIRE").arg(key).arg(token).arg(60_000));
+            assert_eq!(cli.run::<Value>(command("GET").arg(key)), BulkString(token.into()));
+            let prefix = &token[..token.len() - 1];
+            for other in [prefix, &[token, b"\0"].concat()] {
+                if !other.is_empty() {
+                    assert_eq!(cli.run::<Value>(command("LOCK.RELEASE").arg(key).arg(other)), Int(0));
+                }
+            }
+            cli.run::<i64>(command("LOCK.EXTEND").arg(key).arg(token).arg(60_000));
+            assert_eq!(cli.run::<Value>(command("LOCK.RELEASE").arg(key).arg(token)), Int(1));
+        }
+    }
+    assert_eq!(cli.reply("DBSIZE"), Int(0));
+}
+
+#[test]
+fn a_label_of_any_text_comes_back_as_it_was() {
+    let (_server, mut cli) = server_and_cli();
+    for label in ODD_BYTES.into_iter().filter(|label| str::from_utf8(label).is_ok()) {
+        cli.run::<i64>(command("LOCK.ACQUIRE k a 60000 OWNER").arg(label));
+        assert_eq!(cli.ask::<Vec<Value>>("LOCK.INSPECT k")[1], BulkString(label.into()));
+        cli.reply("LOCK.RELEASE k a");
+    }
+}
+
+#[test]
+fn a_key_of_another_type_is_refused_and_not_touched() {
+    let (_server, mut cli) = server_and_cli();
+    let others = [
+        "RPUSH list s3cret",
+        "SADD set s3cret",
+        "HSET hash s3cret 1",
+        "ZADD zset 1 s3cret",
+        "XADD stream * s3cret 1",
+    ];
+    for line in others {
+        cli.reply(line);
+        let key = line.split(' ').nth(1).unwrap();
+        cli.reply(&format!("PEXPIRE {key} 60000"));
+        let expires_at = cli.expires_at_ms(key);
+        for line in ["ACQUIRE {} s3cret 1000", "EXTEND {} s3cret 1000", "RELEASE {} s3cret", "INSPECT {}"] {
+            let line = format!("LOCK.{}", line.replace("{}", key));
+            assert_eq!(refused(&mut cli, &command(&line)), WRONG_TYPE, "{line}");
+        }
+        assert_eq!(cli.expires_at_ms(key), expires_at);
+    }
+}
+
+#[test]
+fn out_of_memory_locks_are_refused_and_those_held_can_be_extended_handed_over_and_released() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
+    let expires_at = cli.expires_at_ms("held");
+    cli.reply("CONFIG SET maxmemory 1");
+    assert_eq!(
+        refused(&mut cli, &command("LOCK.ACQUIRE k s3cret 1000")),
+        "OOM command not allowed when used memory > 'maxmemory'."
+    );
+    cli.ask::<i64>("LOCK.EXTEND held a 60000");
+    assert!(cli.expires_at_ms("held") > expires_at);
+    cli.ask::<i64>("LOCK.EXTEND held a 60000 TOKEN b");
+    assert_eq!(cli.reply("LOCK.RELEASE held b"), Int(1));
+    cli.reply("CONFIG SET maxmemory 0");
+    cli.ask::<i64>("LOCK.ACQUIRE k s3cret 1000");
+}
+
+#[test]
+fn a_replica_refuses_all_but_inspect() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET held s3cret PX 60000");
+    // Nobody is there to be copied from, so that what it has stays.
+    cli.reply("REPLICAOF 127.0.0.1 1");
+    for line in ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret"] {
+        assert_eq!(
+            refused(&mut cli, &command(&format!("LOCK.{line}"))),
+            "READONLY You can't write against a read only replica."
+        );
+    }
+    let shown: Vec<Value> = cli.ask("LOCK.INSPECT held");
+    assert_eq!(shown[..4], [BulkString("owner".into()), Nil, BulkString("fence".into()), Nil]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn huge_arguments_are_refused_without_being_copied() {
+    let send_refused = |cli: &mut Cli, huge: &str| {
+        let refusals = [
+            (command("LOCK.ACQUIRE k").arg(huge).arg(1000).clone(), TOKEN_LENGTH),
+            (command("LOCK.ACQUIRE").arg(huge).arg("s3cret").arg(0).clone(), TTL),
+            (command("LOCK.ACQUIRE k s3cret").arg(huge).clone(), NOT_AN_INTEGER),
+            (command("LOCK.ACQUIRE k s3cret 1000 OWNER").arg(huge).clone(), OWNER_LENGTH),
+            (command("LOCK.ACQUIRE k s3cret 1000 FENCE").arg(huge).clone(), NOT_AN_INTEGER),
+            (command("LOCK.ACQUIRE k s3cret 1000").arg(huge).arg(1).clone(), UNKNOWN_TO_ACQUIRE),
+            (command("LOCK.EXTEND k").arg(huge).arg(1000).clone(), TOKEN_LENGTH),
+            (command("LOCK.EXTEND k s3cret 1000 TOKEN").arg(huge).clone(), TOKEN_LENGTH),
+            (command("LOCK.RELEASE k").arg(huge).clone(), TOKEN_LENGTH),
+        ];
+        for (command, expected) in refusals {
+            assert_eq!(refused(cli, &command), expected);
+        }
+        assert_eq!(cli.run::<Value>(command("LOCK.RELEASE").arg(huge).arg("s3cret")), Int(0));
+        assert_eq!(cli.run::<Value>(command("LOCK.INSPECT").arg(huge)), Nil);
+    };
+    // What the server itself makes of so many huge arguments, whatever the command. Now and then its housekeeping copies
+    // what is being received; a copy of ours is there every time.
+    let received = costs(|cli, huge| {
+        for _ in 0..11 {
+            assert_eq!(cli.run::<Value>(command("EXISTS").arg(huge)), Int(0));
+        }
+    });
+    let copied_every_time = (0..4).all(|_| costs(send_refused) > received + HUGE_BYTES / 2);
+    assert!(!copied_every_time);
+
+    let copied =
+        costs(|cli, huge| assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len()));
+    assert!(copied > HUGE_BYTES / 2, "a copy is seen");
+}
+
+#[cfg(target_os = "linux")]
+const HUGE_BYTES: u64 = 16 << 20;
+
+/// How much more memory, in bytes, a server needs to answer `ask` than to receive one huge argument.
+#[cfg(target_os = "linux")]
+fn costs(ask: impl Fn(&mut Cli, &str)) -> u64 {
+    let (server, mut cli) = server_and_cli();
+    let huge = "9".repeat(usize::try_from(HUGE_BYTES).unwrap());
+    // Whether a key is there the server finds out without a copy of its name.
+    assert_eq!(cli.run::<Value>(command("EXISTS").arg(&huge)), Int(0));
+    let received = most_memory_ever(&server);
+    assert!(received > HUGE_BYTES);
+    ask(&mut cli, &huge);
+    most_memory_ever(&server) - received
+}
+
+/// The most memory that the server's process has ever had at once, in bytes: what was freed again is seen too.
+#[cfg(target_os = "linux")]
+fn most_memory_ever(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}

@@ -1,0 +1,124 @@
+//! What the tests of the module share: a connection that is spoken to as redis-cli is.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::time::Duration;
+
+use quorlock_testkit::Server;
+use redis::{Cmd, Connection, FromRedisValue, Value};
+
+/// Longer than anything here takes, shorter than anybody's patience.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A server with the module.
+#[track_caller]
+pub(crate) fn server() -> Server {
+    Server::with_module().start().expect("a server with the module starts")
+}
+
+/// A server with the module, and a connection to it.
+#[track_caller]
+pub(crate) fn server_and_cli() -> (Server, Cli) {
+    let server = server();
+    let cli = Cli::new(&server);
+    (server, cli)
+}
+
+/// A command, from a line that is split at spaces; arguments that a line cannot hold may follow.
+pub(crate) fn command(line: &str) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(line.split(' ').collect::<Vec<_>>());
+    command
+}
+
+/// One connection. Replies are shown as they come: `Nil` is not an empty string, and `Int(1)` not `"1"`.
+pub(crate) struct Cli(pub(crate) Connection);
+
+impl Cli {
+    #[track_caller]
+    pub(crate) fn new(server: &Server) -> Self {
+        Self(server.connection())
+    }
+
+    #[track_caller]
+    pub(crate) fn resp3(server: &Server) -> Self {
+        let client = redis::Client::open(format!("{}?protocol=resp3", server.url()));
+        let connection = client.and_then(|client| client.get_connection_with_timeout(PATIENCE));
+        let connection = connection.expect("the server speaks RESP3");
+        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout that is not zero");
+        Self(connection)
+    }
+
+    /// The reply to a line.
+    #[track_caller]
+    pub(crate) fn reply(&mut self, line: &str) -> Value {
+        self.ask(line)
+    }
+
+    /// The reply to a line, as a `T`.
+    #[track_caller]
+    pub(crate) fn ask<T: FromRedisValue>(&mut self, line: &str) -> T {
+        self.run(&command(line))
+    }
+
+    /// The reply to a command, as a `T`.
+    #[track_caller]
+    pub(crate) fn run<T: FromRedisValue>(&mut self, command: &Cmd) -> T {
+        match command.query(&mut self.0) {
+            Ok(reply) => reply,
+            Err(error) => panic!("{}: {error}", shown(command)),
+        }
+    }
+
+    /// The error that a line is answered with, word for word.
+    #[track_caller]
+    pub(crate) fn error(&mut self, line: &str) -> String {
+        self.error_of(&command(line))
+    }
+
+    /// The error that a command is answered with, word for word.
+    #[track_caller]
+    pub(crate) fn error_of(&mut self, command: &Cmd) -> String {
+        match command.query::<Value>(&mut self.0) {
+            Ok(reply) => panic!("{}: answered {reply:?}, not an error", shown(command)),
+            Err(error) => match (error.code(), error.detail()) {
+                (Some(code), Some(detail)) => format!("{code} {detail}"),
+                _ => panic!("{}: {error}", shown(command)),
+            },
+        }
+    }
+
+    /// The server's wall clock, in milliseconds.
+    #[track_caller]
+    pub(crate) fn now_ms(&mut self) -> i64 {
+        let (s, us): (i64, i64) = self.ask("TIME");
+        s * 1000 + us / 1000
+    }
+
+    /// When a key expires, in milliseconds of the wall clock.
+    #[track_caller]
+    pub(crate) fn expires_at_ms(&mut self, key: &str) -> i64 {
+        self.ask(&format!("PEXPIRETIME {key}"))
+    }
+
+    /// The fence that INSPECT shows: none for a foreign string, and for a key that is free.
+    #[track_caller]
+    pub(crate) fn fence(&mut self, key: &str) -> Option<i64> {
+        let lock: Option<std::collections::HashMap<String, Value>> = self.ask(&format!("LOCK.INSPECT {key}"));
+        match lock?.remove("fence") {
+            Some(Value::Int(fence)) => Some(fence),
+            Some(Value::Nil) => None,
+            other => panic!("a fence is an integer or nil, not {other:?}"),
+        }
+    }
+}
+
+/// A command for the message of a panic; of long arguments the beginning.
+fn shown(command: &Cmd) -> String {
+    let words = command.args_iter().map(|word| match word {
+        redis::Arg::Simple(bytes) => bytes[..bytes.len().min(80)].escape_ascii().to_string(),
+        redis::Arg::Cursor => "cursor".to_owned(),
+        _ => "…".to_owned(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}

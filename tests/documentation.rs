@@ -1,0 +1,194 @@
+//! What the server tells of the commands is so, and the configuration that is shipped starts a lock master.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use common::{Cli, command, server_and_cli};
+use quorlock_testkit::{Server, module_path};
+use redis::Value::{self, Int};
+use redis::{Cmd, FromRedisValue};
+
+/// Each command and how it is written.
+const SYNTAX: [&str; 4] = [
+    "lock.acquire key token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
+    "lock.extend key token ttl-ms [FENCE n] [TOKEN new]",
+    "lock.release key token",
+    "lock.inspect key",
+];
+
+struct Documented {
+    summary: String,
+    complexity: String,
+    since: String,
+    arguments: Vec<Argument>,
+}
+
+struct Argument {
+    name: String,
+    kind: String,
+    summary: String,
+    /// The word before it, when it may be left out.
+    option: Option<String>,
+}
+
+impl Documented {
+    fn of(cli: &mut Cli, name: &str) -> Self {
+        let mut docs: HashMap<String, Value> = cli.ask(&format!("COMMAND DOCS {name}"));
+        let docs = HashMap::<String, Value>::from_redis_value(docs.remove(name).unwrap()).unwrap();
+        let text = |field: &str| String::from_redis_value(docs[field].clone()).unwrap();
+        let arguments = Vec::<HashMap<String, Value>>::from_redis_value(docs["arguments"].clone()).unwrap();
+        Self {
+            summary: text("summary"),
+            complexity: text("complexity"),
+            since: text("since"),
+            arguments: arguments.into_iter().map(Argument::from).collect(),
+        }
+    }
+}
+
+impl From<HashMap<String, Value>> for Argument {
+    fn from(mut fields: HashMap<String, Value>) -> Self {
+        let mut text = |field| fields.remove(field).map(|value| String::from_redis_value(value).unwrap());
+        let (name, kind, summary, option) = (text("name"), text("type"), text("summary"), text("token"));
+        let flags = fields.remove("flags").map(|flags| Vec::<String>::from_redis_value(flags).unwrap());
+        assert_eq!(option.is_some(), flags.is_some_and(|flags| flags == ["optional"]), "{name:?}");
+        Self { name: name.unwrap(), kind: kind.unwrap(), summary: summary.unwrap(), option }
+    }
+}
+
+#[test]
+fn each_command_is_documented() {
+    let (_server, mut cli) = server_and_cli();
+    for syntax in SYNTAX {
+        let name = syntax.split(' ').next().unwrap();
+        let docs = Documented::of(&mut cli, name);
+        assert!(docs.summary.len() > 20, "{name}: {}", docs.summary);
+        assert!(docs.complexity.starts_with("O(1)"), "{name}: {}", docs.complexity);
+        assert_eq!(docs.since, "0.1.0", "{name}");
+        assert!(docs.arguments.iter().all(|argument| !argument.summary.is_empty()), "{name}");
+    }
+}
+
+#[test]
+fn the_documented_arguments_are_the_syntax() {
+    let (_server, mut cli) = server_and_cli();
+    for syntax in SYNTAX {
+        let name = syntax.split(' ').next().unwrap();
+        let arguments = Documented::of(&mut cli, name).arguments.into_iter();
+        let written = arguments.map(|Argument { name, option, .. }| match option {
+            Some(option) => format!("[{option} {name}]"),
+            None => name,
+        });
+        let documented: Vec<_> = std::iter::once(name.to_owned()).chain(written).collect();
+        assert_eq!(documented.join(" "), syntax);
+    }
+}
+
+#[test]
+fn a_call_as_documented_is_accepted() {
+    let (_server, mut cli) = server_and_cli();
+    for syntax in SYNTAX {
+        let name = syntax.split(' ').next().unwrap();
+        let arguments = Documented::of(&mut cli, name).arguments;
+        // Without any option, with each alone, and with all of them.
+        let options: Vec<_> = arguments.iter().filter_map(|argument| argument.option.clone()).collect();
+        let mut choices: Vec<_> = options.iter().map(std::slice::from_ref).collect();
+        choices.extend([&[][..], &options]);
+        for chosen in choices {
+            cli.reply("FLUSHALL");
+            cli.run::<Value>(&call(name, &arguments, chosen));
+        }
+    }
+}
+
+/// A call with arguments of the documented types and those options.
+fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
+    let mut call = command(name);
+    for Argument { name, kind, option, .. } in arguments {
+        if let Some(option) = option {
+            if !options.contains(option) {
+                continue;
+            }
+            call.arg(option);
+        }
+        match &kind[..] {
+            "key" | "string" => call.arg("x"),
+            "integer" => call.arg(1000),
+            other => panic!("{name}: {other}"),
+        };
+    }
+    call
+}
+
+#[test]
+fn the_server_knows_arity_flags_and_key_of_each_command() {
+    let (_server, mut cli) = server_and_cli();
+    let expected = [
+        ("lock.acquire", -4, vec!["blocking", "denyoom", "fast", "module", "write"]),
+        ("lock.extend", -4, vec!["fast", "module", "write"]),
+        ("lock.release", 3, vec!["fast", "module", "write"]),
+        ("lock.inspect", 2, vec!["fast", "module", "readonly"]),
+    ];
+    for (name, arity, flags) in expected {
+        let [info]: [Vec<Value>; 1] = cli.ask(&format!("COMMAND INFO {name}"));
+        assert_eq!(info[1], Int(arity), "{name}");
+        let mut known = Vec::<String>::from_redis_value(info[2].clone()).unwrap();
+        known.sort();
+        assert_eq!(known, flags, "{name}");
+        assert_eq!(info[3..6], [Int(1), Int(1), Int(1)], "{name}: first key, last key, step");
+    }
+}
+
+#[test]
+fn the_key_is_found_in_each_command() {
+    let (_server, mut cli) = server_and_cli();
+    let expected = [
+        ("LOCK.ACQUIRE the-key a 1000 OWNER me FENCE 7", ["RW", "access", "insert"]),
+        ("LOCK.EXTEND the-key a 1000 TOKEN b", ["RW", "access", "update"]),
+        ("LOCK.RELEASE the-key a", ["RW", "access", "delete"]),
+        ("LOCK.INSPECT the-key", ["RO", "access", ""]),
+    ];
+    for (line, flags) in expected {
+        assert_eq!(cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")), ["the-key"], "{line}");
+        let [(key, known)]: [(String, Vec<String>); 1] = cli.ask(&format!("COMMAND GETKEYSANDFLAGS {line}"));
+        assert_eq!(key, "the-key");
+        assert!(known.iter().eq(flags.iter().filter(|flag| !flag.is_empty())), "{line}: {known:?}");
+    }
+}
+
+#[test]
+fn the_example_configuration_starts_a_lock_master_as_it_is_shipped() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("redis.conf.example");
+    let shipped = fs::read_to_string(shipped).unwrap();
+    let module = module_path().unwrap();
+    let installed = shipped.replace("./target/release/libquorlock.so", &module.display().to_string());
+    assert_ne!(installed, shipped, "the path of the module, and nothing else, is another");
+
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");
+    fs::write(&path, &installed).unwrap();
+    // Read after the settings of the test kit, so that it has the last word.
+    let server = Server::builder().arg("include", path.display()).start().unwrap();
+    let mut cli = Cli::new(&server);
+    let directives = installed.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut settings = 0;
+    for (name, value) in directives.filter_map(|line| line.split_once(' ')) {
+        if name == "loadmodule" {
+            continue;
+        }
+        let (_, actual): (String, String) = cli.ask(&format!("CONFIG GET {name}"));
+        let expected = if name == "maxmemory" { "268435456" } else { value.trim_matches('"') };
+        assert_eq!(actual, expected, "{name}");
+        settings += 1;
+    }
+    assert!(settings > 3, "there is something in it");
+
+    assert!(cli.error("LOCK.ACQUIRE k a 60000").starts_with("ABSTAIN "), "it has just started");
+    cli.reply("SET k a PX 60000");
+    cli.ask::<i64>("LOCK.EXTEND k a 60000");
+    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
+}

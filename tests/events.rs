@@ -1,0 +1,263 @@
+//! Who listens to keys hears of locks what the equivalent plain commands would have told.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::mpsc;
+
+use common::{Cli, PATIENCE, server, server_and_cli};
+use quorlock_testkit::{Server, eventually};
+use redis::Value::{self, BulkString, Int, Nil};
+use redis::{PushInfo, PushKind};
+
+const ALL_EVENTS: &str = "CONFIG SET notify-keyspace-events KEA";
+/// "new", for a key that was not there before, is not among all.
+const NEW_KEYS: &str = "CONFIG SET notify-keyspace-events KEn";
+
+/// From now on the server itself removes an expired key only when somebody asks for it.
+const SERVER_REMOVES_NOTHING: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
+
+/// What there is before, a command of ours, and the plain command that is the same to everybody else.
+const EQUIVALENTS: [(&str, &str, &str); 5] = [
+    ("PING", "LOCK.ACQUIRE k a 60000", "SET k a PX 60000"),
+    ("LOCK.ACQUIRE k a 30000", "LOCK.EXTEND k a 60000", "PEXPIRE k 60000"),
+    ("LOCK.ACQUIRE k a 30000", "LOCK.EXTEND k a 60000 TOKEN b", "SET k b PX 60000"),
+    ("LOCK.ACQUIRE k a 30000", "LOCK.RELEASE k a", "DEL k"),
+    ("SET k a PX 30000", "LOCK.EXTEND k a 60000", "PEXPIRE k 60000"),
+];
+
+/// What changes nothing, while `k` is held by `a` for longer than this asks.
+const NOTHING_CHANGES: [&str; 5] = [
+    "LOCK.ACQUIRE k b 1000",
+    "LOCK.EXTEND k b 1000",
+    "LOCK.EXTEND k a 1",
+    "LOCK.RELEASE k b",
+    "LOCK.INSPECT k",
+];
+
+/// What is published while a line runs, in order, after another line has made the beginning.
+fn published(server: &Server, events: &str, before: &str, line: &str) -> Vec<(String, String)> {
+    let mut cli = Cli::new(server);
+    cli.reply(events);
+    cli.reply("FLUSHALL");
+    cli.reply(before);
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.psubscribe("__key*__:*").unwrap();
+    listener.subscribe("end").unwrap();
+    cli.reply(line);
+    cli.reply("PUBLISH end .");
+    let messages = std::iter::from_fn(|| {
+        let message = listener.get_message().unwrap();
+        let channel = message.get_channel_name().to_owned();
+        (channel != "end").then(|| (channel, message.get_payload().unwrap()))
+    });
+    messages.collect()
+}
+
+/// A client with a cache that has read `k`.
+struct Cache {
+    cli: Cli,
+    pushed: mpsc::Receiver<PushInfo>,
+}
+
+impl Cache {
+    fn of_k(server: &Server) -> Self {
+        let mut cli = Cli::resp3(server);
+        let (sender, pushed) = mpsc::channel();
+        cli.0.set_push_sender(sender);
+        cli.reply("CLIENT TRACKING on");
+        cli.reply("GET k");
+        Self { cli, pushed }
+    }
+
+    /// What it was told to forget since.
+    fn invalidated(&mut self) -> Vec<Vec<Value>> {
+        // Whatever was sent before the reply has arrived with it.
+        self.cli.reply("PING");
+        let invalidations = self.pushed.try_iter().filter(|push| push.kind == PushKind::Invalidate);
+        invalidations.map(|push| push.data).collect()
+    }
+}
+
+fn invalidated(server: &Server, before: &str, line: &str) -> Vec<Vec<Value>> {
+    let mut cli = Cli::new(server);
+    cli.reply("FLUSHALL");
+    cli.reply(before);
+    let mut cache = Cache::of_k(server);
+    cli.reply(line);
+    cache.invalidated()
+}
+
+/// Whether a transaction that watches `k` is aborted when a line runs before its end.
+fn aborts_transaction(server: &Server, before: &str, line: &str) -> bool {
+    let (mut watcher, mut cli) = (Cli::new(server), Cli::new(server));
+    cli.reply("FLUSHALL");
+    cli.reply(before);
+    watcher.reply("WATCH k");
+    cli.reply(line);
+    watcher.reply("MULTI");
+    watcher.reply("PING");
+    watcher.reply("EXEC") == Nil
+}
+
+#[test]
+fn keyspace_events_are_those_of_the_equivalent_command() {
+    let server = server();
+    for (before, ours, theirs) in EQUIVALENTS {
+        let expected = published(&server, ALL_EVENTS, before, theirs);
+        assert!(!expected.is_empty(), "{theirs} is told of");
+        assert_eq!(published(&server, ALL_EVENTS, before, ours), expected, "{ours}");
+    }
+}
+
+#[test]
+fn a_key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
+    let server = server();
+    // A handover writes the string anew, and the server calls that a new key.
+    for (before, ours, theirs) in EQUIVALENTS.into_iter().filter(|(_, ours, _)| !ours.contains("TOKEN")) {
+        let expected = published(&server, NEW_KEYS, before, theirs);
+        assert_eq!(published(&server, NEW_KEYS, before, ours), expected, "{ours}");
+    }
+}
+
+#[test]
+fn only_the_kinds_that_were_asked_for_are_published() {
+    let (server, mut cli) = server_and_cli();
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.psubscribe("__key*__:*").unwrap();
+    listener.subscribe("end").unwrap();
+    for (kinds, expected) in [("K$", "set"), ("Kg", "expire")] {
+        cli.reply(&format!("CONFIG SET notify-keyspace-events {kinds}"));
+        cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+        cli.reply("CONFIG SET notify-keyspace-events Ex");
+        cli.reply("LOCK.RELEASE k a");
+        cli.reply("PUBLISH end .");
+        let messages = [(); 2].map(|()| listener.get_message().unwrap().get_payload::<String>().unwrap());
+        assert_eq!(messages, [expected, "."], "{kinds}");
+    }
+}
+
+#[test]
+fn caches_are_invalidated_as_by_the_equivalent_command() {
+    let server = server();
+    for (before, ours, theirs) in EQUIVALENTS {
+        let expected = invalidated(&server, before, theirs);
+        assert!(!expected.is_empty(), "{theirs} invalidates");
+        assert_eq!(invalidated(&server, before, ours), expected, "{ours}");
+    }
+}
+
+#[test]
+fn what_inspect_showed_can_be_cached() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    let mut cache = Cache::of_k(&server);
+    cli.reply("DEL k");
+    assert_eq!(cache.invalidated().len(), 1, "what GET showed");
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    cache.cli.reply("LOCK.INSPECT k");
+    cli.reply("LOCK.RELEASE k a");
+    assert_eq!(cache.invalidated().len(), 1);
+}
+
+#[test]
+fn transactions_that_watch_a_lock_are_aborted_as_by_the_equivalent_command() {
+    let server = server();
+    for (before, ours, theirs) in EQUIVALENTS {
+        assert!(aborts_transaction(&server, before, theirs), "{theirs}");
+        assert!(aborts_transaction(&server, before, ours), "{ours}");
+    }
+}
+
+#[test]
+fn what_changes_nothing_is_told_to_nobody() {
+    let server = server();
+    let held = "LOCK.ACQUIRE k a 60000";
+    for line in NOTHING_CHANGES {
+        assert_eq!(published(&server, ALL_EVENTS, held, line), [], "{line}");
+        assert!(invalidated(&server, held, line).is_empty(), "{line}");
+        assert!(!aborts_transaction(&server, held, line), "{line}");
+    }
+}
+
+/// A lock on `k` that ends soon, with a key that expires together with it, or that somebody has made to stay.
+fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
+    cli.reply("MULTI");
+    cli.reply(&format!("LOCK.ACQUIRE k a {ttl_ms}"));
+    if !key_expires {
+        cli.reply("PERSIST k");
+    }
+    assert_ne!(cli.reply("EXEC"), Nil);
+}
+
+#[test]
+fn a_lock_that_nobody_asks_about_is_removed_at_its_deadline_and_told_of_as_an_expiry() {
+    let (server, mut cli) = server_and_cli();
+    cli.reply("CONFIG SET notify-keyspace-events KEx");
+    cli.reply(SERVER_REMOVES_NOTHING);
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.psubscribe("__key*__:*").unwrap();
+    cli.reply("SET plain x PX 20");
+    for key_expires in [true, false] {
+        acquire_for(&mut cli, 20, key_expires);
+        let messages = [(); 2].map(|()| {
+            let message = listener.get_message().unwrap();
+            (message.get_channel_name().to_owned(), message.get_payload::<String>().unwrap())
+        });
+        let expected = [("__keyspace@0__:k", "expired"), ("__keyevent@0__:expired", "k")];
+        assert_eq!(messages, expected.map(|(channel, payload)| (channel.to_owned(), payload.to_owned())));
+        assert_eq!(cli.reply("DBSIZE"), Int(1), "the plain key is still there, so the server did not do it");
+    }
+}
+
+#[test]
+fn a_lock_that_ends_by_its_deadline_invalidates_caches_and_aborts_transactions() {
+    let (server, mut cli) = server_and_cli();
+    cli.reply(SERVER_REMOVES_NOTHING);
+    let (mut watcher, mut cache) = (Cli::new(&server), Cache::of_k(&server));
+    for key_expires in [true, false] {
+        eventually(PATIENCE, "all have looked while it was held", || {
+            cli.reply("FLUSHALL");
+            watcher.reply("UNWATCH");
+            acquire_for(&mut cli, 50, key_expires);
+            watcher.reply("WATCH k");
+            cache.invalidated();
+            cache.cli.reply("GET k");
+            cli.reply("EXISTS k") == Int(1)
+        });
+        eventually(PATIENCE, "it has ended", || cli.reply("DBSIZE") == Int(0));
+        assert_eq!(cache.invalidated(), [[Value::Array(vec![BulkString("k".into())])]]);
+        watcher.reply("MULTI");
+        assert_eq!(watcher.reply("EXEC"), Nil);
+    }
+}
+
+#[test]
+fn every_end_by_deadline_is_told_once() {
+    const LOCKS: usize = 100;
+    let (server, mut cli) = server_and_cli();
+    cli.reply("CONFIG SET notify-keyspace-events Ex");
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.subscribe(&["__keyevent@0__:expired", "end"]).unwrap();
+    for n in 0..LOCKS {
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE k{n} a {}", 1 + n));
+    }
+    eventually(PATIENCE, "all have ended", || cli.reply("DBSIZE") == Int(0));
+    cli.reply("PUBLISH end .");
+    let mut expired = Vec::new();
+    loop {
+        let message = listener.get_message().unwrap();
+        if message.get_channel_name() == "end" {
+            break;
+        }
+        expired.push(message.get_payload::<String>().unwrap());
+    }
+    assert_eq!(expired.len(), LOCKS);
+    assert_eq!(expired.iter().collect::<HashSet<_>>().len(), LOCKS);
+}

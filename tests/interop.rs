@@ -1,0 +1,318 @@
+//! Programs that lock the same keys with plain commands, and operators who act on them.
+
+mod common;
+
+use std::collections::HashMap;
+
+use common::{Cli, PATIENCE, command, server, server_and_cli};
+use quorlock_testkit::eventually;
+use redis::Value::{self, BulkString, Int, Nil, Okay};
+
+/// Long enough that it lies in the future when the server looks, else this is a DEL.
+const EXPIRE_SOON: &str = "PEXPIRE k 20";
+
+/// How the Redis documentation says to release a lock that was taken with SET NX PX.
+const THEIR_RELEASE: &str = r#"
+if redis.call("get",KEYS[1]) == ARGV[1] then
+    return redis.call("del",KEYS[1])
+else
+    return 0
+end"#;
+
+#[track_caller]
+fn their_release(cli: &mut Cli, key: &str, token: &str) -> Value {
+    cli.run(command("EVAL").arg(THEIR_RELEASE).arg(1).arg(key).arg(token))
+}
+
+#[test]
+fn their_lock_excludes_ours() {
+    let (_server, mut cli) = server_and_cli();
+    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Okay);
+    assert_eq!(cli.reply("LOCK.ACQUIRE k ours 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.ACQUIRE k theirs 60000"), Nil);
+    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(1));
+    cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+}
+
+#[test]
+fn our_lock_excludes_theirs() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
+    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(0));
+    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1));
+    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Okay);
+}
+
+#[test]
+fn their_lock_that_ran_out_makes_room_for_ours() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET k theirs NX PX 5");
+    eventually(PATIENCE, "it has run out", || cli.reply("LOCK.ACQUIRE k ours 60000") != Nil);
+    assert_eq!(cli.reply("GET k"), BulkString("ours".into()));
+}
+
+#[test]
+fn their_script_releases_our_lock_and_the_lease_ends_with_it() {
+    let (_server, mut cli) = server_and_cli();
+    let first = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    assert_eq!(their_release(&mut cli, "k", "ours"), Int(1));
+    assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
+    assert!(cli.ask::<i64>("LOCK.ACQUIRE k next 60000") > first);
+}
+
+#[test]
+fn our_release_releases_their_lock_with_its_token_alone() {
+    let (_server, mut cli) = server_and_cli();
+    for line in ["SET k theirs NX PX 60000", "SET k theirs"] {
+        cli.reply(line);
+        assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
+        assert_eq!(cli.reply("LOCK.RELEASE k theirs"), Int(1));
+        assert_eq!(cli.reply("EXISTS k"), Int(0));
+        assert_eq!(cli.reply("LOCK.RELEASE k theirs"), Int(0));
+    }
+}
+
+#[test]
+fn a_foreign_lock_has_neither_owner_nor_fence() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET k theirs PX 60000");
+    let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
+    assert_eq!((&shown["owner"], &shown["fence"], &shown["waiters"]), (&Nil, &Nil, &Int(0)));
+    assert!(matches!(shown["ttl"], Int(1..=60_000)), "{shown:?}");
+    cli.reply("SET k theirs");
+    let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
+    assert_eq!((&shown["fence"], &shown["ttl"]), (&Nil, &Int(-1)), "as PTTL: it never ends");
+}
+
+#[test]
+fn extend_makes_their_lock_a_lease() {
+    let (_server, mut cli) = server_and_cli();
+    let before = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    cli.reply("LOCK.RELEASE k ours");
+    cli.reply("SET k theirs NX PX 20000");
+    assert_eq!(cli.reply("LOCK.EXTEND k ours 40000"), Nil);
+    assert_eq!(cli.fence("k"), None);
+
+    let now = cli.now_ms();
+    let fence = cli.ask::<i64>("LOCK.EXTEND k theirs 40000");
+    assert!(fence > before, "it is a grant");
+    assert_eq!(cli.fence("k"), Some(fence));
+    assert!(cli.expires_at_ms("k") >= now + 40_000);
+    assert_eq!(cli.reply("GET k"), BulkString("theirs".into()));
+
+    cli.reply("PERSIST k");
+    assert!(matches!(cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["ttl"], Int(1..=40_000)), "a lease");
+    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(1));
+    assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
+}
+
+#[test]
+fn an_adopted_lock_keeps_its_time_but_no_more_than_the_longest_ttl() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET k theirs PX 50000");
+    let expires_at = cli.expires_at_ms("k");
+    cli.ask::<i64>("LOCK.EXTEND k theirs 1");
+    assert_eq!(cli.expires_at_ms("k"), expires_at);
+
+    cli.reply("SET long theirs PX 3600000");
+    cli.ask::<i64>("LOCK.EXTEND long theirs 1000");
+    assert!(cli.expires_at_ms("long") <= cli.now_ms() + 60_000);
+}
+
+#[test]
+fn their_lock_can_be_handed_over_to_a_new_token() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET k theirs PX 60000");
+    cli.ask::<i64>("LOCK.EXTEND k theirs 1000 TOKEN ours");
+    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(0));
+    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1));
+}
+
+#[test]
+fn a_string_that_never_expires_is_data_and_not_adopted() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET k theirs");
+    assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000 TOKEN ours"), Nil);
+    assert_eq!((cli.reply("GET k"), cli.reply("PTTL k")), (BulkString("theirs".into()), Int(-1)));
+    assert_eq!(cli.reply("LOCK.ACQUIRE k ours 60000"), Nil);
+}
+
+#[test]
+fn an_operator_who_removes_the_key_ends_the_lock() {
+    let server = server();
+    let (mut operator, mut cli) = (Cli::new(&server), Cli::new(&server));
+    let commands = [
+        "DEL k",
+        "UNLINK k",
+        "GETDEL k",
+        "RENAME k elsewhere",
+        "RENAMENX k elsewhere",
+        "MOVE k 1",
+        "FLUSHDB",
+        "FLUSHDB ASYNC",
+        "FLUSHALL",
+        "FLUSHALL ASYNC",
+    ];
+    for line in commands {
+        operator.reply("FLUSHALL");
+        let first = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+        operator.reply(line);
+        assert_eq!(cli.reply("LOCK.INSPECT k"), Nil, "{line}");
+        assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Nil, "{line}");
+        assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0), "{line}");
+        assert!(cli.ask::<i64>("LOCK.ACQUIRE k next 60000") > first, "{line}");
+    }
+}
+
+#[test]
+fn an_operator_who_writes_over_the_key_ends_the_lock() {
+    let server = server();
+    let (mut operator, mut cli) = (Cli::new(&server), Cli::new(&server));
+    operator.reply("SET other theirs");
+    let dump: Vec<u8> = operator.ask("DUMP other");
+    let commands = [
+        command("SET k theirs"),
+        command("SET k theirs XX KEEPTTL"),
+        command("GETSET k theirs"),
+        command("MSET k theirs x y"),
+        command("SETRANGE k 0 theirs"),
+        command("APPEND k theirs"),
+        command("SETBIT k 0 1"),
+        command("COPY other k REPLACE"),
+        command("RENAME other k"),
+        command("RESTORE k 0").arg(dump).arg("REPLACE").clone(),
+    ];
+    for write in commands {
+        for ask in ["LOCK.EXTEND k ours 60000", "LOCK.RELEASE k ours"] {
+            operator.reply("FLUSHALL");
+            operator.reply("SET other theirs");
+            cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+            operator.run::<Value>(&write);
+            let written = cli.reply("GET k");
+            assert_eq!(cli.fence("k"), None, "a foreign string now");
+            assert!(matches!(cli.reply(ask), Nil | Int(0)), "{ask}");
+            assert_eq!(cli.reply("GET k"), written, "the string is not ours to touch");
+            assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
+            operator.reply("DEL k");
+            cli.ask::<i64>("LOCK.ACQUIRE k next 60000");
+        }
+    }
+}
+
+#[test]
+fn an_operator_who_puts_another_key_in_its_place_ends_the_lock_also_when_it_looks_the_same() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SET other ours PX 60000");
+    let dump: Vec<u8> = cli.ask("DUMP other");
+    let restore = command("RESTORE k 60000").arg(dump).arg("REPLACE").clone();
+    for replace in [restore, command("COPY other k REPLACE"), command("RENAME other k")] {
+        cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+        cli.run::<Value>(&replace);
+        assert_eq!(cli.fence("k"), None, "a foreign string now");
+        assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1), "which has the same token");
+    }
+}
+
+#[test]
+fn an_operator_who_writes_another_type_over_the_key_ends_the_lock() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("SADD set member");
+    for line in ["ACQUIRE k next 60000", "EXTEND k ours 60000", "RELEASE k ours", "INSPECT k"] {
+        cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+        cli.reply("SUNIONSTORE k set");
+        let error = cli.error(&format!("LOCK.{line}"));
+        assert!(error.starts_with("WRONGTYPE "), "{line}: {error}");
+        assert_eq!(cli.reply("SMEMBERS k"), cli.reply("SMEMBERS set"));
+        cli.reply("DEL k");
+        assert_eq!(cli.reply("LOCK.INSPECT k"), Nil, "{line}");
+    }
+}
+
+#[test]
+fn a_lock_that_was_written_over_does_not_come_back_when_that_runs_out() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    cli.reply("SET k theirs PX 60000");
+    assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "the overwrite is seen");
+    cli.reply(EXPIRE_SOON);
+    eventually(PATIENCE, "theirs has run out", || cli.reply("EXISTS k") == Int(0));
+    assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
+    cli.ask::<i64>("LOCK.ACQUIRE k next 60000");
+}
+
+#[test]
+fn a_flushed_database_ends_its_own_locks_alone() {
+    let server = server();
+    let (mut zero, mut one) = (Cli::new(&server), Cli::new(&server));
+    one.reply("SELECT 1");
+    zero.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    let fence = one.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    zero.reply("FLUSHDB");
+    assert_eq!(zero.reply("LOCK.INSPECT k"), Nil);
+    assert_eq!(one.fence("k"), Some(fence));
+    zero.reply("FLUSHALL");
+    assert_eq!(one.reply("LOCK.INSPECT k"), Nil);
+}
+
+#[test]
+fn a_lock_keeps_its_deadline_when_somebody_moves_that_of_the_key() {
+    let (_server, mut cli) = server_and_cli();
+    for (n, line) in ["PERSIST", "EXPIRE", "PEXPIREAT", "GETEX"].iter().enumerate() {
+        let (long, short) = (format!("long{n}"), format!("short{n}"));
+        let fence = cli.ask::<i64>(&format!("LOCK.ACQUIRE {long} ours 60000"));
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE {short} ours 50"));
+        for key in [&long, &short] {
+            cli.reply(&match *line {
+                "PERSIST" => format!("PERSIST {key}"),
+                "EXPIRE" => format!("EXPIRE {key} 3600"),
+                "PEXPIREAT" => format!("PEXPIREAT {key} 9999999999999"),
+                _ => format!("GETEX {key} PERSIST"),
+            });
+        }
+        let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {long}"));
+        assert_eq!(shown["fence"], Int(fence), "{line}");
+        assert!(matches!(shown["ttl"], Int(1..=60_000)), "{line}: {shown:?}");
+        // The key alone would be there for an hour at least.
+        eventually(PATIENCE, "the short lock has ended at its own deadline", || {
+            cli.reply(&format!("EXISTS {short}")) == Int(0)
+        });
+        assert_eq!(cli.reply(&format!("LOCK.RELEASE {long} ours")), Int(1), "{line}");
+        assert_eq!(cli.reply(&format!("EXISTS {long}")), Int(0), "{line}");
+    }
+}
+
+#[test]
+fn a_lock_whose_key_expires_early_stays_and_gets_its_key_back() {
+    let (_server, mut cli) = server_and_cli();
+    let fence = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    cli.reply(EXPIRE_SOON);
+    has_expired_early(&mut cli);
+    assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
+    assert_eq!(cli.fence("k"), Some(fence));
+    assert_eq!(cli.reply("GET k"), BulkString("ours".into()));
+    assert!(cli.ask::<i64>("PTTL k") > 20);
+    assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Int(fence));
+    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1));
+    assert_eq!(cli.reply("EXISTS k"), Int(0));
+}
+
+#[test]
+fn an_old_client_does_not_get_a_lock_whose_key_expired_early() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
+    cli.reply(EXPIRE_SOON);
+    has_expired_early(&mut cli);
+    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1), "the lock was held all the time");
+    assert_eq!(cli.reply("EXISTS k"), Int(0));
+}
+
+/// Waits for the expiry of a lock's key before its time, which the module takes for a step of the clock.
+fn has_expired_early(cli: &mut Cli) {
+    eventually(PATIENCE, "the key has expired", || {
+        cli.ask::<String>("INFO lock").contains("lock_saved_from_clock_step:1")
+    });
+}

@@ -1,0 +1,277 @@
+//! What is on disk and on replicas is plain strings that expire when the lock ends, and needs no module.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use common::{Cli, PATIENCE, command};
+use quorlock_testkit::{Server, ServerBuilder, eventually};
+use redis::Value::{self, Int, Nil};
+
+/// All keys, each with its value and when it expires.
+type Keys = BTreeMap<String, (String, i64)>;
+
+fn keys(cli: &mut Cli) -> Keys {
+    let names: Vec<String> = cli.ask("KEYS *");
+    let with_value = |name: String| {
+        let value = cli.ask(&format!("GET {name}"));
+        let expires_at = cli.expires_at_ms(&name);
+        (name, (value, expires_at))
+    };
+    names.into_iter().map(with_value).collect()
+}
+
+fn append_only() -> ServerBuilder {
+    Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always")
+}
+
+/// Locks with a life behind them, and theirs beside them. What is left of `released` and `ended` is nothing.
+fn make_locks(cli: &mut Cli) -> Keys {
+    let lines = [
+        "LOCK.ACQUIRE acquired a 60000 OWNER me",
+        "LOCK.ACQUIRE extended a 20000",
+        "LOCK.EXTEND extended a 60000",
+        "LOCK.ACQUIRE handed-over x 60000",
+        "LOCK.EXTEND handed-over x 60000 TOKEN a",
+        "SET adopted a PX 20000",
+        "LOCK.EXTEND adopted a 60000",
+        "SET theirs a PX 60000",
+        "LOCK.ACQUIRE released a 60000",
+        "LOCK.RELEASE released a",
+        "LOCK.ACQUIRE ended a 1",
+    ];
+    for line in lines {
+        assert_ne!(cli.reply(line), Nil, "{line}");
+    }
+    eventually(PATIENCE, "its deadline has come", || cli.reply("EXISTS ended") == Int(0));
+    let keys = keys(cli);
+    assert!(keys.len() >= 5, "{keys:?}");
+    keys
+}
+
+/// Every lock is still held by its token and by no other.
+#[track_caller]
+fn are_held(cli: &mut Cli, locks: &Keys) {
+    for (key, (token, _)) in locks {
+        assert_eq!(cli.reply(&format!("LOCK.ACQUIRE {key} next 60000")), Nil, "{key}");
+        assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} next")), Int(0), "{key}");
+        assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} {token}")), Int(1), "{key}");
+        assert!(matches!(cli.reply(&format!("LOCK.ACQUIRE {key} next 60000")), Int(_)), "{key}");
+    }
+}
+
+/// The commands in the append-only file since it was last rewritten, but for those around a transaction.
+fn appended(server: &Server) -> Vec<Vec<String>> {
+    let files = fs::read_dir(server.dir().join("appendonlydir")).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    let mut increments = paths.filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
+    let (Some(path), None) = (increments.next(), increments.next()) else { panic!("one increment") };
+    let text = fs::read_to_string(path).unwrap();
+    // "*2", and then for each of the two words its length and itself.
+    let mut lines = text.split_terminator("\r\n");
+    let mut commands = Vec::new();
+    while let Some(head) = lines.next() {
+        let count = head.strip_prefix('*').unwrap().parse().unwrap();
+        let words: Vec<_> = (0..count).map(|_| lines.nth(1).unwrap().to_owned()).collect();
+        if !matches!(&words[0][..], "SELECT" | "MULTI" | "EXEC") {
+            commands.push(words);
+        }
+    }
+    commands
+}
+
+#[test]
+fn locks_survive_a_snapshot() {
+    let server = Server::with_module().start().unwrap();
+    let mut cli = Cli::new(&server);
+    let locks = make_locks(&mut cli);
+    cli.reply("DEBUG RELOAD");
+    assert_eq!(keys(&mut cli), locks);
+    are_held(&mut cli, &locks);
+}
+
+#[test]
+fn locks_survive_the_append_only_file_read_once_and_twice() {
+    let server = append_only().start().unwrap();
+    let mut cli = Cli::new(&server);
+    let locks = make_locks(&mut cli);
+    cli.reply("DEBUG LOADAOF");
+    assert_eq!(keys(&mut cli), locks);
+    cli.reply("DEBUG LOADAOF");
+    assert_eq!(keys(&mut cli), locks);
+    are_held(&mut cli, &locks);
+    let locks = keys(&mut cli);
+    cli.reply("DEBUG LOADAOF");
+    assert_eq!(keys(&mut cli), locks);
+}
+
+#[test]
+fn locks_survive_a_crash() {
+    let mut server = append_only().start().unwrap();
+    let locks = make_locks(&mut Cli::new(&server));
+    server.kill();
+    server.restart().unwrap();
+    let mut cli = Cli::new(&server);
+    assert_eq!(keys(&mut cli), locks);
+    are_held(&mut cli, &locks);
+}
+
+#[test]
+fn the_files_are_read_without_the_module() {
+    let mut with = append_only().start().unwrap();
+    let locks = make_locks(&mut Cli::new(&with));
+    with.kill();
+    let without = Server::builder().dir(with.dir()).arg("appendonly", "yes").start().unwrap();
+    assert_eq!(keys(&mut Cli::new(&without)), locks);
+}
+
+#[test]
+fn locks_survive_a_file_that_was_switched_on_or_rewritten_while_they_were_held() {
+    let server = Server::with_module().start().unwrap();
+    let mut cli = Cli::new(&server);
+    // Nobody replicates so far, and then somebody does.
+    let before = make_locks(&mut cli);
+    cli.reply("CONFIG SET appendonly yes");
+    cli.ask::<i64>("LOCK.ACQUIRE while-it-is-written a 60000");
+    let rewriting = |cli: &mut Cli| {
+        let info: String = cli.ask("INFO persistence");
+        !info.contains("aof_rewrite_in_progress:0") || !info.contains("aof_rewrite_scheduled:0")
+    };
+    eventually(PATIENCE, "the file is complete", || !rewriting(&mut cli));
+    cli.ask::<i64>("LOCK.ACQUIRE after a 60000");
+    let locks = keys(&mut cli);
+    assert_eq!(locks.len(), before.len() + 2);
+    cli.reply("DEBUG LOADAOF");
+    assert_eq!(keys(&mut cli), locks);
+
+    cli.reply("BGREWRITEAOF");
+    eventually(PATIENCE, "the file is rewritten", || !rewriting(&mut cli));
+    cli.reply("DEBUG LOADAOF");
+    assert_eq!(keys(&mut cli), locks);
+    are_held(&mut cli, &locks);
+}
+
+#[test]
+fn a_replica_without_the_module_has_the_same_keys() {
+    let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
+    let replica = Server::builder().start().unwrap();
+    let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    cli.ask::<i64>("LOCK.ACQUIRE before-it-came a 60000");
+    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
+    on_replica.reply(&format!("REPLICAOF 127.0.0.1 {port}"));
+    eventually(PATIENCE, "the replica is in step", || {
+        on_replica.ask::<String>("INFO replication").contains("master_link_status:up")
+    });
+    make_locks(&mut cli);
+    let in_step = |cli: &mut Cli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
+    in_step(&mut cli);
+    let locks = keys(&mut cli);
+    assert!(locks.contains_key("before-it-came"));
+    assert_eq!(keys(&mut on_replica), locks);
+
+    for key in locks.keys() {
+        cli.reply(&format!("LOCK.RELEASE {key} a"));
+    }
+    in_step(&mut cli);
+    assert_eq!(on_replica.reply("DBSIZE"), Int(0));
+}
+
+#[test]
+fn a_master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
+    let server = Server::with_module().start().unwrap();
+    let mut cli = Cli::new(&server);
+    let locks = make_locks(&mut cli);
+    assert!(cli.fence("acquired").is_some());
+    // Nobody is there to be copied from, so that what it has stays.
+    cli.reply("REPLICAOF 127.0.0.1 1");
+    for key in locks.keys() {
+        assert_eq!(cli.fence(key), None, "{key}");
+    }
+    cli.reply("REPLICAOF NO ONE");
+    assert_eq!(keys(&mut cli), locks);
+    for (key, (token, _)) in &locks {
+        assert!(cli.error(&format!("LOCK.ACQUIRE {key} next 60000")).starts_with("ABSTAIN "), "{key}");
+        assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} next")), Int(0), "{key}");
+        assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} {token}")), Int(1), "{key}");
+    }
+}
+
+#[test]
+fn the_append_only_file_has_plain_commands_in_absolute_terms() {
+    let server = append_only().start().unwrap();
+    let mut cli = Cli::new(&server);
+    cli.ask::<i64>("LOCK.ACQUIRE k a 20000 OWNER me FENCE 7");
+    let acquired = cli.expires_at_ms("k").to_string();
+    cli.ask::<i64>("LOCK.EXTEND k a 40000");
+    let extended = cli.expires_at_ms("k").to_string();
+    cli.ask::<i64>("LOCK.EXTEND k a 60000 TOKEN b");
+    let handed_over = cli.expires_at_ms("k").to_string();
+    cli.ask::<i64>("LOCK.RELEASE k b");
+    assert_eq!(
+        appended(&server),
+        [
+            vec!["SET", "k", "a", "PXAT", &acquired],
+            vec!["PEXPIREAT", "k", &extended],
+            vec!["SET", "k", "b", "PXAT", &handed_over],
+            vec!["DEL", "k"],
+        ]
+    );
+}
+
+#[test]
+fn the_append_only_file_has_the_end_of_a_lock_by_its_deadline() {
+    let server = append_only().start().unwrap();
+    let mut cli = Cli::new(&server);
+    // From now on the server itself removes an expired key only when somebody asks for it.
+    cli.reply("DEBUG SET-ACTIVE-EXPIRE 0");
+    for somebody in ["PING", "PERSIST k"] {
+        cli.reply("MULTI");
+        cli.reply("LOCK.ACQUIRE k a 20");
+        cli.reply(somebody);
+        assert_ne!(cli.reply("EXEC"), Nil);
+        eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
+        // Valkey's own word for what it expires itself.
+        let last = appended(&server).pop().unwrap();
+        assert!(matches!(&last.join(" ")[..], "DEL k" | "UNLINK k"), "{somebody}: {last:?}");
+    }
+}
+
+#[test]
+fn what_changes_nothing_is_not_in_the_append_only_file() {
+    let server = append_only().start().unwrap();
+    let mut cli = Cli::new(&server);
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    let lines = [
+        "LOCK.ACQUIRE k b 60000",
+        "LOCK.EXTEND k b 60000",
+        "LOCK.EXTEND k a 1",
+        "LOCK.RELEASE k b",
+        "LOCK.RELEASE other a",
+        "LOCK.INSPECT k",
+    ];
+    for line in lines {
+        cli.reply(line);
+    }
+    assert_eq!(appended(&server).len(), 1);
+}
+
+#[test]
+fn transactions_and_scripts_append_the_same() {
+    let server = append_only().start().unwrap();
+    let mut cli = Cli::new(&server);
+    let lines = ["LOCK.ACQUIRE k a 20000", "LOCK.EXTEND k a 60000", "LOCK.RELEASE k a"];
+    cli.reply("MULTI");
+    for line in lines {
+        cli.reply(line);
+    }
+    assert_ne!(cli.reply("EXEC"), Nil);
+    let script: String = lines.map(|line| format!("redis.call('{}')\n", line.replace(' ', "', '"))).concat();
+    cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k"));
+    let appended = appended(&server);
+    let names: Vec<_> = appended.iter().map(|words| &words[0][..]).collect();
+    assert_eq!(names, ["SET", "PEXPIREAT", "DEL", "SET", "PEXPIREAT", "DEL"]);
+    assert!(appended.iter().all(|words| words[1] == "k"), "{appended:?}");
+}

@@ -1,0 +1,406 @@
+//! ACQUIRE … WAIT on a real server: nobody is forgotten, whatever ends the lock or the wait.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use quorlock_testkit::{Server, ServerBuilder, eventually};
+use redis::{Connection, RedisResult, Value, cmd};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn server() -> Server {
+    start(Server::with_module())
+}
+
+fn start(builder: ServerBuilder) -> Server {
+    builder.start().unwrap()
+}
+
+/// A client that waits for a lock in a thread of its own.
+struct Waiter {
+    id: i64,
+    answer: JoinHandle<RedisResult<Value>>,
+}
+
+impl Waiter {
+    fn new(server: &Server, key: &str, token: &str, ttl_ms: u64, wait_ms: u64) -> Self {
+        Self::with(server, server.connection(), key, token, ttl_ms, wait_ms)
+    }
+
+    /// Returns when the client is in the queue.
+    fn with(
+        server: &Server,
+        mut connection: Connection,
+        key: &str,
+        token: &str,
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> Self {
+        connection.set_read_timeout(Some(PATIENCE)).unwrap();
+        let id = cmd("CLIENT").arg("ID").query(&mut connection).unwrap();
+        let before = waiters(server);
+        let (key, token) = (key.to_owned(), token.to_owned());
+        let answer = thread::spawn(move || {
+            cmd("LOCK.ACQUIRE")
+                .arg(key)
+                .arg(token)
+                .arg(ttl_ms)
+                .arg("WAIT")
+                .arg(wait_ms)
+                .query(&mut connection)
+        });
+        eventually(PATIENCE, "the client waits", || waiters(server) == before + 1);
+        Self { id, answer }
+    }
+
+    /// The fence and how long it waited.
+    fn granted(self) -> (i64, Duration) {
+        let answer = self.answer.join().unwrap().unwrap();
+        let (fence, waited_us): (i64, u64) = redis::from_redis_value(answer).expect("granted");
+        (fence, Duration::from_micros(waited_us))
+    }
+
+    fn refused(self) {
+        assert_eq!(self.answer.join().unwrap().unwrap(), Value::Nil);
+    }
+
+    fn failed(self) -> String {
+        let error = self.answer.join().unwrap().unwrap_err();
+        format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default())
+    }
+}
+
+fn waiters(server: &Server) -> u64 {
+    field(server, "lock_waiters")
+}
+
+fn field(server: &Server, name: &str) -> u64 {
+    let info: String = cmd("INFO").arg("lock").query(&mut server.connection()).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.trim().parse().unwrap()
+}
+
+fn acquire(server: &Server, key: &str, token: &str, ttl_ms: u64) -> Option<i64> {
+    cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ttl_ms).query(&mut server.connection()).unwrap()
+}
+
+fn release(server: &Server, key: &str, token: &str) -> bool {
+    cmd("LOCK.RELEASE").arg(key).arg(token).query(&mut server.connection()).unwrap()
+}
+
+fn run(server: &Server, line: &str) -> Value {
+    let mut words = line.split(' ');
+    let mut command = cmd(words.next().unwrap());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(&mut server.connection()).unwrap()
+}
+
+fn get(server: &Server, key: &str) -> Option<String> {
+    cmd("GET").arg(key).query(&mut server.connection()).unwrap()
+}
+
+#[test]
+fn a_release_hands_over_in_order() {
+    let server = server();
+    let fence = acquire(&server, "k", "a", 60_000).unwrap();
+    let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let second = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    assert!(release(&server, "k", "a"));
+    let (next, _) = first.granted();
+    assert!(next > fence);
+    assert_eq!(get(&server, "k").as_deref(), Some("b"));
+    assert!(release(&server, "k", "b"));
+    assert!(second.granted().0 > next);
+    assert!(release(&server, "k", "c"));
+    assert_eq!(get(&server, "k"), None);
+    assert_eq!(field(&server, "lock_handovers"), 2);
+}
+
+#[test]
+fn a_wait_that_need_not_or_may_not_be_is_answered_at_once_in_the_same_form() {
+    let server = server();
+    let connection = &mut server.connection();
+    let ask = |key: &str, token: &str| {
+        let mut command = cmd("LOCK.ACQUIRE");
+        command.arg(key).arg(token).arg(60_000).arg("WAIT");
+        command
+    };
+    let (_, waited_us): (i64, i64) = ask("k", "a").arg(1000).query(connection).unwrap();
+    assert_eq!(waited_us, 0);
+    assert_eq!(ask("k", "b").arg(0).query::<Value>(connection).unwrap(), Value::Nil);
+    let (_, _): (i64, i64) = ask("l", "a").arg(0).query(connection).unwrap();
+    let (in_multi, free): (Value, (i64, i64)) = redis::pipe()
+        .atomic()
+        .add_command(ask("k", "c").arg(60_000).clone())
+        .add_command(ask("m", "c").arg(60_000).clone())
+        .query(connection)
+        .unwrap();
+    assert_eq!((in_multi, free.1), (Value::Nil, 0));
+    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'd', 60000, 'WAIT', 60000)";
+    let in_script: Value = cmd("EVAL").arg(script).arg(1).arg("k").query(connection).unwrap();
+    assert_eq!(in_script, Value::Nil);
+    for (wait, error) in [("-1", "WAIT must be"), ("x", "not an integer"), ("604800001", "WAIT must be")] {
+        let refused = ask("k", "e").arg(wait).query::<Value>(connection).unwrap_err().to_string();
+        assert!(refused.contains(error), "{refused}");
+    }
+}
+
+#[test]
+fn who_does_not_wait_does_not_get_past_those_who_do() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    // Both in one turn of the loop: the newcomer must not get in between.
+    let (_, newcomer): (Value, Value) = redis::pipe()
+        .cmd("DEL")
+        .arg("k")
+        .cmd("LOCK.ACQUIRE")
+        .arg("k")
+        .arg("newcomer")
+        .arg(60_000)
+        .query(&mut server.connection())
+        .unwrap();
+    assert_eq!(newcomer, Value::Nil);
+    waiter.granted();
+}
+
+#[test]
+fn every_explicit_end_serves_the_queue() {
+    for end in
+        ["DEL k", "UNLINK k", "GETDEL k", "RENAME k l", "FLUSHALL", "FLUSHDB", "EXPIRE k 0", "MOVE k 1"]
+    {
+        let server = server();
+        acquire(&server, "k", "a", 60_000).unwrap();
+        let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+        // Valkey reports an EXPIRE into the past as an expiry, by which a lease does not end.
+        let ends = end != "EXPIRE k 0" || run(&server, end) != Value::Nil && acquire_is_over(&server);
+        if end != "EXPIRE k 0" {
+            run(&server, end);
+        }
+        if ends {
+            waiter.granted();
+            assert_eq!(get(&server, "k").as_deref(), Some("b"), "{end}");
+        } else {
+            assert!(release(&server, "k", "a"));
+            waiter.granted();
+        }
+    }
+}
+
+/// Whether the lease of `a` has ended.
+fn acquire_is_over(server: &Server) -> bool {
+    let extended: Option<i64> =
+        cmd("LOCK.EXTEND").arg("k").arg("a").arg(1).query(&mut server.connection()).unwrap();
+    extended.is_none()
+}
+
+#[test]
+fn a_deadline_serves_the_queue_at_once() {
+    let server = server();
+    let mut latest = Duration::MAX;
+    // On a busy machine one try may be late, but not all of them.
+    for _ in 0..5 {
+        acquire(&server, "k", "a", 300).unwrap();
+        let started = Instant::now();
+        let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+        waiter.granted();
+        assert!(started.elapsed() >= Duration::from_millis(250), "not before the deadline");
+        latest = latest.min(started.elapsed());
+        assert!(release(&server, "k", "b"));
+    }
+    assert!(latest < Duration::from_millis(350), "{latest:?}");
+}
+
+#[test]
+fn an_old_clients_lock_is_waited_for() {
+    let server = server();
+    run(&server, "SET k old NX PX 200");
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    waiter.granted();
+    run(&server, "SET l old NX PX 60000");
+    let waiter = Waiter::new(&server, "l", "b", 60_000, 60_000);
+    run(&server, "DEL l");
+    waiter.granted();
+}
+
+#[test]
+fn a_wait_ends_in_time() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let started = Instant::now();
+    Waiter::new(&server, "k", "b", 60_000, 200).refused();
+    assert!(started.elapsed() >= Duration::from_millis(200));
+    assert_eq!(waiters(&server), 0);
+}
+
+#[test]
+fn a_client_that_is_gone_is_skipped() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let next = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    run(&server, &format!("CLIENT KILL ID {}", gone.id));
+    assert!(gone.answer.join().unwrap().is_err());
+    eventually(PATIENCE, "its place is free", || waiters(&server) == 1);
+    release(&server, "k", "a");
+    next.granted();
+}
+
+#[test]
+fn a_client_that_is_killed_as_it_is_granted_gives_the_lock_back() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let next = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    // Both in one turn of the loop.
+    let (released, _): (bool, Value) = redis::pipe()
+        .cmd("LOCK.RELEASE")
+        .arg("k")
+        .arg("a")
+        .cmd("CLIENT")
+        .arg("KILL")
+        .arg("ID")
+        .arg(gone.id)
+        .query(&mut server.connection())
+        .unwrap();
+    assert!(released);
+    next.granted();
+    assert_eq!(get(&server, "k").as_deref(), Some("c"));
+}
+
+#[test]
+fn client_unblock_ends_a_wait() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    run(&server, &format!("CLIENT UNBLOCK {} TIMEOUT", first.id));
+    first.refused();
+    let second = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    run(&server, &format!("CLIENT UNBLOCK {} ERROR", second.id));
+    assert!(second.failed().starts_with("UNBLOCKED"));
+    assert_eq!(waiters(&server), 0);
+    assert!(release(&server, "k", "a"));
+    assert_eq!(get(&server, "k"), None);
+}
+
+#[test]
+fn a_client_unblocked_as_it_is_granted_is_told_one_of_both_and_no_lock_is_left_behind() {
+    for how in ["TIMEOUT", "ERROR"] {
+        let server = server();
+        acquire(&server, "k", "a", 60_000).unwrap();
+        let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+        let _: (Value, Value) = redis::pipe()
+            .cmd("LOCK.RELEASE")
+            .arg("k")
+            .arg("a")
+            .cmd("CLIENT")
+            .arg("UNBLOCK")
+            .arg(waiter.id)
+            .arg(how)
+            .query(&mut server.connection())
+            .unwrap();
+        match waiter.answer.join().unwrap() {
+            Ok(Value::Array(_)) => assert!(release(&server, "k", "b"), "{how}"),
+            Ok(Value::Nil) | Err(_) => {
+                eventually(PATIENCE, "the lock is given back", || get(&server, "k").is_none());
+            }
+            Ok(other) => panic!("{how}: {other:?}"),
+        }
+        assert!(acquire(&server, "k", "c", 60_000).is_some(), "{how}");
+    }
+}
+
+#[test]
+fn a_release_takes_a_waiter_with_that_token_out() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    assert!(!release(&server, "k", "b"));
+    waiter.refused();
+}
+
+#[test]
+fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
+    let server = server();
+    acquire(&server, "k", "a", 400).unwrap();
+    let short = Waiter::new(&server, "k", "b", 60_000, 600);
+    let long = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    run(&server, "CLIENT PAUSE 60000 WRITE");
+    short.refused();
+    assert_eq!(field(&server, "lock_handovers"), 0);
+    run(&server, "CLIENT UNPAUSE");
+    long.granted();
+}
+
+#[test]
+fn a_demotion_and_an_abstention_answer_those_who_wait() {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    run(&server, "SWAPDB 0 1");
+    assert!(waiter.failed().starts_with("ABSTAIN"));
+
+    let server = self::server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    run(&server, "REPLICAOF 127.0.0.1 1");
+    assert!(waiter.answer.join().unwrap().is_err());
+    run(&server, "REPLICAOF NO ONE");
+    assert_eq!(waiters(&server), 0);
+}
+
+#[test]
+fn no_more_wait_than_max_waiters() {
+    let server = start(Server::with_module().arg("lock.max-waiters", 1));
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let mut full = cmd("LOCK.ACQUIRE");
+    full.arg("k").arg("c").arg(60_000).arg("WAIT").arg(1000);
+    let error = full.query::<Value>(&mut server.connection()).unwrap_err();
+    assert!(error.to_string().contains("lock.max-waiters"), "{error}");
+    run(&server, "CONFIG SET lock.max-waiters 2");
+    let second = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    release(&server, "k", "a");
+    waiter.granted();
+    release(&server, "k", "b");
+    second.granted();
+}
+
+#[test]
+fn what_is_handed_over_is_replicated_as_one_set() {
+    let server = start(Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always"));
+    acquire(&server, "k", "aaa", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "bbb", 60_000, 60_000);
+    release(&server, "k", "aaa");
+    waiter.granted();
+    let aof = aof(&server);
+    let commands = ["SET", "DEL", "PEXPIREAT"].map(|name| aof.matches(&format!("\r\n{name}\r\n")).count());
+    assert_eq!(commands, [2, 0, 0], "{aof}");
+    release(&server, "k", "bbb");
+    let again = self::aof(&server);
+    assert_eq!(again.matches("\r\nDEL\r\n").count(), 1, "{again}");
+}
+
+fn aof(server: &Server) -> String {
+    let directory = std::fs::read_dir(server.dir().join("appendonlydir")).unwrap();
+    let file =
+        directory.map(|entry| entry.unwrap().path()).find(|path| path.to_string_lossy().contains(".incr."));
+    String::from_utf8_lossy(&std::fs::read(file.unwrap()).unwrap()).into_owned()
+}
+
+#[test]
+fn an_unload_is_refused_while_somebody_waits() {
+    let server = start(Server::with_module().arg("enable-module-command", "yes"));
+    acquire(&server, "k", "a", 60_000).unwrap();
+    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let unload = || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
+    assert!(unload().is_err());
+    run(&server, &format!("CLIENT UNBLOCK {}", waiter.id));
+    waiter.refused();
+    eventually(PATIENCE, "it is unloaded", || unload().is_ok());
+    assert_eq!(get(&server, "k").as_deref(), Some("a"), "an ordinary string");
+}
