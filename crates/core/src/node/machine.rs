@@ -1,3 +1,5 @@
+use std::hash::{Hash, Hasher};
+
 use super::abstention::Abstention;
 use super::fences::Fences;
 use super::queue::{Queues, Ticket, Waiter};
@@ -12,6 +14,9 @@ use crate::{Fence, Ttl};
 ///
 /// Every command is decided here, and the caller carries it out: it looks at the key first, calls the method, and writes
 /// what it is told. `B` is how a lease keeps bytes.
+///
+/// Two nodes that were made with the same settings are equal when they decide alike from here on: in whatever order
+/// their leases came, and whatever they counted or tidied up.
 #[derive(Clone, Debug)]
 pub struct Node<B> {
     table: Table<B>,
@@ -1007,5 +1012,41 @@ impl<B: AsRef<[u8]>> Node<B> {
     fn end_by_deadline(&mut self, slot: u32) {
         self.table.remove(slot);
         self.stats.ended_by_deadline += 1;
+    }
+}
+
+impl<B: AsRef<[u8]>> Node<B> {
+    /// All that a decision depends on.
+    fn whole(&self) -> Whole<'_, B> {
+        let Self {
+            table,
+            queues,
+            max_waiters,
+            fences,
+            max_ttl,
+            abstention,
+            flushed,
+            loading,
+            memory_at: _,
+            stats: _,
+        } = self;
+        (table, queues, *max_waiters, fences, *max_ttl, *abstention, flushed, *loading)
+    }
+}
+
+type Whole<'a, B> =
+    (&'a Table<B>, &'a Queues<B>, usize, &'a Fences, Ttl, Abstention, &'a [Option<u32>], bool);
+
+impl<B: AsRef<[u8]>> PartialEq for Node<B> {
+    fn eq(&self, other: &Self) -> bool {
+        self.whole() == other.whole()
+    }
+}
+
+impl<B: AsRef<[u8]>> Eq for Node<B> {}
+
+impl<B: AsRef<[u8]>> Hash for Node<B> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.whole().hash(state);
     }
 }

@@ -1,4 +1,4 @@
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -27,6 +27,9 @@ impl<B> Lease<B> {
         self.mirror_lost
     }
 }
+
+/// All of a lease, with the time at which its mirror is to be looked after.
+type Whole<'a> = (u32, &'a [u8], &'a [u8], Option<&'a [u8]>, Fence, Monotonic, Option<Monotonic>);
 
 /// What a new lease consists of.
 pub(super) struct NewLease<B> {
@@ -168,6 +171,22 @@ impl<B: AsRef<[u8]>> Table<B> {
         before - self.len()
     }
 
+    /// All leases in the order of their keys, wherever they happen to be kept.
+    fn in_order(&self) -> Vec<Whole<'_>> {
+        let mut leases: Vec<_> = self
+            .leases
+            .iter()
+            .map(|(slot, lease)| {
+                let Lease { db, key, token, owner, fence, deadline, mirror_lost, hash: _ } = lease;
+                let repair_at = mirror_lost.then(|| self.repairs.at(slot));
+                let owner = owner.as_ref().map(AsRef::as_ref);
+                (*db, key.as_ref(), token.as_ref(), owner, *fence, *deadline, repair_at)
+            })
+            .collect();
+        leases.sort_unstable();
+        leases
+    }
+
     /// Moves the leases that are kept into tables of their size.
     fn rebuild(&mut self, mut keep: impl FnMut(&Lease<B>) -> bool) {
         let old = std::mem::take(&mut self.leases);
@@ -184,5 +203,19 @@ impl<B: AsRef<[u8]>> Table<B> {
                 self.lose_mirror(slot, repairs.at(old_slot));
             }
         }
+    }
+}
+
+impl<B: AsRef<[u8]>> PartialEq for Table<B> {
+    fn eq(&self, other: &Self) -> bool {
+        self.in_order() == other.in_order()
+    }
+}
+
+impl<B: AsRef<[u8]>> Eq for Table<B> {}
+
+impl<B: AsRef<[u8]>> Hash for Table<B> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.in_order().hash(state);
     }
 }
