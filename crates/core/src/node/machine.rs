@@ -287,7 +287,7 @@ pub struct HandOver<'a, B> {
 }
 
 /// What an operator emptied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Flushed {
     Database(u32),
     All,
@@ -1030,12 +1030,11 @@ impl<B: AsRef<[u8]>> Node<B> {
             memory_at: _,
             stats: _,
         } = self;
-        (table, queues, *max_waiters, fences, *max_ttl, *abstention, flushed, *loading)
+        (table, queues, *max_waiters, fences, *max_ttl, *abstention, *flushed, *loading)
     }
 }
 
-type Whole<'a, B> =
-    (&'a Table<B>, &'a Queues<B>, usize, &'a Fences, Ttl, Abstention, &'a [Option<u32>], bool);
+type Whole<'a, B> = (&'a Table<B>, &'a Queues<B>, usize, &'a Fences, Ttl, Abstention, Option<Flushed>, bool);
 
 impl<B: AsRef<[u8]>> PartialEq for Node<B> {
     fn eq(&self, other: &Self) -> bool {
