@@ -70,6 +70,12 @@ async fn lose(loss: Loss, effort: Effort) -> anyhow::Result<Row> {
     }
     sleep(effort.time(AFTER)).await;
     let until = clock::now();
+    // What has been measured is over, and clients end when all nodes have confirmed their releases.
+    match loss {
+        Loss::Killed => masters[queue_node].restart()?,
+        Loss::Stopped => masters[queue_node].resume(),
+        Loss::CutOff => proxies[queue_node].heal(),
+    }
     let course = crowd.stop().await?;
     Ok(row(loss, &course, lost, until))
 }

@@ -20,12 +20,10 @@ use crate::table::readable;
 
 /// How many processes want the lock.
 pub(crate) const PROCESSES: usize = 16;
-/// How long each holds it while handovers are timed.
-const HOLD: Duration = Duration::from_millis(5);
 /// How long somebody else holds it at first, until all processes wait for it.
 const ALL_WAIT: Duration = Duration::from_millis(300);
 /// How long the lock is held while commands are counted.
-const HOLDS: [Duration; 3] = [Duration::ZERO, HOLD, Duration::from_millis(200)];
+const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
 /// Before anything counts: all are in the queue.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long each client is measured.
@@ -93,7 +91,7 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
 
 /// Handovers from each of the processes to the next, until each has had the lock once; and again.
 async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
-    let behaviour = behaviour(masters, kind, HOLD)?;
+    let behaviour = behaviour(masters, kind, Duration::ZERO)?;
     let first = Contender::connect(kind, &behaviour.urls).await?;
     let mut crowd = Crowd::start(PROCESSES, &behaviour).await?;
     let mut latencies = Latencies::new();

@@ -20,6 +20,9 @@ use super::turns::{Account, Told, Turn};
 /// The subcommand of a process that competes.
 pub(crate) const NAME: &str = "worker";
 
+/// How much later a process tells what it did.
+const TELL_AFTER: Duration = Duration::from_millis(100);
+
 /// To take the lock once.
 pub(crate) const ONCE: &str = "once";
 /// To take the lock again and again.
@@ -109,6 +112,8 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
             match &*order {
                 ONCE => {
                     let turn = take_turn(&contender, behaviour).await;
+                    // Not while others hand the lock over.
+                    sleep(TELL_AFTER).await;
                     let failed = |error| Told::Failed { at: clock::now(), what: format!("{error:#}") };
                     say(&turn.map_or_else(failed, Told::Turn).to_string())?;
                 }

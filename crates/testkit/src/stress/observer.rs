@@ -8,24 +8,25 @@ use super::{Shared, Stress};
 /// How long between two looks.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// The longest time for which locks were seen to be free, look after look, although somebody waited for one of them.
+/// The longest time for which it was seen, look after look, that a lock was free although somebody waited for it: from
+/// when the first of these looks was answered to when the last was sent. Seen once only, it is no time at all, since a
+/// look may come between the end of a lock and the end of that turn of the server's loop, when the next is served.
 ///
 /// A look is a transaction, and thus one moment of the server: `LOCK.INSPECT` says how many wait for each lock that is
 /// held, and `INFO lock` how many wait at all. The rest wait for a lock that is free.
 pub(super) fn observe(shared: &Shared<'_>) -> Duration {
     let mut connection = shared.server.connection();
-    let mut since = None;
+    let mut first_seen: Option<Instant> = None;
     let mut longest = Duration::ZERO;
     while !shared.is_over() {
-        let before = Instant::now();
-        let forgotten = look(&mut connection, shared.stress.keys).expect("nobody kills this client");
-        shared.tally.looked();
-        if forgotten {
-            let since = *since.get_or_insert(before);
-            longest = longest.max(before.elapsed()).max(since.elapsed());
+        let sent = Instant::now();
+        if look(&mut connection, shared.stress.keys).expect("nobody kills this client") {
+            let since = *first_seen.get_or_insert_with(Instant::now);
+            longest = longest.max(sent.saturating_duration_since(since));
         } else {
-            since = None;
+            first_seen = None;
         }
+        shared.tally.looked();
         thread::sleep(PAUSE);
     }
     longest
