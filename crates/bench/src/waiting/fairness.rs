@@ -32,7 +32,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
 
     // Also how long those waited that were not served before the end.
     let mut waits = Latencies::new();
-    seen.course.accounts.iter().flat_map(|account| account.waits()).for_each(|wait| waits.record(wait));
+    seen.course.accounts.iter().flat_map(super::turns::Account::waits).for_each(|wait| waits.record(wait));
     let grants = seen.course.accounts.iter().map(|account| account.turns.len() as u64);
     let (most, fewest) = (grants.clone().max().unwrap_or_default(), grants.min().unwrap_or_default());
     let spread = ratio(most, fewest);

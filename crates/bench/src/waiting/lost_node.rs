@@ -62,7 +62,7 @@ async fn lose(loss: Loss, effort: Effort) -> anyhow::Result<Row> {
     sleep(BEFORE).await;
 
     let queue_node = queue_node(&masters)?;
-    let lost = clock::now();
+    let gone_at = clock::now();
     match loss {
         Loss::Killed => masters[queue_node].kill(),
         Loss::Stopped => masters[queue_node].pause(),
@@ -77,14 +77,15 @@ async fn lose(loss: Loss, effort: Effort) -> anyhow::Result<Row> {
         Loss::CutOff => proxies[queue_node].heal(),
     }
     let course = crowd.stop().await?;
-    Ok(row(loss, &course, lost, until))
+    Ok(row(loss, &course, gone_at, until))
 }
 
-fn row(loss: Loss, course: &Course, lost: Duration, until: Duration) -> Row {
-    let stall = course.longest_stall_between(lost, until);
-    let served = course.accounts.iter().filter(|account| account.turns.iter().any(|turn| turn.asked > lost));
+fn row(loss: Loss, course: &Course, gone_at: Duration, until: Duration) -> Row {
+    let stall = course.longest_stall_between(gone_at, until);
+    let served =
+        course.accounts.iter().filter(|account| account.turns.iter().any(|turn| turn.asked > gone_at));
     let (served, double) = (served.count(), course.double_grants());
-    let waits = course.accounts.iter().flat_map(|account| account.waits());
+    let waits = course.accounts.iter().flat_map(super::turns::Account::waits);
     let mut measured = format!(
         "{served} of {PROCESSES} served, longest stall {}, longest wait {}, two holders {double} times",
         readable(stall),

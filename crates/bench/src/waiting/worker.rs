@@ -109,18 +109,15 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
         let contender = Contender::connect(behaviour.kind, &behaviour.urls).await?;
         say("ready")?;
         while let Some(order) = orders.recv().await {
-            match &*order {
-                ONCE => {
-                    let turn = take_turn(&contender, behaviour).await;
-                    // Not while others hand the lock over.
-                    sleep(TELL_AFTER).await;
-                    let failed = |error| Told::Failed { at: clock::now(), what: format!("{error:#}") };
-                    say(&turn.map_or_else(failed, Told::Turn).to_string())?;
-                }
-                _ => {
-                    let account = compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
-                    say(&account.told().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
-                }
+            if order == ONCE {
+                let turn = take_turn(&contender, behaviour).await;
+                // Not while others hand the lock over.
+                sleep(TELL_AFTER).await;
+                let failed = |error| Told::Failed { at: clock::now(), what: format!("{error:#}") };
+                say(&turn.map_or_else(failed, Told::Turn).to_string())?;
+            } else {
+                let account = compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
+                say(&account.told().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
             }
         }
         contender.close().await;
