@@ -109,7 +109,9 @@ impl Round {
             .into_iter()
             .map(|Due { held, tell }| {
                 pipeline.add_command(Question::extend_command(&held.key, &held.token, held.ttl, None));
-                Extending { core: Extension::new(shared.majority, sent, held.ttl), held, tell }
+                let core =
+                    Extension::new(shared.majority, sent, held.ttl).known_to_hold(held.holding_nodes());
+                Extending { core, held, tell }
             })
             .collect();
         let nodes = shared.nodes.len();

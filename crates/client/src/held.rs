@@ -128,11 +128,17 @@ impl Held {
 
     /// Counts the nodes that said yes last, and have not been started again since.
     pub(crate) fn coverage(&self) -> Coverage {
+        Coverage { held: self.holding_nodes().len(), nodes: self.shared.nodes.len() }
+    }
+
+    /// The nodes that said yes last, and have not been started again since.
+    pub(crate) fn holding_nodes(&self) -> Vec<usize> {
         let state = self.state.borrow();
-        let held = state.nodes.iter().zip(&self.shared.nodes).filter(|(known, node)| {
+        let nodes = state.nodes.iter().zip(&self.shared.nodes).enumerate();
+        let holding = nodes.filter(|(_, (known, node))| {
             matches!(known.answer, Answer::Yes(_)) && known.incarnation == node.incarnation()
         });
-        Coverage { held: held.count(), nodes: self.shared.nodes.len() }
+        holding.map(|(index, _)| index).collect()
     }
 
     /// What each node answered last.

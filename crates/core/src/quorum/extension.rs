@@ -5,14 +5,17 @@ use crate::Ttl;
 /// One attempt to keep a lock: EXTEND to all nodes, and a majority decides.
 ///
 /// A node that answers that it does not hold the lock can be repaired, by an ACQUIRE with the same token, but only when a
-/// majority of *extends* succeeded in this same round: a lock that is lost is never turned back into a held one. What a
-/// repair is answered is no vote.
+/// majority of *extends* succeeded in this same round, on nodes that were known to hold the lock before it began: a lock
+/// that is lost is never turned back into a held one. What a repair is answered is no vote. Nor does a node count for it
+/// whose grant came late: that may have come after the lock was lost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Extension {
     tally: Tally<()>,
     sent: Moment,
     ttl: Ttl,
     verdict: Option<ExtensionVerdict>,
+    /// Nodes that were known to hold the lock before the round began.
+    known: Vec<bool>,
     /// Nodes that are being repaired.
     repaired: Vec<bool>,
 }
@@ -31,8 +34,19 @@ pub enum ExtensionVerdict {
 impl Extension {
     /// An extension whose first byte has not been sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
-        let repaired = vec![false; majority.nodes()];
-        Self { tally: Tally::new(majority), sent, ttl, verdict: None, repaired }
+        let none = vec![false; majority.nodes()];
+        Self { tally: Tally::new(majority), sent, ttl, verdict: None, known: none.clone(), repaired: none }
+    }
+
+    /// The same, which repairs nodes that missed the lock. These are known to hold it: their last answer, to whatever
+    /// they were asked, came before the round begins. A node must not be asked to repair a lock while an earlier ACQUIRE
+    /// for it may still be on its way there.
+    #[must_use]
+    pub fn known_to_hold(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
+        for node in nodes {
+            self.known[node] = true;
+        }
+        self
     }
 
     /// Takes down a node's answer: whether the token holds the lock there, or `None` if there was no answer. Returns
@@ -72,9 +86,14 @@ impl Extension {
     }
 
     /// The next node to be repaired: send it ACQUIRE with the same token, and with the fence of the lock. Each is named
-    /// once, and none unless a majority of extends succeeded in this round.
+    /// once, and none unless a majority of extends succeeded in this round on nodes that were
+    /// [known to hold](Self::known_to_hold) the lock.
     pub fn next_repair(&mut self) -> Option<usize> {
         if !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
+            return None;
+        }
+        let confirmed = self.tally.yes().filter(|&(node, ())| self.known[node]).count();
+        if confirmed < self.tally.majority().size() {
             return None;
         }
         let node = self.tally.no().find(|&node| !self.repaired[node])?;
