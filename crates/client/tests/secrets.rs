@@ -8,9 +8,9 @@ use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{all_hold, net};
+use common::{PATIENCE, all_hold, net};
 use quorlock_client::Handover;
-use quorlock_testkit::{Direction, Server};
+use quorlock_testkit::{Direction, Server, eventually_async};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -95,6 +95,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     for proxy in &net.proxies {
         proxy.heal();
     }
+    eventually_async(PATIENCE, "all nodes answer again", async || net.quorum.connected().1 == 3).await;
     for master in &net.masters {
         redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
     }
