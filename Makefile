@@ -1,7 +1,7 @@
 # Every target installs what it needs where apt-get can, and says what to install where it cannot.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-leaks demo bench
+.PHONY: help setup build test servers test-matrix test-faults test-leaks demo bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,3 +30,19 @@ test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: 
 bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
+
+bench-waiting: setup ## Handing a lock over to whoever waits, beside polling clients: the table of docs/waiting.md
+	cargo build --release --package quorlock --package quorlock-bench
+	@cargo run --release --quiet --package quorlock-bench -- --only waiting
+
+servers: ## Newer Redis and Valkey servers beside the installed one, for test-matrix (target/servers)
+	@scripts/servers $(QUORLOCK_SERVERS)
+
+test-matrix: setup ## The tests of the module and of the faults on Redis 7.0 and 8.0, Valkey 8.1 and 9.1
+	@scripts/test-matrix
+
+test-faults: setup ## Every fault on a real server, with the protection and without, and two minutes of accidents at random
+	cargo build --package quorlock --package quorlock-faults
+	cargo run --quiet --package quorlock-faults
+	cargo run --quiet --package quorlock-faults -- --random 120
+	cargo run --quiet --package quorlock-faults -- --random 120 --unprotected

@@ -4,7 +4,7 @@
 //! module with a keyspace event.
 
 use quorlock_core::Fence;
-use quorlock_core::node::{self, Acquired, Extended, Inspected, MirrorWrite, Now};
+use quorlock_core::node::{self, Acquired, Extended, Inspected, MirrorWrite};
 
 use crate::docs;
 use crate::error::CommandError;
@@ -94,7 +94,7 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Outcome, CommandError> {
 
     let may_wait = wait_ms.is_some_and(|ms| ms > 0) && !ctx.denies_blocking();
     let ask = node::Acquire { db, key: &key, token: &token, ttl, owner: owner.as_ref(), fence, may_wait };
-    let now = now(ctx);
+    let now = clock::now();
     let decided = module::state().node.acquire(now, &ask, &mirror);
     match decided {
         Acquired::Granted { fence, expires_at_ms } => {
@@ -127,7 +127,7 @@ fn extend(ctx: &Ctx<'_>, args: Args<'_>) -> Result<Option<i64>, CommandError> {
 
     let ask =
         node::Extend { db: ctx.db(), key: &key, token: &token, ttl, fence, new_token: new_token.as_ref() };
-    let decided = module::state().node.extend(now(ctx), &ask, &mirror);
+    let decided = module::state().node.extend(clock::now(), &ask, &mirror);
     match decided {
         Extended::Held { fence, mirror: write } => {
             let token = new_token.unwrap_or(token);
@@ -161,7 +161,7 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<bool, CommandError> {
 fn inspect(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
     let key = args.get(1).ok_or(CommandError::Arity)?;
     let mirror = Key::open(ctx, key, Access::Read);
-    let (now, db) = (now(ctx), ctx.db());
+    let (now, db) = (clock::now(), ctx.db());
     let mut state = module::state();
     let (owner, fence, ttl_ms, waiters) = match state.node.inspect(now, db, key.as_bytes(), &mirror) {
         Inspected::Free => {
@@ -193,10 +193,6 @@ fn refuse(ctx: &Ctx<'_>, error: CommandError) {
         CommandError::Arity => ctx.reply_wrong_arity(),
         error => ctx.reply_error(&error),
     }
-}
-
-fn now(ctx: &Ctx<'_>) -> Now {
-    Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() }
 }
 
 fn reply(fence: Fence) -> i64 {

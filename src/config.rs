@@ -14,6 +14,9 @@ use crate::module;
 const WEEK_MS: i64 = Ttl::MAX_MS.cast_signed();
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
+/// What the names begin with in redis.conf, and may begin with as arguments.
+const PREFIX: &[u8] = b"lock.";
+
 /// Stands for the largest ttl.
 const AS_MAX_TTL: i64 = -1;
 
@@ -47,7 +50,10 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
     let mut index = 0;
     while let Some(name) = args.get(index) {
         let name = name.as_bytes();
-        let short = name.strip_prefix(b"lock.").unwrap_or(name);
+        let short = match name.split_at_checked(PREFIX.len()) {
+            Some((prefix, short)) if prefix.eq_ignore_ascii_case(PREFIX) => short,
+            _ => name,
+        };
         let which = ALL
             .iter()
             .position(|number| short.eq_ignore_ascii_case(number.name.to_bytes()))

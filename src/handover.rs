@@ -1,6 +1,6 @@
 //! The end of a lock by its token, and the handover to whoever waits for it.
 
-use quorlock_core::node::{Now, Released};
+use quorlock_core::node::Released;
 
 use crate::error::CommandError;
 use crate::ffi::{Access, Arg, Ctx, Key, clock};
@@ -34,7 +34,7 @@ pub(crate) fn release(ctx: &Ctx<'_>, key: Arg<'_>, token: Arg<'_>) -> Result<boo
 
 /// Hands a key over to the first who waits for it, if it is free. Whether it was.
 pub(crate) fn hand_over(ctx: &Ctx<'_>, db: u32, key: Arg<'_>, mirror: &mut Key<'_>) -> bool {
-    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
+    let now = clock::now();
     let next = module::state().node.hand_over(now, db, &key, mirror).map(|next| {
         let (fence, waited_us) = (next.fence, next.waited_us);
         let grant = Grant { db, key: key.share(), token: next.token.share(), fence, waited_us };

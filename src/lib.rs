@@ -17,6 +17,9 @@
 //! - [`audience`]: whether anybody listens to that.
 //! - [`ffi`]: all that is unsafe.
 
+// What a server loads has no other reader than who works on it.
+#![allow(rustdoc::private_intra_doc_links)]
+
 mod audience;
 mod commands;
 mod config;

@@ -4,7 +4,7 @@ use std::cell::RefMut;
 use std::hash::{BuildHasher, RandomState};
 
 use quorlock_core::Ttl;
-use quorlock_core::node::{Node, Now, Settings};
+use quorlock_core::node::{Node, Settings};
 
 use crate::audience::Audience;
 use crate::ffi::{Args, Ctx, Held, LogLevel, MainThread, Timer, clock};
@@ -14,8 +14,8 @@ use crate::{config, observe};
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
 pub(crate) const VERSION: i32 = 100;
 
-/// A fixed number of fence counters, half a megabyte in all.
-const FENCE_STRIPES: usize = 65_536;
+/// A fixed number of fence counters: so few that they stay in a processor's cache, and so many that keys seldom share one.
+const FENCE_STRIPES: usize = 16_384;
 
 static STATE: MainThread<State> = MainThread::empty();
 
@@ -52,8 +52,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         fence_stripes: FENCE_STRIPES,
         hash_seed: RandomState::new().hash_one(0),
     };
-    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
-    let mut node = Node::new(settings, now);
+    let mut node = Node::new(settings, clock::now());
     if ctx.is_replica() {
         node.demote();
     }

@@ -1,6 +1,6 @@
 //! What the server tells without being asked, passed on to the node.
 
-use quorlock_core::node::{Event, Now};
+use quorlock_core::node::Event;
 
 use crate::ffi::{Arg, Ctx, LogLevel, clock};
 use crate::module;
@@ -21,7 +21,7 @@ pub(crate) fn flush(db: Option<u32>) {
 
 /// Two databases were swapped.
 pub(crate) fn swap(ctx: &Ctx<'_>, first: u32, second: u32) {
-    module::with(|state| state.node.observe_swap(now(ctx), first, second));
+    module::with(|state| state.node.observe_swap(clock::now(), first, second));
     log_abstention(ctx);
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn demotion() {
 
 /// This server was a replica and is a master now.
 pub(crate) fn promotion(ctx: &Ctx<'_>) {
-    module::with(|state| state.node.promote(now(ctx)));
+    module::with(|state| state.node.promote(clock::now()));
     log_abstention(ctx);
 }
 
@@ -77,8 +77,4 @@ pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
          -ABSTAIN until then; LOCK.EXTEND and LOCK.RELEASE work"
     );
     ctx.log(LogLevel::Notice, &line);
-}
-
-fn now(ctx: &Ctx<'_>) -> Now {
-    Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() }
 }

@@ -14,9 +14,12 @@ const DUE_PER_TURN_MAX: usize = 200;
 const RETRY_US: u64 = 10_000;
 
 pub(crate) fn before_sleep(ctx: &Ctx<'_>) {
-    let now = Now { monotonic: clock::monotonic(), wall_us: ctx.wall_us() };
+    let now = clock::now();
     let mut retry = false;
-    module::with(|state| state.node.settle_flushes());
+    module::with(|state| {
+        state.node.settle_flushes();
+        state.node.give_back_memory(now.monotonic);
+    });
     if is_anything_due(now) {
         dismiss_waiters(now);
         retry = ctx.writes_are_paused();

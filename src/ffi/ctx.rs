@@ -43,21 +43,6 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_SelectDb(self.ctx, db)) };
     }
 
-    /// The wall clock, in microseconds since 1970. It must be the server's own: some servers hide their idea of the time
-    /// from the module's C library.
-    pub(crate) fn wall_us(&self) -> u64 {
-        // SAFETY: needs nothing; the static is written only while the module is being loaded.
-        let us = unsafe {
-            match raw::RedisModule_CachedMicroseconds {
-                // Read by the server before each command.
-                Some(cached) => cached(),
-                // Redis 7.0 does not share it.
-                None => api!(RedisModule_Milliseconds()) * 1000,
-            }
-        };
-        us.unsigned_abs()
-    }
-
     pub(crate) fn reply_integer(&self, value: i64) {
         // SAFETY: a live context of a command.
         unsafe { api!(RedisModule_ReplyWithLongLong(self.ctx, value)) };

@@ -7,7 +7,7 @@ use quorlock_core::node::Event;
 use redis_module::raw;
 
 use super::api::api;
-use super::{Arg, Ctx, entry};
+use super::{Arg, Ctx, clock, entry};
 use crate::{observe, upkeep};
 
 /// Subscribes to everything the module must know of. Called last while loading: see [`entry`].
@@ -70,6 +70,8 @@ unsafe extern "C" fn on_event_loop(
         // SAFETY: a live context for the time of this call.
         let ctx = unsafe { Ctx::new(ctx) };
         entry::guard(|| upkeep::before_sleep(&ctx));
+    } else {
+        clock::turn_begins();
     }
 }
 

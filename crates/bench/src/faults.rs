@@ -34,6 +34,7 @@ pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 1;
 /// What the last of the three nodes does.
 #[derive(Clone, Copy)]
 enum Condition {
+    /// What it should.
     Healthy,
     /// Healthy, and behind a proxy that passes everything on: what the proxy itself costs is no fault.
     HealthyBehindProxy,
@@ -89,7 +90,8 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
 impl Condition {
     fn name(self) -> &'static str {
         match self {
-            Self::Healthy | Self::HealthyBehindProxy => "healthy",
+            Self::Healthy => "healthy",
+            Self::HealthyBehindProxy => "healthy, same proxy",
             Self::Paused => "paused",
             Self::Refusing => "refusing connections",
             Self::Swallowed => "with its replies swallowed",
@@ -114,8 +116,8 @@ impl Site {
         acquire_and_release_by_rslock(&rslock, "orders/42").await?;
 
         match (condition, &proxy) {
-            (Condition::Paused, _) => masters[last].pause(),
-            (Condition::Refusing, _) => masters[last].kill(),
+            (Condition::Paused, None) => masters[last].pause(),
+            (Condition::Refusing, None) => masters[last].kill(),
             (Condition::Swallowed, Some(proxy)) => proxy.drop_bytes(Direction::ToClient),
             _ => {}
         }
@@ -155,14 +157,14 @@ impl Site {
             Row {
                 case: format!("one of three {name}"),
                 ours: self.alone.p50(),
-                peer_name: "healthy",
+                peer_name: healthy.condition.name(),
                 peer: healthy.alone.p50(),
                 target: Some(TARGET),
             },
             Row {
                 case: format!("one of three {name}, ten locks at once"),
                 ours: self.ten_at_once.p50(),
-                peer_name: "healthy",
+                peer_name: healthy.condition.name(),
                 peer: healthy.ten_at_once.p50(),
                 target: Some(TARGET),
             },

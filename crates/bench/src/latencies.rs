@@ -28,4 +28,19 @@ impl Latencies {
     pub(crate) fn p50(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.5))
     }
+
+    /// What one in a hundred exceeded.
+    pub(crate) fn p99(&self) -> Duration {
+        Duration::from_nanos(self.0.value_at_quantile(0.99))
+    }
+
+    /// How long the longest took.
+    pub(crate) fn max(&self) -> Duration {
+        Duration::from_nanos(self.0.max())
+    }
+
+    /// How long it took on average.
+    pub(crate) fn mean(&self) -> Duration {
+        Duration::from_secs_f64(self.0.mean() / 1e9)
+    }
 }

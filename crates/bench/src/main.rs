@@ -4,6 +4,7 @@
 //! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
 //! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
+//! - [`waiting`]: handing a lock over to whoever waits, which has a table of its own
 //! - [`latencies`]: how long things took
 //! - [`progress`]: how far the run has come, on stderr
 //! - [`table`]: what came of it, on stdout, as markdown
@@ -14,18 +15,24 @@ mod progress;
 mod quorum;
 mod server_time;
 mod table;
+mod waiting;
 
 use std::process::ExitCode;
-use std::thread;
+use std::{fs, thread};
 
 use anyhow::{Context as _, bail, ensure};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
 use tokio::runtime::Runtime;
 use tokio::signal::ctrl_c;
 
 use crate::progress::Progress;
-use crate::table::{Row, Table};
+use crate::table::Table;
+use crate::waiting::Waiting;
+use crate::waiting::worker::Behaviour;
+
+/// With more than that to do, a machine measures badly, however many cores it has: they share their caches.
+const LOAD_MAX: f64 = 1.0;
 
 /// Measures Quorlock side by side with its peers on servers of its own, and prints a table in markdown.
 ///
@@ -37,9 +44,23 @@ struct Args {
     #[arg(long)]
     check: bool,
 
-    /// Measure only this; may be repeated
+    /// Measure only this; may be repeated. Without it, everything but waiting
     #[arg(long, value_enum)]
     only: Vec<Group>,
+
+    #[command(flatten)]
+    waiting: Waiting,
+
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+/// What this program does when it is started by itself.
+#[derive(Subcommand)]
+enum Role {
+    /// Competes for a lock
+    #[command(hide = true, name = waiting::worker::NAME)]
+    Worker(Behaviour),
 }
 
 /// What can be measured by itself.
@@ -51,53 +72,80 @@ enum Group {
     Quorum,
     /// The same with one of the three nodes out of order
     Faults,
+    /// Handing a lock over to whoever waits
+    Waiting,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    let args = Args::parse();
-    require_release_builds()?;
-    let groups = if args.only.is_empty() { Group::value_variants().to_vec() } else { args.only };
+fn main() -> ExitCode {
+    bench(Args::parse()).unwrap_or_else(|error| {
+        eprintln!("quorlock-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
 
-    let progress = Progress::new(groups.iter().map(|group| group.steps()).sum());
+fn bench(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(Role::Worker(behaviour)) = args.role {
+        return waiting::worker::run(&behaviour).map(|()| ExitCode::SUCCESS);
+    }
+    require_release_builds()?;
+    warn_of_a_busy_machine();
+    let groups = if args.only.is_empty() { Group::OF_THE_README.to_vec() } else { args.only };
+
+    let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
     let mut table = Table::default();
+    let mut waiting = waiting::Table::default();
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
-            Group::Quorum => run(&runtime, quorum::measure(progress.clone()))?,
-            Group::Faults => run(&runtime, faults::measure(progress.clone()))?,
+            Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
+            Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
+            Group::Waiting => {
+                waiting = in_task(&runtime, args.waiting.clone().measure(progress.clone()))?;
+                continue;
+            }
         });
     }
     progress.finish();
 
     let cores = thread::available_parallelism().context("cannot tell how many cores there are")?;
-    println!(
-        "{} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of {} \
-         rounds; all else is the p50 of acquire + release.\n\n{table}",
-        server_version()?,
-        server_time::KEYS,
-        server_time::ROUNDS,
-    );
-    Ok(if args.check && table.misses_a_target() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let server = server_version()?;
+    if !table.is_empty() {
+        println!(
+            "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of \
+             {} rounds; all else is the p50 of acquire + release.\n\n{table}",
+            server_time::KEYS,
+            server_time::ROUNDS,
+        );
+    }
+    if !waiting.is_empty() {
+        println!("{server} on {cores} cores, with the clients on the same ones.\n\n{waiting}");
+    }
+    let misses_a_target = table.misses_a_target() || waiting.misses_a_target();
+    Ok(if args.check && misses_a_target { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Group {
+    /// What the table of the README is made of.
+    const OF_THE_README: [Self; 3] = [Self::ServerTime, Self::Quorum, Self::Faults];
+
     /// How many steps of progress it takes.
-    fn steps(self) -> u64 {
+    fn steps(self, waiting: &Waiting) -> u64 {
         match self {
             Self::ServerTime => server_time::STEPS,
             Self::Quorum => quorum::STEPS,
             Self::Faults => faults::STEPS,
+            Self::Waiting => waiting.steps(),
         }
     }
 }
 
-/// Runs in a task of its own, as in a program that serves requests. Ctrl-C ends it in order, because a server that is
-/// paused would not hear of it.
-fn run(
+/// Measures in a task of its own, as in a program that serves requests. Ctrl-C is caught, because a server that is paused
+/// does not hear of it.
+fn in_task<T: Send + 'static>(
     runtime: &Runtime,
-    measuring: impl Future<Output = anyhow::Result<Vec<Row>>> + Send + 'static,
-) -> anyhow::Result<Vec<Row>> {
+    measuring: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+) -> anyhow::Result<T> {
     runtime.block_on(async {
         tokio::select! {
             measured = tokio::spawn(measuring) => measured?,
@@ -118,6 +166,15 @@ fn require_release_builds() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// What else runs takes time from both sides of a ratio, and not by the same share.
+fn warn_of_a_busy_machine() {
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load = load.as_deref().and_then(|load| load.split(' ').next());
+    if let Some(load) = load.filter(|load| load.parse().is_ok_and(|load: f64| load > LOAD_MAX)) {
+        eprintln!("the load is {load} already: run this again on a machine that has nothing else to do");
+    }
 }
 
 /// What the server calls itself, as people do.

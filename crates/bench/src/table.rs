@@ -40,6 +40,11 @@ impl Table {
         self.rows.extend(rows);
     }
 
+    /// Whether nothing was measured.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Whether any row is not as good as it should be.
     pub(crate) fn misses_a_target(&self) -> bool {
         self.rows.iter().any(Row::misses_its_target)
@@ -72,7 +77,7 @@ impl fmt::Display for Row {
 }
 
 /// A duration with about three digits.
-fn readable(duration: Duration) -> String {
+pub(crate) fn readable(duration: Duration) -> String {
     let us = duration.as_secs_f64() * 1e6;
     match us {
         ..10.0 => format!("{us:.2} µs"),

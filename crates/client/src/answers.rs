@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quorlock_core::quorum::Vote;
 
 use crate::node::{Node, Reply};
-use crate::quorum::Shared;
 use crate::{Answer, NodeAnswer, NodeError, Nodes};
 
 /// The last answer of each node. Shared with the task that waits for stragglers.
@@ -26,12 +25,9 @@ impl Answers {
     }
 
     /// Takes down a node's answer, and says what it is as a vote.
-    pub(crate) fn take_vote(&self, node: usize, reply: &Reply, shared: &Shared) -> Vote {
+    pub(crate) fn take_vote(&self, node: usize, reply: &Reply) -> Vote {
         let vote = match reply {
-            Reply::Yes(Some(fence)) => {
-                shared.saw_fence(*fence);
-                Vote::Granted(*fence)
-            }
+            Reply::Yes(Some(fence)) => Vote::Granted(*fence),
             Reply::No => Vote::Refused,
             Reply::Yes(None) | Reply::Granted { .. } | Reply::Failed(_) => Vote::Silent,
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Step, Vote};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -49,6 +49,7 @@ struct Attempt {
     max_hold: Duration,
     owner: Option<String>,
     token: Token,
+    proposed: Fence,
     core: Acquisition,
     reached: Vec<Reached>,
     asked: FuturesUnordered<Asked>,
@@ -124,11 +125,12 @@ pub(crate) async fn resume(
     handover: Handover,
 ) -> Result<Result<Lock, Failure>, AcquireError> {
     let (_, old, fence) = handover.into_parts();
-    shared.saw_fence(fence);
+    shared.agreed_on_fence(fence, fence);
     let token = Token::random().map_err(no_token)?;
     let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
-    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl, shared.propose_fence());
-    let mut attempt = Attempt::asking(question, shared, wanted, token, core);
+    let proposed = shared.propose_fence();
+    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl, proposed);
+    let mut attempt = Attempt::asking(question, shared, wanted, token, proposed, core);
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
@@ -145,7 +147,7 @@ pub(crate) async fn resume(
 impl Attempt {
     fn new(shared: &Arc<Shared>, wanted: &Wanted, token: Token, hint: Fence, core: Acquisition) -> Self {
         let question = Question::acquire(&wanted.key, &token, wanted.ttl, hint, wanted.owner.as_deref());
-        Self::asking(question, shared, wanted, token, core)
+        Self::asking(question, shared, wanted, token, hint, core)
     }
 
     fn asking(
@@ -153,6 +155,7 @@ impl Attempt {
         shared: &Arc<Shared>,
         wanted: &Wanted,
         token: Token,
+        proposed: Fence,
         core: Acquisition,
     ) -> Self {
         let nodes = shared.nodes.len();
@@ -165,6 +168,7 @@ impl Attempt {
             owner: wanted.owner.clone(),
             question,
             token,
+            proposed,
             core,
             reached: vec![Reached::No; nodes],
             asked: FuturesUnordered::new(),
@@ -229,7 +233,7 @@ impl Attempt {
             tokio::select! {
                 biased;
                 Some((node, reply)) = self.asked.next(), if !self.asked.is_empty() => {
-                    let vote = self.answers.take_vote(node, &reply, &self.shared);
+                    let vote = self.answers.take_vote(node, &reply);
                     if vote != Vote::Silent {
                         self.reached[node] = Reached::Somehow;
                     }
@@ -237,7 +241,7 @@ impl Attempt {
                 }
                 Some(node) = self.again.next(), if !self.again.is_empty() => self.send(node),
                 Some((node, reply)) = self.told.next(), if !self.told.is_empty() => {
-                    let answer = match (&reply, self.answers.take_vote(node, &reply, &self.shared)) {
+                    let answer = match (&reply, self.answers.take_vote(node, &reply)) {
                         (_, Vote::Granted(fence)) => FenceAnswer::Stored(fence),
                         (Reply::Failed(NodeError::ClockBehind { .. }), _) => FenceAnswer::Unacceptable,
                         (_, Vote::Refused | Vote::Silent) => FenceAnswer::Failed,
@@ -268,8 +272,9 @@ impl Attempt {
         }));
     }
 
-    fn into_lock(mut self, win: quorlock_core::quorum::Win) -> Lock {
+    fn into_lock(mut self, win: Win) -> Lock {
         self.held = true;
+        self.shared.agreed_on_fence(self.proposed, win.fence);
         let held = Arc::new(Held::new(Grant {
             shared: Arc::clone(&self.shared),
             key: Arc::clone(&self.wanted_key),
@@ -296,9 +301,6 @@ impl Attempt {
 async fn count_stragglers(mut asked: FuturesUnordered<Asked>, held: Arc<Held>) {
     let count = async {
         while let Some((node, reply)) = asked.next().await {
-            if let Reply::Yes(Some(fence)) = reply {
-                held.shared.saw_fence(fence);
-            }
             held.heard_of_acquire(node, &reply);
         }
     };

@@ -64,6 +64,7 @@
 //! - [`LockBuilder`]: what lock, for how long.
 //! - [`Lock`]: a held lock. [`LockWatch`]: a view of one. [`Ownership`]: held, uncertain or lost, and until when.
 //! - [`Handover`]: a lock on its way to another process.
+//! - [`FenceGate`]: the side of what the lock protects. It refuses whoever comes late.
 //! - [`AcquireError`] and its kin: why not, with each node's own answer.
 //! - [`blocking`]: the same without tokio.
 //! - [`redis`]: nodes from connections that are there already.
@@ -95,6 +96,7 @@ mod clock;
 mod connect;
 mod error;
 mod extend;
+mod gate;
 mod handover;
 mod held;
 mod keeper;
@@ -119,10 +121,11 @@ pub use error::{
     AcquireError, Answer, ConnectError, ExtendError, LostError, NodeAnswer, NodeError, Nodes, ReleaseError,
     ResumeError, RunError,
 };
+pub use gate::{FenceGate, Stale};
 pub use handover::{Handover, HandoverError};
 pub use lock::{Coverage, Lock, Released};
 pub use ownership::{Deadline, Ownership};
-pub use quorlock_core::Fence;
+pub use quorlock_core::{Fence, NotAFence};
 pub use quorum::Quorum;
 pub use watch::LockWatch;
 

@@ -208,9 +208,9 @@ impl Shared {
         self.hints.lock().unwrap_or_else(PoisonError::into_inner).propose(clock::wall_us())
     }
 
-    /// Remembers a fence that a node answered.
-    pub(crate) fn saw_fence(&self, fence: Fence) {
-        self.hints.lock().unwrap_or_else(PoisonError::into_inner).saw(fence);
+    /// Remembers what a majority made of a proposal.
+    pub(crate) fn agreed_on_fence(&self, proposed: Fence, agreed: Fence) {
+        self.hints.lock().unwrap_or_else(PoisonError::into_inner).learn(proposed, agreed);
     }
 
     /// The order of the nodes for a key, of which those that are not connected come last.

@@ -98,10 +98,7 @@ pub(crate) async fn wait(
     let sent = clock::now();
     wait.answer = Some(place.ask(question).boxed());
     match wait.run(until).await {
-        Ok(Reply::Granted { fence, waited }) => {
-            shared.saw_fence(fence);
-            Waited::Granted(Granted { token, fence, sent, waited })
-        }
+        Ok(Reply::Granted { fence, waited }) => Waited::Granted(Granted { token, fence, sent, waited }),
         Ok(Reply::No) => Waited::TimedOut,
         Ok(Reply::Failed(error @ NodeError::Down { .. })) => Waited::Gone(error),
         Ok(Reply::Failed(error)) => Waited::Refused(error),

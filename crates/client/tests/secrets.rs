@@ -1,5 +1,6 @@
 //! A token is a capability: whoever knows it can release the lock. It is nowhere to be seen but in a handover's text.
 
+#![allow(clippy::format_push_string, reason = "what is shown is gathered bit by bit")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod common;

@@ -1,9 +1,15 @@
 use std::fmt;
+use std::str::FromStr;
 
 /// A fencing token: an integer that only grows for a key, so that the resource behind a lock can reject whoever
 /// comes late. Below 2^53, so that every language reads it as an exact number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
+
+/// Why something is no [`Fence`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a fence is a whole number between 1 and {}", Fence::MAX.0)]
+pub struct NotAFence;
 
 impl Fence {
     /// The largest fence there is: 2^53 − 1.
@@ -45,5 +51,14 @@ impl Fence {
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// Reads what [`Fence`] prints: how it comes out of an environment variable or a header.
+impl FromStr for Fence {
+    type Err = NotAFence;
+
+    fn from_str(text: &str) -> Result<Self, NotAFence> {
+        text.parse().ok().and_then(Self::new).ok_or(NotAFence)
     }
 }

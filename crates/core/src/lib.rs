@@ -11,5 +11,5 @@ pub mod node;
 pub mod quorum;
 mod ttl;
 
-pub use fence::Fence;
+pub use fence::{Fence, NotAFence};
 pub use ttl::{Ttl, TtlError};

@@ -89,6 +89,20 @@ fn fences_go_on_above_all_that_the_node_may_have_given_before_it_forgot() {
 }
 
 #[test]
+fn fences_go_on_when_the_wall_clock_goes_back_as_long_as_the_node_remembers() {
+    let mut server = Server::new();
+    server.wall_ms += HOUR_MS;
+    let highest = server.acquire(b"k", b"a", 1000, None).unwrap();
+    assert!(server.release(b"k", b"a"));
+    server.wall_ms -= HOUR_MS;
+    let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
+    assert!(higher > highest);
+    // What is not promised: forgetting everything, with a clock that had been further ahead at any time before.
+    server.restart(0);
+    assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
+}
+
+#[test]
 fn a_mirror_that_a_clock_step_took_is_written_again() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
@@ -164,6 +178,18 @@ fn a_reload_is_not_a_flush() {
     assert!(!server.node.lacks_mirrors());
     assert!(server.release(b"kept", b"a") && server.release(b"lost", b"a"));
     assert!(server.keys.is_empty());
+}
+
+#[test]
+fn a_flush_right_before_a_reload_is_a_flush() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    server.keys.clear();
+    server.node.observe_flush(None);
+    server.node.observe_flush(None);
+    server.node.loading_begins();
+    server.node.loading_ends(server.now().monotonic);
+    assert!(server.acquire(b"k", b"b", 1000, None).is_some());
 }
 
 #[test]

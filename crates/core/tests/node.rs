@@ -5,6 +5,7 @@
 mod support;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use proptest::prelude::*;
 use quorlock_core::Fence;
@@ -200,6 +201,31 @@ fn memory_follows_the_number_of_leases_down_as_well() {
     assert_eq!(server.node.leases(), 0);
     assert_eq!(server.node.next_wake(), None);
     assert_eq!(server.node.stats().ended_by_deadline, 20_000);
+}
+
+#[test]
+fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
+    let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(&server.node);
+    let mut one = Server::new();
+    let mut other = Server::new();
+    one.acquire(b"gone", b"t", 1000, None).unwrap();
+    assert!(one.release(b"gone", b"t"));
+    for key in [b"a", b"b", b"c"] {
+        one.acquire(key, b"t", 1000, None).unwrap();
+    }
+    other.acquire(b"gone", b"t", 1000, None).unwrap();
+    for key in [b"c", b"b", b"a"] {
+        other.acquire(key, b"t", 1000, None).unwrap();
+    }
+    assert!(one.node != other.node, "one lease more");
+    assert!(other.release(b"gone", b"t"));
+    assert!(one.node == other.node && hash(&one) == hash(&other));
+    other.extend(b"a", b"t", 2000).unwrap();
+    assert!(one.node != other.node && hash(&one) != hash(&other), "a later deadline");
+    one.extend(b"a", b"t", 2000).unwrap();
+    assert!(one.node == other.node);
+    one.acquire_or_wait(b"a", b"w", 1000, 5000);
+    assert!(one.node != other.node && hash(&one) != hash(&other), "somebody waits");
 }
 
 /// Something that happens to a server.

@@ -146,6 +146,124 @@ fn a_fence_that_others_do_not_take_leaves_its_node_out() {
 }
 
 #[test]
+fn a_node_that_is_far_behind_leaves_out_nobody_but_itself() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
+    attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
+    assert_eq!(attempt.poll(), None, "the third may still grant");
+    attempt.vote(2, Vote::Granted(fence(900)), at(ms(3)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(900)));
+    assert_eq!(attempt.coverage(), 3, "all hold the lock, whatever their clocks say");
+}
+
+#[test]
+fn a_refusal_of_an_earlier_fence_does_not_count_against_the_next() {
+    let mut attempt = attempt(5, 10_000);
+    for (node, answer) in [(0, 7), (1, 7), (2, 900)] {
+        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
+    }
+    for node in [0, 1] {
+        assert_eq!(attempt.poll(), Some(Step::TellFence { node, fence: fence(900) }));
+    }
+    attempt.vote(3, Vote::Granted(fence(8)), at(ms(2)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 3, fence: fence(900) }));
+    for node in [0, 1, 3] {
+        attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(3)));
+    }
+    for node in [0, 1] {
+        assert_eq!(attempt.poll(), Some(Step::TellFence { node, fence: fence(8) }));
+        attempt.fence_answer(node, FenceAnswer::Stored(fence(8)), at(ms(4)));
+    }
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(8)));
+}
+
+#[test]
+fn it_is_lost_once_no_majority_can_agree() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.vote(2, Vote::Silent, at(ms(1)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
+    attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "nobody is left who could change that");
+}
+
+#[test]
+fn a_late_grant_is_told_what_the_others_are_about_to_agree_on() {
+    let mut attempt = attempt(5, 10_000);
+    for (node, answer) in [(0, 7), (1, 9), (2, 9)] {
+        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
+    }
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 0, fence: fence(9) }));
+    attempt.vote(3, Vote::Granted(fence(5)), at(ms(2)));
+    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 3, fence: fence(9) }));
+    attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
+    assert!(
+        matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)),
+        "whoever is first counts"
+    );
+}
+
+#[test]
+fn a_late_grant_of_the_same_fence_saves_the_write_back() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
+    assert!(matches!(attempt.poll(), Some(Step::TellFence { node: 0, .. })));
+    attempt.vote(2, Vote::Granted(fence(9)), at(ms(2)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
+    attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
+    assert_eq!(attempt.poll(), None, "it is decided once");
+    assert_eq!(attempt.coverage(), 2, "the node that was told does not hold the lock any more");
+}
+
+#[test]
+fn a_node_that_stored_less_than_it_was_told_does_not_count() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
+    assert!(matches!(attempt.poll(), Some(Step::TellFence { node: 0, .. })));
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(8)), at(ms(2)));
+    attempt.vote(2, Vote::Silent, at(ms(2)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
+}
+
+#[test]
+fn an_answer_to_what_was_never_told_changes_nothing() {
+    let mut attempt = attempt(3, 10_000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(1)));
+    attempt.fence_answer(1, FenceAnswer::Stored(fence(9)), at(ms(1)));
+    attempt.fence_answer(7, FenceAnswer::Stored(fence(9)), at(ms(1)));
+    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
+    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
+}
+
+#[test]
+fn a_write_back_that_nobody_answers_is_no_lock() {
+    let mut in_time = attempt(3, 1000);
+    let mut too_late = attempt(3, 1000);
+    for attempt in [&mut in_time, &mut too_late] {
+        attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+        attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
+        assert!(matches!(attempt.poll(), Some(Step::TellFence { .. })));
+    }
+    in_time.time_is_up(at(ms(50)));
+    assert_eq!(in_time.poll(), Some(Step::Lost(Loss::NoQuorum)));
+    too_late.time_is_up(at(ms(600)));
+    assert_eq!(too_late.poll(), Some(Step::Lost(Loss::TooLate)));
+}
+
+#[test]
+fn what_can_no_longer_be_in_time_is_lost_before_everybody_has_answered() {
+    let mut attempt = attempt(5, 1000);
+    attempt.vote(0, Vote::Granted(fence(7)), at(ms(600)));
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)));
+}
+
+#[test]
 fn a_write_back_that_takes_too_long_leaves_no_validity() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
@@ -156,11 +274,15 @@ fn a_write_back_that_takes_too_long_leaves_no_validity() {
 }
 
 #[test]
-fn the_next_proposal_is_above_everything_seen() {
+fn the_next_proposal_is_above_what_was_agreed_on_unless_nobody_believed_that() {
     let mut hints = Hints::default();
     assert_eq!(hints.propose(100), fence(100));
-    hints.saw(fence(500));
+    hints.learn(fence(100), fence(500));
     assert_eq!(hints.propose(100), fence(501));
+    hints.learn(fence(100), fence(200));
+    assert_eq!(hints.propose(100), fence(501), "another attempt, begun before");
+    hints.learn(fence(501), fence(300));
+    assert_eq!(hints.propose(100), fence(301));
 }
 
 #[test]
@@ -282,6 +404,83 @@ proptest! {
             }
         }
         prop_assert!(attempt.is_decided() || refuse[..nodes].contains(&true));
+    }
+
+    /// When a majority of the nodes take each other's fences, one of them is agreed on, whatever the clocks of the others
+    /// say and in whatever order all of them answer.
+    #[test]
+    fn a_majority_of_clocks_that_are_near_each_other_agrees(
+        near in prop::collection::vec(1..50_u64, 9),
+        off in prop::collection::vec((1..200_u64, 0..200_u64), 9),
+        nodes in 1..=9_usize,
+        choices in prop::collection::vec(any::<prop::sample::Index>(), 200),
+    ) {
+        const CEILING: u64 = 60;
+        let majority = Majority::of(nodes).unwrap();
+        let mut attempt = attempt(nodes, 10_000);
+        // What each node has, and the largest that it takes.
+        let mut stored: Vec<(u64, u64)> = (0..nodes)
+            .map(|node| if node < majority.size() { (near[node], CEILING) } else { (off[node].0, off[node].0 + off[node].1) })
+            .collect();
+        let mut arriving: Vec<(usize, Option<Fence>)> = (0..nodes).map(|node| (node, None)).collect();
+        let mut won = None;
+        for choice in choices {
+            while let Some(step) = attempt.poll() {
+                match step {
+                    Step::TellFence { node, fence } => arriving.push((node, Some(fence))),
+                    Step::Won(win) => won = Some(win.fence.get()),
+                    Step::Lost(loss) => prop_assert!(false, "{:?}", loss),
+                    Step::AskAgain { .. } => prop_assert!(false, "nobody has waited"),
+                }
+            }
+            if arriving.is_empty() {
+                break;
+            }
+            let (node, told) = arriving.swap_remove(choice.index(arriving.len()));
+            match told {
+                None => attempt.vote(node, Vote::Granted(fence(stored[node].0)), at(ms(1))),
+                Some(told) if told.get() > stored[node].1 => attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(1))),
+                Some(told) => {
+                    stored[node].0 = told.get();
+                    attempt.fence_answer(node, FenceAnswer::Stored(told), at(ms(1)));
+                }
+            }
+        }
+        let won = won.expect("a majority of the nodes can agree");
+        prop_assert!(stored.iter().filter(|at| at.0 == won).count() >= majority.size());
+    }
+
+    /// Whatever was answered before: when the time is up it is decided, once.
+    #[test]
+    fn it_is_decided_when_the_time_is_up(
+        nodes in 1..=7_usize,
+        answers in prop::collection::vec((any::<prop::sample::Index>(), 0..6_u8, 1..9_u64), 0..30),
+    ) {
+        let mut attempt = attempt(nodes, 10_000);
+        let mut decisions = 0;
+        let mut steps = |attempt: &mut Acquisition| {
+            while let Some(step) = attempt.poll() {
+                decisions += usize::from(!matches!(step, Step::TellFence { .. }));
+            }
+            decisions
+        };
+        for (node, kind, number) in answers {
+            let node = node.index(nodes);
+            let now = at(ms(1));
+            match kind {
+                0 | 1 => attempt.vote(node, Vote::Granted(fence(number)), now),
+                2 => attempt.vote(node, Vote::Silent, now),
+                3 => attempt.fence_answer(node, FenceAnswer::Stored(fence(number)), now),
+                4 => attempt.fence_answer(node, FenceAnswer::Unacceptable, now),
+                _ => attempt.fence_answer(node, FenceAnswer::Failed, now),
+            }
+            steps(&mut attempt);
+        }
+        attempt.time_is_up(at(ms(1)));
+        prop_assert!(attempt.is_decided());
+        prop_assert_eq!(steps(&mut attempt), 1);
+        attempt.time_is_up(at(ms(2)));
+        prop_assert_eq!(steps(&mut attempt), 1);
     }
 
     /// Whatever is measured, nothing wraps, and nothing is left once ttl − drift is over.

@@ -155,8 +155,8 @@ impl Link {
                 }
                 generation += 1;
                 let up = Connection { handle: Handle(Box::new(connection.clone())), generation };
-                self.state.send_replace(State::Up(up));
-                match self.watch_over(connection, client).await {
+                self.state.send_replace(State::Up(up.clone()));
+                match self.watch_over(connection, &up, client).await {
                     Unwatched::Broken => {
                         down("the connection was lost".into());
                         break;
@@ -192,7 +192,12 @@ impl Link {
     }
 
     /// Returns when the connection is broken, or when it does not answer and another one does.
-    async fn watch_over(&self, mut connection: MultiplexedConnection, client: &Client) -> Unwatched {
+    async fn watch_over(
+        &self,
+        mut connection: MultiplexedConnection,
+        up: &Connection,
+        client: &Client,
+    ) -> Unwatched {
         let broken = self.broken.notified();
         tokio::pin!(broken);
         loop {
@@ -205,6 +210,9 @@ impl Link {
             tokio::pin!(answered);
             let another = async {
                 sleep(SILENCE_MAX).await;
+                // Whatever else were asked would be kept until it is answered, and that might be without end.
+                let limit_ms = u64::try_from(SILENCE_MAX.as_millis()).unwrap_or(u64::MAX);
+                self.state.send_replace(State::Down(NodeError::TimedOut { limit_ms }));
                 connect(client, |_| ()).await
             };
             tokio::select! {
@@ -213,7 +221,15 @@ impl Link {
                     Err(error) if error.is_unrecoverable_error() || error.is_io_error() => {
                         return Unwatched::Broken;
                     }
-                    Ok(_) | Err(_) => {}
+                    Ok(_) | Err(_) => {
+                        self.state.send_if_modified(|state| {
+                            let was_silent = matches!(state, State::Down(_));
+                            if was_silent {
+                                *state = State::Up(up.clone());
+                            }
+                            was_silent
+                        });
+                    }
                 },
                 () = &mut broken => return Unwatched::Broken,
                 (another, server) = another => return Unwatched::Replaced(another, server),

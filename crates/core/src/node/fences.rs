@@ -2,7 +2,7 @@ use crate::Fence;
 
 /// The fence counters of a node, striped by the hash of the key: constant memory, however many keys there ever were,
 /// and still increasing for each key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fences {
     counters: Box<[Fence]>,
     /// Every counter is at least this: raising them all is raising one number.

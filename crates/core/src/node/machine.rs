@@ -1,3 +1,5 @@
+use std::hash::{Hash, Hasher};
+
 use super::abstention::Abstention;
 use super::fences::Fences;
 use super::queue::{Queues, Ticket, Waiter};
@@ -12,6 +14,9 @@ use crate::{Fence, Ttl};
 ///
 /// Every command is decided here, and the caller carries it out: it looks at the key first, calls the method, and writes
 /// what it is told. `B` is how a lease keeps bytes.
+///
+/// Two nodes that were made with the same settings are equal when they decide alike from here on: in whatever order
+/// their leases came, and whatever they counted or tidied up.
 #[derive(Clone, Debug)]
 pub struct Node<B> {
     table: Table<B>,
@@ -20,9 +25,11 @@ pub struct Node<B> {
     fences: Fences,
     max_ttl: Ttl,
     abstention: Abstention,
-    /// Databases that were emptied, all of them where it says `None`, and whose leases have yet to end.
-    flushed: Vec<Option<u32>>,
+    /// What was emptied, and whose leases have yet to end.
+    flushed: Option<Flushed>,
     loading: bool,
+    /// When to look next whether memory is to be given back.
+    memory_at: Monotonic,
     stats: Stats,
 }
 
@@ -38,6 +45,8 @@ const REPAIR_AGAIN_US: u64 = 1_000_000;
 /// How often a key that somebody waits for is looked at when it is not known when it becomes free: it holds a string
 /// without an expiry.
 const LOOK_AGAIN_US: u64 = 1_000_000;
+/// How often it is looked whether memory is to be given back, in microseconds.
+const MEMORY_EVERY_US: u64 = 1_000_000;
 
 /// The limits of a node.
 #[derive(Clone, Copy, Debug)]
@@ -277,6 +286,13 @@ pub struct HandOver<'a, B> {
     pub expires_at_ms: u64,
 }
 
+/// What an operator emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Flushed {
+    Database(u32),
+    All,
+}
+
 /// Who is granted what.
 struct Granted<B> {
     db: u32,
@@ -308,8 +324,9 @@ impl<B: AsRef<[u8]>> Node<B> {
             fences,
             max_ttl: settings.max_ttl,
             abstention,
-            flushed: Vec::new(),
+            flushed: None,
             loading: false,
+            memory_at: Monotonic::default(),
             stats: Stats::default(),
         }
     }
@@ -596,8 +613,10 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// Learns that somebody emptied a database, or all of them. The leases in it end with the next that is done here,
     /// unless it turns out that the server was making room to load its data: see [`Node::loading_begins`].
     pub fn observe_flush(&mut self, db: Option<u32>) {
-        if !self.loading && !self.flushed.contains(&db) {
-            self.flushed.push(db);
+        if !self.loading {
+            // Of several only the last can be that of a server which is about to load.
+            self.settle_flushes();
+            self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
         }
     }
 
@@ -612,7 +631,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// The server begins to load its data. What happens to keys meanwhile is no command of anybody's.
     pub fn loading_begins(&mut self) {
         self.loading = true;
-        self.flushed.clear();
+        self.flushed = None;
     }
 
     /// The server has loaded its data. Leases that were there before hold, whatever has become of their mirrors.
@@ -625,7 +644,7 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// This node became a replica: its keys are its master's.
     pub fn demote(&mut self) {
         self.abstention.set_replica(true);
-        self.flushed.clear();
+        self.flushed = None;
         self.table.retain(|_| false);
         self.queues.dismiss_all();
     }
@@ -651,11 +670,8 @@ impl<B: AsRef<[u8]>> Node<B> {
     /// Ends the leases in databases that were emptied, now that it is clear that an operator did it. Whatever is done
     /// to a key does this first; this is for when nothing is done.
     pub fn settle_flushes(&mut self) {
-        if self.flushed.is_empty() {
-            return;
-        }
-        let flushed = std::mem::take(&mut self.flushed);
-        let is_flushed = |db| flushed.iter().any(|one| one.is_none_or(|one| one == db));
+        let Some(flushed) = self.flushed.take() else { return };
+        let is_flushed = |db| flushed == Flushed::All || flushed == Flushed::Database(db);
         self.end_all_by_operator(is_flushed);
         self.queues.look_soon(is_flushed);
     }
@@ -735,6 +751,14 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
         if let Some(queue) = self.queues.find(hash, db, key) {
             self.queues.look_at(queue, Monotonic::default());
+        }
+    }
+
+    /// Lets memory follow the number of leases down, once a second at most: it is not for the commands to pay for.
+    pub fn give_back_memory(&mut self, now: Monotonic) {
+        if now >= self.memory_at {
+            self.memory_at = now.plus_us(MEMORY_EVERY_US);
+            self.table.give_back_memory();
         }
     }
 
@@ -988,5 +1012,40 @@ impl<B: AsRef<[u8]>> Node<B> {
     fn end_by_deadline(&mut self, slot: u32) {
         self.table.remove(slot);
         self.stats.ended_by_deadline += 1;
+    }
+}
+
+impl<B: AsRef<[u8]>> Node<B> {
+    /// All that a decision depends on.
+    fn whole(&self) -> Whole<'_, B> {
+        let Self {
+            table,
+            queues,
+            max_waiters,
+            fences,
+            max_ttl,
+            abstention,
+            flushed,
+            loading,
+            memory_at: _,
+            stats: _,
+        } = self;
+        (table, queues, *max_waiters, fences, *max_ttl, *abstention, *flushed, *loading)
+    }
+}
+
+type Whole<'a, B> = (&'a Table<B>, &'a Queues<B>, usize, &'a Fences, Ttl, Abstention, Option<Flushed>, bool);
+
+impl<B: AsRef<[u8]>> PartialEq for Node<B> {
+    fn eq(&self, other: &Self) -> bool {
+        self.whole() == other.whole()
+    }
+}
+
+impl<B: AsRef<[u8]>> Eq for Node<B> {}
+
+impl<B: AsRef<[u8]>> Hash for Node<B> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.whole().hash(state);
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
 
 use foldhash::fast::FixedState;
 use hashbrown::{HashMap, HashTable};
@@ -25,6 +26,20 @@ pub(super) struct Waiter<B> {
     /// When its time is over.
     pub(super) until: Monotonic,
 }
+
+impl<B: AsRef<[u8]>> Waiter<B> {
+    fn whole(&self) -> WholeWaiter<'_> {
+        let Self { ticket, token, owner, ttl, fence, since, until } = self;
+        let owner = owner.as_ref().map(AsRef::as_ref);
+        (*ticket, token.as_ref(), owner, *ttl, *fence, *since, *until)
+    }
+}
+
+/// All of a waiter.
+type WholeWaiter<'a> = (Ticket, &'a [u8], Option<&'a [u8]>, Ttl, Option<Fence>, Monotonic, Monotonic);
+
+/// All of a queue: its key, when to look at that, and who waits.
+type Line<'a> = (u32, &'a [u8], Monotonic, Vec<WholeWaiter<'a>>);
 
 /// Those who wait for one key, first come first served.
 #[derive(Clone, Debug)]
@@ -252,9 +267,40 @@ impl<B: AsRef<[u8]>> Queues<B> {
         waiter
     }
 
+    /// Those who wait, in the order of their keys and then of their coming, wherever they happen to be kept; and those who
+    /// are to be told that they do not.
+    fn in_order(&self) -> (Vec<Line<'_>>, &VecDeque<Ticket>) {
+        let mut lines: Vec<_> = self
+            .rows
+            .iter()
+            .map(|(slot, queue)| {
+                let places =
+                    std::iter::successors(Some(queue.first), |&slot| self.places[slot as usize].behind);
+                let waiters = places.map(|slot| self.places[slot as usize].waiter.whole()).collect();
+                (queue.db, queue.key.as_ref(), self.looks.at(slot), waiters)
+            })
+            .collect();
+        lines.sort_unstable();
+        (lines, &self.dismissed)
+    }
+
     fn token_hash(&self, key_hash: u64, token: &[u8]) -> u64 {
         use std::hash::BuildHasher as _;
         self.hasher.hash_one((key_hash, token))
+    }
+}
+
+impl<B: AsRef<[u8]>> PartialEq for Queues<B> {
+    fn eq(&self, other: &Self) -> bool {
+        self.in_order() == other.in_order()
+    }
+}
+
+impl<B: AsRef<[u8]>> Eq for Queues<B> {}
+
+impl<B: AsRef<[u8]>> Hash for Queues<B> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.in_order().hash(state);
     }
 }
 

@@ -1,4 +1,4 @@
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -28,6 +28,9 @@ impl<B> Lease<B> {
     }
 }
 
+/// All of a lease, with the time at which its mirror is to be looked after.
+type Whole<'a> = (u32, &'a [u8], &'a [u8], Option<&'a [u8]>, Fence, Monotonic, Option<Monotonic>);
+
 /// What a new lease consists of.
 pub(super) struct NewLease<B> {
     pub(super) db: u32,
@@ -43,7 +46,8 @@ pub(super) struct NewLease<B> {
 pub(super) struct Table<B> {
     hasher: FixedState,
     leases: Slab<Lease<B>>,
-    by_key: HashTable<u32>,
+    /// The hash of each key, so that moving to a larger table does not look at every lease, and its slot.
+    by_key: HashTable<(u64, u32)>,
     deadlines: Deadlines,
     /// When to look after the mirrors that accidents took: those of the leases whose mirror is lost.
     repairs: Deadlines,
@@ -70,11 +74,13 @@ impl<B: AsRef<[u8]>> Table<B> {
     pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
         let leases = &self.leases;
         self.by_key
-            .find(hash, |&slot| {
-                let lease = &leases[slot as usize];
-                lease.hash == hash && lease.db == db && lease.key.as_ref() == key
+            .find(hash, |&(other, slot)| {
+                other == hash && {
+                    let lease = &leases[slot as usize];
+                    lease.db == db && lease.key.as_ref() == key
+                }
             })
-            .copied()
+            .map(|&(_, slot)| slot)
     }
 
     pub(super) fn get(&self, slot: u32) -> &Lease<B> {
@@ -102,7 +108,7 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     /// All mirrors may be lost: they are to be looked after at that time.
     pub(super) fn lose_all_mirrors(&mut self, repair_at: Monotonic) {
-        let slots: Vec<_> = self.by_key.iter().copied().collect();
+        let slots: Vec<_> = self.by_key.iter().map(|&(_, slot)| slot).collect();
         for slot in slots {
             self.lose_mirror(slot, repair_at);
         }
@@ -119,8 +125,7 @@ impl<B: AsRef<[u8]>> Table<B> {
         let lease = Lease { db, key, token, owner, fence, deadline, mirror_lost: false, hash };
         let slot = u32::try_from(self.leases.insert(lease))
             .expect("four thousand million leases do not fit in memory");
-        let leases = &self.leases;
-        self.by_key.insert_unique(hash, slot, |&slot| leases[slot as usize].hash);
+        self.by_key.insert_unique(hash, (hash, slot), |&(hash, _)| hash);
         self.deadlines.insert(slot, deadline);
         slot
     }
@@ -134,14 +139,17 @@ impl<B: AsRef<[u8]>> Table<B> {
         self.regain_mirror(slot);
         self.deadlines.remove(slot);
         let lease = self.leases.remove(slot as usize);
-        if let Ok(entry) = self.by_key.find_entry(lease.hash, |&other| other == slot) {
+        if let Ok(entry) = self.by_key.find_entry(lease.hash, |&(_, other)| other == slot) {
             entry.remove();
         }
+        lease
+    }
+
+    /// Moves the leases into tables of their size, when those they are in are much larger.
+    pub(super) fn give_back_memory(&mut self) {
         if self.leases.capacity() > SHRINK_ABOVE && self.leases.len() < self.leases.capacity() / 8 {
-            // An eighth is left when it happens, so each removal pays for a part of one rebuilding.
             self.rebuild(|_| true);
         }
-        lease
     }
 
     pub(super) fn soonest(&self) -> Option<(Monotonic, u32)> {
@@ -163,6 +171,22 @@ impl<B: AsRef<[u8]>> Table<B> {
         before - self.len()
     }
 
+    /// All leases in the order of their keys, wherever they happen to be kept.
+    fn in_order(&self) -> Vec<Whole<'_>> {
+        let mut leases: Vec<_> = self
+            .leases
+            .iter()
+            .map(|(slot, lease)| {
+                let Lease { db, key, token, owner, fence, deadline, mirror_lost, hash: _ } = lease;
+                let repair_at = mirror_lost.then(|| self.repairs.at(slot));
+                let owner = owner.as_ref().map(AsRef::as_ref);
+                (*db, key.as_ref(), token.as_ref(), owner, *fence, *deadline, repair_at)
+            })
+            .collect();
+        leases.sort_unstable();
+        leases
+    }
+
     /// Moves the leases that are kept into tables of their size.
     fn rebuild(&mut self, mut keep: impl FnMut(&Lease<B>) -> bool) {
         let old = std::mem::take(&mut self.leases);
@@ -179,5 +203,19 @@ impl<B: AsRef<[u8]>> Table<B> {
                 self.lose_mirror(slot, repairs.at(old_slot));
             }
         }
+    }
+}
+
+impl<B: AsRef<[u8]>> PartialEq for Table<B> {
+    fn eq(&self, other: &Self) -> bool {
+        self.in_order() == other.in_order()
+    }
+}
+
+impl<B: AsRef<[u8]>> Eq for Table<B> {}
+
+impl<B: AsRef<[u8]>> Hash for Table<B> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.in_order().hash(state);
     }
 }

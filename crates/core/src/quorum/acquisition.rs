@@ -15,9 +15,12 @@ use crate::{Fence, Ttl};
 /// once N/2 + 1 nodes have stored exactly `F`. Nodes that answered less are told, which they accept only while this
 /// attempt's token holds the key there; nodes that answered more hold the lock but are not counted. Of two locks on a
 /// key, one came second on some counted node, and was therefore answered more there than the first one's `F`.
+///
+/// A node whose clock is far behind does not take a fence from a node whose clock is far ahead. Which of them is wrong
+/// does not matter: neither counts for a fence that it cannot have, and the others agree without it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Acquisition {
-    tally: Tally<Fence>,
+    tally: Tally<Grant>,
     /// How long the lock will be held, if it is won; `None` when the ttl is too short to be relied upon at all.
     lifetime: Option<Lifetime>,
     min_validity: Duration,
@@ -27,12 +30,19 @@ pub struct Acquisition {
     patient: bool,
     /// Nodes that refused and are being asked again.
     refused: Vec<bool>,
-    /// The fence that the nodes are to agree on, once a majority has granted.
-    agreed: Option<Fence>,
-    /// Nodes that were told the fence and have not answered yet.
-    told: Vec<bool>,
     steps: VecDeque<Step>,
     decided: bool,
+}
+
+/// What is known of the fence of a node that granted the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Grant {
+    /// What the node has.
+    stored: Fence,
+    /// What it was told, as long as it has not answered to that.
+    told: Option<Fence>,
+    /// It refused to take this one, and takes none above it.
+    refused: Option<Fence>,
 }
 
 /// A node's answer to ACQUIRE.
@@ -126,7 +136,7 @@ impl Acquisition {
     ) -> Self {
         let mut this = Self::lasting(majority, lifetime, min_validity);
         this.patient = true;
-        this.tally.cast(node, Ballot::Yes(fence));
+        this.tally.cast(node, Ballot::Yes(Grant::of(fence)));
         this
     }
 
@@ -138,8 +148,6 @@ impl Acquisition {
             yields_to: vec![false; majority.nodes()],
             patient: false,
             refused: vec![false; majority.nodes()],
-            agreed: None,
-            told: vec![false; majority.nodes()],
             steps: VecDeque::new(),
             decided: false,
         }
@@ -148,7 +156,7 @@ impl Acquisition {
     /// Takes down what a node answered to ACQUIRE.
     pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         let ballot = match vote {
-            Vote::Granted(fence) => Ballot::Yes(fence),
+            Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
             Vote::Refused if self.patient && !self.yields_to[node] && !self.decided => {
                 self.refused[node] = true;
                 self.steps.push_back(Step::AskAgain { node });
@@ -164,27 +172,34 @@ impl Acquisition {
 
     /// Takes down what a node answered when it was told the fence.
     pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
-        let Some(told) = self.told.get_mut(node) else { return };
-        if !std::mem::take(told) {
+        let Some((grant, told)) = self.tally.of(node).and_then(|grant| Some((grant, grant.told?))) else {
             return;
-        }
-        match answer {
-            FenceAnswer::Stored(fence) => self.tally.recast(node, Ballot::Yes(fence)),
-            FenceAnswer::Failed => self.tally.recast(node, Ballot::Silent),
-            FenceAnswer::Unacceptable => self.leave_out_those_ahead(),
-        }
+        };
+        let ballot = match answer {
+            FenceAnswer::Stored(stored) if stored >= told => {
+                Ballot::Yes(Grant { stored, told: None, ..grant })
+            }
+            FenceAnswer::Unacceptable => Ballot::Yes(Grant { told: None, refused: Some(told), ..grant }),
+            // A node that says it stored less than it was told has not stored it.
+            FenceAnswer::Stored(_) | FenceAnswer::Failed => Ballot::Silent,
+        };
+        self.tally.recast(node, ballot);
         self.advance(now);
     }
 
-    /// Gives up on whatever has not been answered: the nodes' time is over.
+    /// Gives up on whatever has not been answered: the nodes' time is over. Afterwards it is decided.
     pub fn time_is_up(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
             self.tally.cast(node, if self.refused[node] { Ballot::No } else { Ballot::Silent });
-            if std::mem::take(&mut self.told[node]) {
+            if self.tally.of(node).is_some_and(|grant| grant.told.is_some()) {
                 self.tally.recast(node, Ballot::Silent);
             }
         }
         self.advance(now);
+        // What is left to be told would need another round.
+        if !self.decided {
+            self.decide(Step::Lost(Loss::NoQuorum));
+        }
     }
 
     /// Looks whether it is decided already: of a single node's grant after a wait there is nothing left to be asked.
@@ -227,56 +242,85 @@ impl Acquisition {
         let lifetime = self
             .lifetime
             .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
-        match self.tally.lost() {
-            Some(Lost::Refused) => return self.decide(Step::Lost(Loss::Held)),
+        match (self.tally.lost(), lifetime) {
+            (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
             // A majority can vote, and some of it refused.
-            Some(Lost::Silence) if !self.tally.is_silent() => return self.decide(Step::Lost(Loss::Held)),
-            Some(Lost::Silence) if lifetime.is_some() => return self.decide(Step::Lost(Loss::NoQuorum)),
-            Some(Lost::Silence) => return self.decide(Step::Lost(Loss::TooLate)),
-            None if !self.tally.has_majority() => return,
-            None => {}
+            (Some(Lost::Silence), _) if !self.tally.is_silent() => self.decide(Step::Lost(Loss::Held)),
+            (_, None) => self.decide(Step::Lost(Loss::TooLate)),
+            (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
+            (None, Some(lifetime)) => self.agree(lifetime),
         }
-        let Some(lifetime) = lifetime else { return self.decide(Step::Lost(Loss::TooLate)) };
-        let fence = self.fence_to_agree_on();
-        let stored = self.tally.yes().filter(|&(node, stored)| stored == fence && !self.told[node]).count();
-        if stored >= self.tally.majority().size() {
+    }
+
+    /// Has the nodes agree on a fence, as far as they have granted the lock.
+    fn agree(&mut self, lifetime: Lifetime) {
+        let size = self.tally.majority().size();
+        let Some(fence) = self.fence_to_agree_on() else {
+            let most = self.candidates().map(|fence| self.able_to_have(fence)).max().unwrap_or_default();
+            let waiting = self.grants().any(|grant| grant.told.is_some());
+            if !waiting && most + self.tally.pending() < size {
+                self.decide(Step::Lost(Loss::NoQuorum));
+            }
+            return;
+        };
+        if self.grants().filter(|grant| grant.has(fence)).count() >= size {
             return self.decide(Step::Won(Win { fence, lifetime }));
         }
-        let below: Vec<usize> = self
-            .tally
-            .yes()
-            .filter(|&(node, stored)| stored < fence && !self.told[node])
-            .map(|(node, _)| node)
-            .collect();
-        for node in below {
-            self.told[node] = true;
+        let below: Vec<_> = self.tally.yes().filter(|(_, grant)| grant.is_to_be_told(fence)).collect();
+        for (node, grant) in below {
+            self.tally.recast(node, Ballot::Yes(Grant { told: Some(fence), ..grant }));
             self.steps.push_back(Step::TellFence { node, fence });
         }
     }
 
-    /// The smallest number that N/2 + 1 grants do not exceed; never smaller than what nodes were already told.
-    fn fence_to_agree_on(&mut self) -> Fence {
-        let mut granted: Vec<Fence> = self.tally.yes().map(|(_, fence)| fence).collect();
-        granted.sort_unstable();
-        let smallest = granted[self.tally.majority().size() - 1];
-        let fence = self.agreed.map_or(smallest, |agreed| agreed.max(smallest));
-        self.agreed = Some(fence);
-        fence
+    /// The smallest fence that N/2 + 1 nodes have or can still be told. What a node was told counts as what it has, so
+    /// that a grant that comes late does not change what the others are about to agree on.
+    fn fence_to_agree_on(&self) -> Option<Fence> {
+        let size = self.tally.majority().size();
+        self.candidates().filter(|&fence| self.able_to_have(fence) >= size).min()
     }
 
-    /// A node whose clock is far ahead gave a fence that others do not take. They may agree on one without it.
-    fn leave_out_those_ahead(&mut self) {
-        let Some(refused) = self.agreed.take() else { return };
-        let ahead: Vec<usize> =
-            self.tally.yes().filter(|&(_, stored)| stored >= refused).map(|(node, _)| node).collect();
-        for node in ahead {
-            self.tally.recast(node, Ballot::Silent);
-        }
+    fn grants(&self) -> impl Iterator<Item = Grant> {
+        self.tally.yes().map(|(_, grant)| grant)
+    }
+
+    /// Nobody needs to be told a fence that no node has.
+    fn candidates(&self) -> impl Iterator<Item = Fence> {
+        self.grants().map(Grant::expected)
+    }
+
+    fn able_to_have(&self, fence: Fence) -> usize {
+        self.grants().filter(|grant| grant.can_have(fence)).count()
     }
 
     fn decide(&mut self, step: Step) {
         self.decided = true;
         self.steps.clear();
         self.steps.push_back(step);
+    }
+}
+
+impl Grant {
+    fn of(stored: Fence) -> Self {
+        Self { stored, told: None, refused: None }
+    }
+
+    /// What the node has once it has answered, if it takes what it was told.
+    fn expected(self) -> Fence {
+        self.told.unwrap_or(self.stored)
+    }
+
+    fn can_have(self, fence: Fence) -> bool {
+        let takes = self.refused.is_none_or(|refused| fence < refused);
+        self.expected() == fence || (self.expected() < fence && takes)
+    }
+
+    /// The node is known to have had exactly this one while the token held it. That counts, whatever it was told since.
+    fn has(self, fence: Fence) -> bool {
+        self.stored == fence
+    }
+
+    fn is_to_be_told(self, fence: Fence) -> bool {
+        self.told.is_none() && self.stored < fence && self.can_have(fence)
     }
 }

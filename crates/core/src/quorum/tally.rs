@@ -48,6 +48,14 @@ impl<Y: Copy> Tally<Y> {
         }
     }
 
+    /// What a node that said yes said.
+    pub(super) fn of(&self, node: usize) -> Option<Y> {
+        match self.ballots.get(node) {
+            Some(Ballot::Yes(what)) => Some(*what),
+            _ => None,
+        }
+    }
+
     pub(super) fn yes(&self) -> impl Iterator<Item = (usize, Y)> {
         self.ballots.iter().enumerate().filter_map(|(node, ballot)| match ballot {
             Ballot::Yes(what) => Some((node, *what)),

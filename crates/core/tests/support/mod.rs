@@ -45,6 +45,17 @@ pub(crate) enum Patient {
     Abstaining,
 }
 
+fn settings(rejoin_delay_ms: u64) -> Settings {
+    Settings {
+        max_ttl: Ttl::from_ms(MAX_TTL_MS).unwrap(),
+        rejoin_delay_ms,
+        max_clock_skew_ms: 60_000,
+        max_waiters: MAX_WAITERS,
+        fence_stripes: 8,
+        hash_seed: 7,
+    }
+}
+
 struct Seeing<'a>(Option<&'a Value>);
 
 impl Mirror for Seeing<'_> {
@@ -67,24 +78,22 @@ impl Server {
     }
 
     pub(crate) fn that_rejoins_after_ms(rejoin_delay_ms: u64) -> Self {
-        let settings = Settings {
-            max_ttl: Ttl::from_ms(MAX_TTL_MS).unwrap(),
-            rejoin_delay_ms,
-            max_clock_skew_ms: 60_000,
-            max_waiters: MAX_WAITERS,
-            fence_stripes: 8,
-            hash_seed: 7,
-        };
         let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
         let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
         Self {
-            node: Node::new(settings, now),
+            node: Node::new(settings(rejoin_delay_ms), now),
             keys: HashMap::new(),
             mono_us,
             wall_ms,
             tickets: 0,
             told: Vec::new(),
         }
+    }
+
+    /// Ends, and starts again with nothing left of what it knew.
+    pub(crate) fn restart(&mut self, rejoin_delay_ms: u64) {
+        self.node = Node::new(settings(rejoin_delay_ms), self.now());
+        self.keys.clear();
     }
 
     pub(crate) fn now(&self) -> Now {

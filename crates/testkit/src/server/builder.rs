@@ -1,9 +1,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::address::Address;
 use super::directory::Directory;
-use super::settings::Settings;
+use super::settings::{Settings, absolute};
+use crate::injector::Preload;
+#[cfg(target_os = "linux")]
+use crate::{PowerCut, WallClock};
 use crate::{Server, StartError, find_server_binary, module_path};
 
 /// How a [`Server`] is to be started; made by [`Server::builder`] and [`Server::with_module`].
@@ -13,8 +17,10 @@ pub struct ServerBuilder {
     binary: Option<PathBuf>,
     module: Module,
     module_args: Vec<String>,
+    config_file: Option<PathBuf>,
     directives: Vec<(String, String)>,
     environment: Vec<(OsString, OsString)>,
+    preloads: Vec<Arc<Preload>>,
     directory: Option<PathBuf>,
     listen: Listen,
 }
@@ -56,9 +62,11 @@ impl ServerBuilder {
         self
     }
 
-    /// A plain server: no module is loaded.
+    /// A plain server: no module is loaded, and none is configured.
     pub fn without_module(mut self) -> Self {
         self.module = Module::None;
+        // A server refuses the configuration of a module that it does not load.
+        self.directives.retain(|(name, _)| !name.starts_with("lock."));
         self
     }
 
@@ -77,9 +85,30 @@ impl ServerBuilder {
         self
     }
 
+    /// A redis.conf of the caller's, which the server reads first and `CONFIG REWRITE` writes. What is given in other ways
+    /// comes after it.
+    pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.config_file = Some(path.into());
+        self
+    }
+
     /// A variable of the server's environment.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Has the server tell the time by this wall clock, which can then be stepped.
+    #[cfg(target_os = "linux")]
+    pub fn wall_clock(mut self, clock: &WallClock) -> Self {
+        self.preloads.push(clock.preload());
+        self
+    }
+
+    /// Takes down what the server syncs, so that this can cut its power.
+    #[cfg(target_os = "linux")]
+    pub fn power_cut(mut self, power: &PowerCut) -> Self {
+        self.preloads.push(power.preload());
         self
     }
 
@@ -120,7 +149,10 @@ impl ServerBuilder {
             Listen::Unix => Address::unix_in(directory.path())?,
             Listen::Tcp { port } => Address::tcp(port)?,
         };
-        let mut settings = Settings::new(binary, module, self.module_args, self.environment);
+        let mut settings = Settings::new(binary, module, self.module_args);
+        settings.config_file = self.config_file.map(absolute);
+        settings.environment = self.environment;
+        settings.preloads = self.preloads;
         for (name, value) in self.directives {
             settings.set(name, value);
         }

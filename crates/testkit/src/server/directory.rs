@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::StartError;
 
-const LOG_NAME: &str = "server.log";
+pub(super) const LOG_NAME: &str = "server.log";
 
 /// A server that runs wild must not take the memory of the test that asks for its log.
 const LOG_READ_MAX_BYTES: u64 = 4 * 1024 * 1024;

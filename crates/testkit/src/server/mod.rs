@@ -176,6 +176,12 @@ impl Server {
         self.settings.set(name.into(), value.to_string());
     }
 
+    /// Whether this is the name of the log of a server.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_log(path: &Path) -> bool {
+        path.file_name().is_some_and(|name| name == directory::LOG_NAME)
+    }
+
     #[track_caller]
     fn process(&self) -> &Process {
         match &self.process {

@@ -1,8 +1,10 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use super::address::Address;
+use crate::injector::{Preload, preload};
 
 /// What a server of ours is told when the caller says nothing else: it keeps nothing, stays in the foreground, and lets
 /// a test do to it what it wants.
@@ -21,27 +23,29 @@ pub(super) struct Settings {
     binary: PathBuf,
     module: Option<PathBuf>,
     module_args: Vec<String>,
-    environment: Vec<(OsString, OsString)>,
     directives: Vec<(String, String)>,
+    pub(super) config_file: Option<PathBuf>,
+    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) preloads: Vec<Arc<Preload>>,
+}
+
+/// Used from another directory than the caller's.
+pub(super) fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 impl Settings {
-    pub(super) fn new(
-        binary: PathBuf,
-        module: Option<PathBuf>,
-        module_args: Vec<String>,
-        environment: Vec<(OsString, OsString)>,
-    ) -> Self {
+    pub(super) fn new(binary: PathBuf, module: Option<PathBuf>, module_args: Vec<String>) -> Self {
         let directives = DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into();
-        // Both are used from another directory than the caller's.
-        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         let is_on_path = binary.components().count() == 1 && !binary.exists();
         Self {
             binary: if is_on_path { binary } else { absolute(binary) },
             module: module.map(absolute),
             module_args,
-            environment,
             directives,
+            config_file: None,
+            environment: Vec::new(),
+            preloads: Vec::new(),
         }
     }
 
@@ -58,6 +62,8 @@ impl Settings {
 
     pub(super) fn command(&self, address: &Address) -> Command {
         let mut command = Command::new(&self.binary);
+        // It can only come first.
+        command.args(&self.config_file);
         // Of a directive that is given twice the server takes the last, so the caller's come after the address.
         for (name, value) in address.directives() {
             command.arg(format!("--{name}")).arg(value);
@@ -69,6 +75,7 @@ impl Settings {
             command.arg("--loadmodule").arg(module).args(&self.module_args);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        preload(&mut command, &self.preloads);
         command
     }
 }

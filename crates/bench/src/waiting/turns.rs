@@ -1,0 +1,240 @@
+//! Who had a lock when, and what can be told from it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+/// One lock, as its holder saw it. All times by [`clock::now`](super::clock::now), which is the same for all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Before it was asked for.
+    pub(crate) asked: Duration,
+    /// After it was granted.
+    pub(crate) got: Duration,
+    /// Before it was released.
+    pub(crate) releasing: Duration,
+    pub(crate) fence: u64,
+}
+
+/// What one client tells at its end, a line for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Turn(Turn),
+    /// It was still waiting at the end, since then.
+    Unserved {
+        asked: Duration,
+        ended: Duration,
+    },
+    /// Something did not work, at that time.
+    Failed {
+        at: Duration,
+        what: String,
+    },
+}
+
+/// What a client did from beginning to end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Account {
+    pub(crate) turns: Vec<Turn>,
+    /// Since when it was still waiting at the end, and when that was.
+    unserved: Option<(Duration, Duration)>,
+    failures: Vec<(Duration, String)>,
+}
+
+/// What all clients of one lock did, merged.
+pub(crate) struct Course {
+    pub(crate) accounts: Vec<Account>,
+    /// In the order in which they were granted.
+    turns: Vec<Turn>,
+}
+
+impl Account {
+    /// Of one who had the lock once.
+    pub(crate) fn of(turn: Turn) -> Self {
+        Self { turns: vec![turn], ..Self::default() }
+    }
+
+    pub(crate) fn add(&mut self, told: Told) {
+        match told {
+            Told::Turn(turn) => self.turns.push(turn),
+            Told::Unserved { asked, ended } => self.unserved = Some((asked, ended)),
+            Told::Failed { at, what } => self.failures.push((at, what)),
+        }
+    }
+
+    /// All of it.
+    pub(crate) fn told(self) -> impl Iterator<Item = Told> {
+        let Self { turns, unserved, failures } = self;
+        let turns = turns.into_iter().map(Told::Turn);
+        let unserved = unserved.map(|(asked, ended)| Told::Unserved { asked, ended });
+        let failures = failures.into_iter().map(|(at, what)| Told::Failed { at, what });
+        turns.chain(unserved).chain(failures)
+    }
+
+    /// How long it waited each time, the last time included if that was in vain.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = Duration> {
+        let served = self.turns.iter().map(|turn| turn.got.saturating_sub(turn.asked));
+        served.chain(self.unserved.map(|(asked, ended)| ended.saturating_sub(asked)))
+    }
+}
+
+impl Course {
+    pub(crate) fn new(accounts: Vec<Account>) -> Self {
+        let mut turns: Vec<_> = accounts.iter().flat_map(|account| account.turns.iter().copied()).collect();
+        turns.sort_unstable_by_key(|turn| turn.got);
+        Self { accounts, turns }
+    }
+
+    /// Of whatever did not work, the first.
+    pub(crate) fn first_failure(&self) -> Option<&str> {
+        self.accounts.iter().flat_map(|account| &account.failures).next().map(|(_, what)| what.as_str())
+    }
+
+    pub(crate) fn require_no_failure(self) -> anyhow::Result<Self> {
+        match self.first_failure() {
+            Some(failure) => bail!("a client failed: {failure}"),
+            None => Ok(self),
+        }
+    }
+
+    /// How many locks were granted between two moments.
+    pub(crate) fn grants_between(&self, from: Duration, to: Duration) -> u64 {
+        self.turns.iter().filter(|turn| (from..to).contains(&turn.got)).count() as u64
+    }
+
+    /// How long each handover took, from the last holder's release to the next one's grant: those to somebody who was
+    /// waiting already when the release began.
+    pub(crate) fn handovers(&self) -> impl Iterator<Item = Duration> {
+        self.pairs().filter(|(last, next)| next.asked < last.releasing).map(Self::between)
+    }
+
+    /// The longest time from one release to the next grant, of what falls between two moments.
+    pub(crate) fn longest_stall_between(&self, from: Duration, to: Duration) -> Duration {
+        let last = self.turns.iter().rfind(|turn| turn.got < to);
+        let at_the_end = to.saturating_sub(last.map_or(from, |turn| turn.releasing.max(from)));
+        let pairs = self.pairs().filter(|(_, next)| (from..to).contains(&next.got)).map(Self::between);
+        pairs.chain([at_the_end]).max().unwrap_or_default()
+    }
+
+    /// How often somebody was granted the lock before its last holder began to release it, or with a fence that is not
+    /// above the last.
+    pub(crate) fn double_grants(&self) -> usize {
+        let is_one = |(last, next): &(&Turn, &Turn)| {
+            next.got < last.releasing || (next.fence <= last.fence && next.fence > 0)
+        };
+        self.pairs().filter(is_one).count()
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&Turn, &Turn)> {
+        self.turns.iter().zip(self.turns.iter().skip(1))
+    }
+
+    fn between((last, next): (&Turn, &Turn)) -> Duration {
+        next.got.saturating_sub(last.releasing)
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Turn(Turn { asked, got, releasing, fence }) => {
+                let [asked, got, releasing] = [asked, got, releasing].map(Duration::as_nanos);
+                write!(f, "turn {asked} {got} {releasing} {fence}")
+            }
+            Self::Unserved { asked, ended } => {
+                write!(f, "unserved {} {}", asked.as_nanos(), ended.as_nanos())
+            }
+            Self::Failed { at, what } => write!(f, "failed {} {}", at.as_nanos(), what.replace('\n', " ")),
+        }
+    }
+}
+
+impl FromStr for Told {
+    type Err = anyhow::Error;
+
+    fn from_str(line: &str) -> anyhow::Result<Self> {
+        let mut words = line.splitn(2, ' ');
+        let (what, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let numbers = || -> anyhow::Result<Vec<u64>> {
+            rest.split(' ')
+                .map(|word| word.parse().with_context(|| format!("not a number: {word}")))
+                .collect()
+        };
+        let time = Duration::from_nanos;
+        match what {
+            "turn" => match numbers()?[..] {
+                [asked, got, releasing, fence] => {
+                    let [asked, got, releasing] = [asked, got, releasing].map(time);
+                    Ok(Self::Turn(Turn { asked, got, releasing, fence }))
+                }
+                _ => bail!("not four numbers: {line}"),
+            },
+            "unserved" => match numbers()?[..] {
+                [asked, ended] => Ok(Self::Unserved { asked: time(asked), ended: time(ended) }),
+                _ => bail!("not two numbers: {line}"),
+            },
+            "failed" => {
+                let (at, what) = rest.split_once(' ').context("no reason")?;
+                Ok(Self::Failed { at: time(at.parse()?), what: what.to_owned() })
+            }
+            _ => bail!("a client said: {line}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(asked_ms: u64, got_ms: u64, releasing_ms: u64, fence: u64) -> Turn {
+        let [asked, got, releasing] = [asked_ms, got_ms, releasing_ms].map(Duration::from_millis);
+        Turn { asked, got, releasing, fence }
+    }
+
+    fn course(turns: [&[Turn]; 2]) -> Course {
+        Course::new(turns.map(|turns| Account { turns: turns.to_vec(), ..Account::default() }).into())
+    }
+
+    #[test]
+    fn what_is_told_is_understood() {
+        let at = Duration::from_nanos(7);
+        let told = [
+            Told::Turn(turn(1, 2, 3, 4)),
+            Told::Unserved { asked: at, ended: at * 2 },
+            Told::Failed { at, what: "no node answers".into() },
+        ];
+        for told in told {
+            assert_eq!(told.to_string().parse::<Told>().unwrap(), told);
+        }
+        assert!("turn 1 2 3".parse::<Told>().is_err());
+        assert!("thread panicked".parse::<Told>().is_err());
+    }
+
+    #[test]
+    fn a_handover_is_from_a_release_to_the_next_grant_of_one_who_waited() {
+        let course = course([&[turn(0, 1, 10, 1), turn(30, 31, 40, 3)], &[turn(2, 12, 20, 2)]]);
+        assert_eq!(course.handovers().collect::<Vec<_>>(), [Duration::from_millis(2)], "nobody waited at 20");
+        let stall_between =
+            |from, to| course.longest_stall_between(Duration::from_millis(from), Duration::from_millis(to));
+        assert_eq!(stall_between(0, 40), Duration::from_millis(11));
+        assert_eq!(stall_between(15, 30), Duration::from_millis(10), "nobody had it at the end");
+        assert_eq!(stall_between(50, 60), Duration::from_millis(10), "nobody had it at all");
+        assert_eq!(course.double_grants(), 0);
+    }
+
+    #[test]
+    fn two_holders_at_once_and_fences_that_do_not_grow_are_noticed() {
+        assert_eq!(course([&[turn(0, 1, 10, 1)], &[turn(0, 9, 20, 2)]]).double_grants(), 1);
+        assert_eq!(course([&[turn(0, 1, 10, 2)], &[turn(0, 11, 20, 2)]]).double_grants(), 1);
+        assert_eq!(course([&[turn(0, 1, 10, 0)], &[turn(0, 11, 20, 0)]]).double_grants(), 0, "no fences");
+    }
+
+    #[test]
+    fn a_wait_in_vain_counts_as_a_wait() {
+        let mut account = Account { turns: vec![turn(0, 5, 6, 1)], ..Account::default() };
+        account.add(Told::Unserved { asked: Duration::from_millis(6), ended: Duration::from_millis(60) });
+        assert_eq!(account.waits().max(), Some(Duration::from_millis(54)));
+    }
+}

@@ -1,0 +1,173 @@
+//! Why a lock needs a fence, played with real processes on a real database:
+//!
+//! ```sh
+//! cargo run --example fence_sqlite
+//! ```
+//!
+//! Two clerks sell apples. Each takes the lock, reads how many there are, and writes one less. One of them is stopped
+//! (SIGSTOP) after it has read, and after it has seen that it still holds the lock: as by a long garbage collection, a
+//! full disk or a laptop that is closed. It wakes up when its lock has been another's. Once the database takes what it
+//! writes, and once the database looks at the fence first.
+
+use std::error::Error;
+use std::io::{BufRead as _, BufReader, Write as _, stdin};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use quorlock_client::{Fence, Quorum};
+use quorlock_testkit::Masters;
+use rusqlite::{Connection, params};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+const APPLES: i64 = 10;
+const TTL: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    match arguments.as_slice() {
+        [] => story(),
+        [database, checked, masters @ ..] => sell(Path::new(database), checked == "checked", masters),
+        [_] => Err("this is for the clerks that the story starts".into()),
+    }
+}
+
+/// What a clerk does: it sells one apple.
+#[tokio::main(flavor = "current_thread")]
+async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), Box<dyn Error>> {
+    let quorum = Quorum::connect(masters).await?;
+    let lock = quorum.lock("stock/apples").ttl(TTL).wait(PATIENCE).acquire().await?;
+
+    let stock = Connection::open(database)?;
+    let apples: i64 = stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?;
+    // A careful clerk looks at the clock before it writes. That is not enough.
+    assert!(!lock.remaining().is_zero());
+    println!("{} {apples}", lock.fence());
+    // Here the story stops one of them. That it waits for a word only makes sure that it is stopped here.
+    stdin().read_line(&mut String::new())?;
+
+    let rows = if checked {
+        write_if_latest(&stock, apples - 1, lock.fence())?
+    } else {
+        stock.execute("UPDATE stock SET apples = ?1", [apples - 1])?
+    };
+    println!("{}", if rows == 1 { "wrote" } else { "refused" });
+    drop(lock);
+    quorum.close().await;
+    Ok(())
+}
+
+/// The check and the write are one statement: nobody can come in between.
+fn write_if_latest(stock: &Connection, apples: i64, fence: Fence) -> rusqlite::Result<usize> {
+    let fence = i64::try_from(fence.get()).expect("a fence is less than 2^53");
+    stock.execute("UPDATE stock SET apples = ?1, fence = ?2 WHERE fence <= ?2", params![apples, fence])
+}
+
+fn story() -> Result<(), Box<dyn Error>> {
+    println!(
+        "Three masters, one SQLite database with {APPLES} apples, and two clerks who sell one apple each,"
+    );
+    println!("under a lock that lasts {TTL:?}.");
+    let masters = Masters::start(3);
+    for checked in [false, true] {
+        println!("\n{}", if checked { "With the fence:" } else { "Without a fence:" });
+        let (sold, left) = play(checked, &masters.urls())?;
+        let right = left == APPLES - sold;
+        println!("  => {sold} sold, {left} left of {APPLES}: {}", if right { "right" } else { "WRONG" });
+        if right != checked {
+            return Err("that is not how the story goes".into());
+        }
+    }
+    Ok(())
+}
+
+/// One afternoon: how many apples the clerks believe to have sold, and how many are left in the database.
+fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>> {
+    let directory = tempfile::tempdir()?;
+    let database = directory.path().join("stock.db");
+    let stock = Connection::open(&database)?;
+    stock.execute_batch("CREATE TABLE stock (apples INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0)")?;
+    stock.execute("INSERT INTO stock (apples) VALUES (?1)", [APPLES])?;
+
+    let mut anna = Clerk::start(&database, checked, masters)?;
+    let hers = anna.line()?;
+    println!("  Anna reads {}. She still holds the lock, and is stopped before she writes.", apples(&hers));
+    anna.stop()?;
+
+    let mut ben = Clerk::start(&database, checked, masters)?;
+    let his = ben.line()?;
+    println!("  Her lock runs out. Ben gets it, reads {}, and writes one less.", apples(&his));
+    let his_end = ben.go_on()?;
+
+    let her_end = anna.go_on()?;
+    let fate = match her_end.as_str() {
+        "wrote" => "writes over it".into(),
+        _ => format!("is refused: her fence is {}, and the database has seen {}", fence(&hers), fence(&his)),
+    };
+    println!("  Anna wakes up, writes one less than she had read, and {fate}.");
+
+    let sold = [her_end, his_end].iter().filter(|end| *end == "wrote").count();
+    Ok((i64::try_from(sold)?, stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?))
+}
+
+/// What a clerk read, and under which fence.
+fn apples(line: &str) -> String {
+    format!("{} apples (fence {})", line.split(' ').nth(1).unwrap_or("no"), fence(line))
+}
+
+fn fence(line: &str) -> &str {
+    line.split(' ').next().unwrap_or_default()
+}
+
+/// A clerk's process, which ends with the story.
+struct Clerk {
+    process: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Clerk {
+    fn start(database: &Path, checked: bool, masters: &[String]) -> Result<Self, Box<dyn Error>> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg(database)
+            .arg(if checked { "checked" } else { "unchecked" })
+            .args(masters)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let says = BufReader::new(process.stdout.take().expect("it is piped"));
+        Ok(Self { process, says })
+    }
+
+    /// The next that it says.
+    fn line(&mut self) -> Result<String, Box<dyn Error>> {
+        let mut line = String::new();
+        self.says.read_line(&mut line)?;
+        if line.is_empty() { Err("a clerk went home early".into()) } else { Ok(line.trim().to_owned()) }
+    }
+
+    /// Stops it where it is, and returns when it has stopped.
+    fn stop(&self) -> Result<(), Box<dyn Error>> {
+        let pid = Pid::from_child(&self.process);
+        kill_process(pid, Signal::STOP)?;
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT)?;
+        Ok(())
+    }
+
+    /// Lets it write, also when it was stopped, and returns what came of it.
+    fn go_on(&mut self) -> Result<String, Box<dyn Error>> {
+        self.process.stdin.take().expect("it goes on once").write_all(b"go on\n")?;
+        kill_process(Pid::from_child(&self.process), Signal::CONT)?;
+        let end = self.line()?;
+        self.process.wait()?;
+        Ok(end)
+    }
+}
+
+impl Drop for Clerk {
+    fn drop(&mut self) {
+        // Neither can fail for a process that was not reaped, nor does it matter for one that was.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

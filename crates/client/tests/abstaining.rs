@@ -1,0 +1,95 @@
+//! Masters that abstain, because they may have forgotten who holds what.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, nothing_is_left};
+use quorlock_client::{AcquireError, LockBuilder, NodeError, Quorum, Released};
+use quorlock_testkit::{Masters, eventually_async};
+
+/// Longer than any test takes.
+const LONG_MS: u64 = 100_000;
+
+/// A lock whose nodes have all the time that they need, on a machine that is busy.
+fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
+    quorum.lock(key).ttl(Duration::from_secs(30)).node_limit(Duration::from_secs(4))
+}
+
+/// Five masters, of which the first so many abstain.
+async fn of_five_abstain(abstaining: usize) -> (Masters, Quorum) {
+    let masters = Masters::start_with(5, |index, builder| {
+        if index < abstaining { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
+    });
+    let masters = masters.unwrap();
+    let quorum = Quorum::connect(masters.urls()).await.unwrap();
+    (masters, quorum)
+}
+
+#[tokio::test]
+async fn a_minority_that_abstains_is_no_obstacle() {
+    let (_masters, quorum) = of_five_abstain(2).await;
+    let mut lock = patiently(&quorum, "k").try_acquire().await.unwrap();
+    assert_eq!(lock.coverage().held, 3);
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_majority_that_abstains_is_named_with_each_ones_own_words() {
+    let (masters, quorum) = of_five_abstain(3).await;
+    let error = patiently(&quorum, "k").try_acquire().await.unwrap_err();
+    let said = error.to_string();
+    let AcquireError::NoQuorum { nodes } = error else { panic!("{error}") };
+    let failed: Vec<_> = nodes.failed().collect();
+    assert_eq!(failed.len(), 3, "{nodes}");
+    for ((node, error), url) in failed.into_iter().zip(masters.urls()) {
+        assert!(url.contains(node), "{url} is not {node}");
+        let NodeError::Abstains { reason } = error else { panic!("{node}: {error}") };
+        let (ms, why) = reason.split_once(' ').unwrap();
+        assert!((1..=LONG_MS).contains(&ms.parse::<u64>().unwrap()), "{reason}");
+        assert!(why.starts_with("start: "), "{reason}");
+        assert!(said.contains(&format!("{node} abstains: {reason}")), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_was_held_before_is_kept_on_masters_that_abstain_after_their_restart() {
+    let masters =
+        Masters::start_with(3, |_, builder| builder.arg("appendonly", "yes").arg("appendfsync", "always"));
+    let mut masters = masters.unwrap();
+    let quorum = Quorum::connect(masters.urls()).await.unwrap();
+    let mut lock = patiently(&quorum, "k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    for master in &mut masters {
+        master.set_arg("lock.rejoin-delay", LONG_MS);
+        master.restart().unwrap();
+    }
+    eventually_async(PATIENCE, "a majority confirms", async || lock.extend().await.is_ok()).await;
+    let others = patiently(&quorum, "k").try_acquire().await;
+    assert!(matches!(others, Err(AcquireError::NoQuorum { .. })), "{others:?}");
+    drop(lock);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_user_who_may_only_lock_can_lock() {
+    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let mut urls = Vec::new();
+    for master in &masters {
+        let rules =
+            ["on", ">pw", "~lock:*", "+lock.acquire", "+lock.extend", "+lock.release", "+lock.inspect"];
+        redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();
+        urls.push(master.url().replace("redis://", "redis://locker:pw@"));
+    }
+    let quorum = Quorum::connect(urls).await.unwrap();
+    let mut lock = patiently(&quorum, "lock:k").acquire().await.unwrap();
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    let Err(AcquireError::NoQuorum { nodes }) = patiently(&quorum, "other").try_acquire().await else {
+        panic!("that key is not allowed")
+    };
+    assert!(nodes.failed().all(|(_, error)| error.to_string().starts_with("NOPERM")), "{nodes}");
+}

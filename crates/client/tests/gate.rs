@@ -1,0 +1,62 @@
+//! What a gate lets pass, and what it refuses.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::thread;
+
+use quorlock_client::{Fence, FenceGate, Stale};
+
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
+#[test]
+fn the_same_holder_passes_again_and_an_earlier_one_does_not() {
+    let gate = FenceGate::new();
+    assert_eq!(gate.check(fence(7)), Ok(()));
+    assert_eq!(gate.check(fence(7)), Ok(()), "the same holder writes once more");
+    assert_eq!(gate.check(fence(9)), Ok(()), "fences may leave out numbers");
+    let stale = Stale { fence: fence(7), largest: fence(9) };
+    assert_eq!(gate.check(fence(7)), Err(stale));
+    assert_eq!(gate.largest(), fence(9), "whoever was refused leaves no trace");
+    assert!(stale.to_string().contains('7') && stale.to_string().contains('9'), "{stale}");
+}
+
+#[test]
+fn a_gate_goes_on_from_what_was_stored() {
+    let gate = FenceGate::resume(fence(40));
+    assert!(gate.check(fence(39)).is_err());
+    assert!(gate.check(fence(40)).is_ok());
+}
+
+#[test]
+fn work_that_panics_has_passed() {
+    let gate = FenceGate::new();
+    let panicked = catch_unwind(AssertUnwindSafe(|| gate.pass(fence(5), || panic!("half-way"))));
+    assert!(panicked.is_err());
+    assert!(gate.check(fence(4)).is_err(), "it may have written something");
+    assert!(gate.check(fence(5)).is_ok());
+}
+
+#[test]
+fn what_is_written_inside_never_goes_back() {
+    let gate = FenceGate::new();
+    let written = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for writer in 0..8_u64 {
+            let (gate, written) = (&gate, &written);
+            scope.spawn(move || {
+                for n in 0..2000 {
+                    let mine = fence(1 + n * 8 + (writer * 5 + n) % 8);
+                    // Taken for the write only: it is the gate that keeps the order.
+                    let _ = gate.pass(mine, || written.lock().unwrap().push(mine));
+                }
+            });
+        }
+    });
+    let written = written.into_inner().unwrap();
+    assert!(written.is_sorted());
+    assert_eq!(written.last(), Some(&gate.largest()));
+}

@@ -1,0 +1,283 @@
+//! Fences over a quorum: real nodes, a real attempt, and a network that answers in any order.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use quorlock_core::node::{Extended, FenceError};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Hints, Loss, Majority, Moment, Step, Vote, Win};
+use quorlock_core::{Fence, NotAFence, Ttl};
+use support::{MAX_TTL_MS, Server};
+
+const KEY: &[u8] = b"k";
+const TTL_MS: u64 = 10_000;
+const SECOND_MS: u64 = 1000;
+
+/// What became of an attempt, and how often a node was told a fence.
+struct Outcome {
+    verdict: Result<Win, Loss>,
+    tells: usize,
+}
+
+/// One attempt whose requests reach the nodes in this order, and whose answers arrive at once.
+fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -> Outcome {
+    let majority = Majority::of(servers.len()).unwrap();
+    let now = Moment::default();
+    let mut core = Acquisition::new(majority, now, Ttl::from_ms(TTL_MS).unwrap(), Duration::ZERO);
+    let mut tells = 0;
+    let mut to_acquire: VecDeque<usize> = order.iter().copied().collect();
+    loop {
+        while let Some(step) = core.poll() {
+            match step {
+                Step::Won(win) => return Outcome { verdict: Ok(win), tells },
+                Step::Lost(loss) => return Outcome { verdict: Err(loss), tells },
+                Step::AskAgain { .. } => unreachable!("nobody has waited"),
+                Step::TellFence { node, fence } => {
+                    tells += 1;
+                    let answer = match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
+                        Extended::Held { fence, .. } => FenceAnswer::Stored(fence),
+                        Extended::BadFence(FenceError::TooFarAhead { .. }) => FenceAnswer::Unacceptable,
+                        _ => FenceAnswer::Failed,
+                    };
+                    core.fence_answer(node, answer, now);
+                }
+            }
+        }
+        match to_acquire.pop_front() {
+            Some(node) => {
+                let vote = match servers[node].acquire(KEY, token, TTL_MS, Some(hint)) {
+                    Some(fence) => Vote::Granted(fence),
+                    None => Vote::Refused,
+                };
+                core.vote(node, vote, now);
+            }
+            None => core.time_is_up(now),
+        }
+    }
+}
+
+fn release(servers: &mut [Server], token: &[u8]) {
+    for server in servers {
+        server.release(KEY, token);
+    }
+}
+
+fn pass_ms(servers: &mut [Server], ms: u64) {
+    for server in servers {
+        server.pass_ms(ms);
+        server.turn();
+    }
+}
+
+/// Nodes with the same clock that have been up for a while.
+fn masters(n: usize) -> Vec<Server> {
+    let mut servers: Vec<_> = (0..n).map(|_| Server::new()).collect();
+    // A start leaves the counters one skew ahead of the clock; that time is over.
+    pass_ms(&mut servers, 120 * SECOND_MS);
+    servers
+}
+
+/// All orders in which so many nodes can answer.
+fn orders(n: usize) -> Vec<Vec<usize>> {
+    (0..n).fold(vec![vec![]], |shorter, next| {
+        let with_next = |order: &Vec<usize>| {
+            (0..=order.len()).map(|at| [&order[..at], &[next], &order[at..]].concat()).collect::<Vec<_>>()
+        };
+        shorter.iter().flat_map(with_next).collect()
+    })
+}
+
+/// Takes the lock again and again, in every order of the answers, and expects fences that grow.
+fn grows_in_every_order(mut servers: Vec<Server>) {
+    let mut last = Fence::ZERO;
+    let mut hints = Hints::default();
+    for order in orders(servers.len()) {
+        let hint = hints.propose(servers[0].now().wall_us);
+        let win = attempt(&mut servers, &order, b"t", hint).verdict;
+        let win = win.unwrap_or_else(|loss| panic!("answers in the order {order:?}: {loss:?}"));
+        assert!(win.fence > last, "{order:?}");
+        last = win.fence;
+        hints.learn(hint, win.fence);
+        release(&mut servers, b"t");
+        pass_ms(&mut servers, 1);
+    }
+}
+
+#[test]
+fn a_fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
+    for fence in [Fence::new(1).unwrap(), Fence::MAX] {
+        assert_eq!(fence.to_string().parse(), Ok(fence));
+    }
+    for text in ["", "0", "-1", "9007199254740992", "7 ", "0x7"] {
+        assert_eq!(text.parse::<Fence>(), Err(NotAFence), "{text}");
+    }
+}
+
+#[test]
+fn equal_clocks_agree_without_a_second_round() {
+    let mut servers = masters(5);
+    for order in orders(5) {
+        let hint = Fence::of_wall_us(servers[0].now().wall_us);
+        let Outcome { verdict, tells } = attempt(&mut servers, &order, b"t", hint);
+        assert_eq!((verdict.unwrap().fence, tells), (hint, 0));
+        release(&mut servers, b"t");
+        pass_ms(&mut servers, 1);
+    }
+}
+
+#[test]
+fn a_node_whose_clock_is_far_ahead_costs_no_lock() {
+    for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
+        let mut servers = masters(3);
+        servers[1].wall_ms += offset_ms;
+        grows_in_every_order(servers);
+    }
+}
+
+#[test]
+fn a_node_whose_clock_is_far_behind_costs_no_lock() {
+    for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
+        let mut servers = masters(3);
+        servers[1].wall_ms -= offset_ms;
+        grows_in_every_order(servers);
+    }
+}
+
+#[test]
+fn a_node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
+    for offset_ms in [0, 10 * SECOND_MS, 3600 * SECOND_MS] {
+        for ahead in [true, false] {
+            let mut servers = masters(3);
+            let wall_ms = servers[1].wall_ms;
+            servers[1].wall_ms = if ahead { wall_ms + offset_ms } else { wall_ms - offset_ms };
+            servers[1].restart(0);
+            grows_in_every_order(servers);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first() {
+    let mut servers = masters(3);
+    servers[1].wall_ms += 1;
+    servers[2].wall_ms += 3600 * SECOND_MS;
+    servers[2].restart(0);
+    let mut hints = Hints::default();
+    let mut propose_and_take = |order: &[usize]| {
+        let hint = hints.propose(servers[0].now().wall_us);
+        let Outcome { verdict, tells } = attempt(&mut servers, order, b"t", hint);
+        hints.learn(hint, verdict.unwrap().fence);
+        release(&mut servers, b"t");
+        pass_ms(&mut servers, 1);
+        tells
+    };
+    assert!(propose_and_take(&[2, 0, 1]) > 0, "its fence is one that the others do not take");
+    for _ in 0..3 {
+        assert_eq!(propose_and_take(&[0, 1, 2]), 0);
+    }
+}
+
+#[test]
+fn a_client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
+    let mut servers = masters(3);
+    servers[1].wall_ms += 1;
+    let mut hints = Hints::default();
+    let wrong = hints.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
+    let Outcome { verdict, tells } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
+    assert!(tells > 0, "nobody believed it, so each gave a number of its own");
+    hints.learn(wrong, verdict.unwrap().fence);
+    release(&mut servers, b"t");
+    pass_ms(&mut servers, 2);
+    let hint = hints.propose(servers[0].now().wall_us);
+    assert_eq!(attempt(&mut servers, &[0, 1, 2], b"t", hint).tells, 0);
+}
+
+#[test]
+fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
+    let mut servers = masters(3);
+    let mut last = Fence::ZERO;
+    for restarted in [0, 1, 2, 0, 1, 2] {
+        servers[restarted].restart(MAX_TTL_MS);
+        for _ in 0..70 {
+            pass_ms(&mut servers, SECOND_MS);
+            let hint = Fence::of_wall_us(servers[0].now().wall_us);
+            // The nodes that keep their memory answer last: as much as possible rests on the one that forgot.
+            let order = [restarted, (restarted + 1) % 3, (restarted + 2) % 3];
+            let win = attempt(&mut servers, &order, b"t", hint).verdict.unwrap();
+            assert!(win.fence > last);
+            last = win.fence;
+            release(&mut servers, b"t");
+        }
+    }
+}
+
+/// Something that happens between two locks.
+#[derive(Clone, Debug)]
+enum Between {
+    Pass {
+        ms: u64,
+    },
+    /// Only for nodes that never restart.
+    WallStep {
+        node: usize,
+        ms: i64,
+    },
+    /// Only for nodes whose clock is never stepped.
+    Restart {
+        node: usize,
+    },
+}
+
+fn between() -> impl Strategy<Value = Between> {
+    prop_oneof![
+        2 => (1..100_000_u64).prop_map(|ms| Between::Pass { ms }),
+        2 => (0..2_usize, -7_200_000..7_200_000_i64).prop_map(|(node, ms)| Between::WallStep { node, ms }),
+        2 => (2..5_usize).prop_map(|node| Between::Restart { node }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whichever nodes can be reached, whatever the clocks of nodes and clients say, and whoever restarts in between.
+    #[test]
+    fn every_fence_is_larger_than_the_one_before(
+        rounds in prop::collection::vec(
+            (between(), Just(vec![0, 1, 2, 3, 4]).prop_shuffle(), 3..=5_usize, -7_200_000..7_200_000_i64, any::<bool>()),
+            1..40,
+        ),
+        offsets_ms in prop::collection::vec(-90_000..90_000_i64, 5),
+    ) {
+        let mut servers = masters(5);
+        for (server, offset_ms) in servers.iter_mut().zip(offsets_ms) {
+            server.wall_ms = server.wall_ms.saturating_add_signed(offset_ms);
+            server.restart(0);
+        }
+        let mut last = Fence::ZERO;
+        for (between, order, reachable, client_offset_ms, released) in rounds {
+            match between {
+                Between::Pass { ms } => pass_ms(&mut servers, ms),
+                Between::WallStep { node, ms } => servers[node].wall_ms = servers[node].wall_ms.saturating_add_signed(ms),
+                // As long out as it takes to start.
+                Between::Restart { node } => {
+                    pass_ms(&mut servers, 1);
+                    servers[node].restart(0);
+                }
+            }
+            let hint = Fence::of_wall_us(servers[4].now().wall_us.saturating_add_signed(client_offset_ms * 1000));
+            if let Ok(win) = attempt(&mut servers, &order[..reachable], b"t", hint).verdict {
+                prop_assert!(win.fence > last, "{:?} after {last}", win.fence);
+                last = win.fence;
+            }
+            if !released {
+                // Nobody gives it back; it ends by its deadline.
+                pass_ms(&mut servers, TTL_MS);
+            }
+            release(&mut servers, b"t");
+        }
+    }
+}

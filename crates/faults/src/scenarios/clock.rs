@@ -1,0 +1,126 @@
+//! The wall clock is stepped while a lock is held: by hand, by NTP, by the host of a virtual machine.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::{HOUR_S, MINUTE_S, ends_in_time, module_or_set_nx};
+use crate::node::{Answer, Held, Node, PATIENCE, Way};
+use crate::{Protected, Scenario, Tally, Twin};
+
+const TTL: Duration = Duration::from_millis(800);
+
+/// Ahead by a minute, which is more than any lock lasts.
+pub static STEPPED_AHEAD: Scenario = Scenario {
+    fault: "wall clock +60 s while a lock is held",
+    twin: Twin::Harmed("SET NX PX"),
+    round: stepped_ahead,
+};
+
+fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = Node::start(|builder| builder)?;
+    let released = node.take(way, "released", "holder", PATIENCE)?;
+    let held = node.take(way, "held", "holder", TTL)?;
+
+    node.step_clock(MINUTE_S)?;
+    tally.injected();
+    if way == Way::Module {
+        // Not only the module knows again who holds the locks.
+        node.eventually("the keys are written again", |node| {
+            Ok(node.get("released")?.is_some_and(|token| token == released.token)
+                && node.info("lock", "lock_saved_from_clock_step")? >= 1)
+        })?;
+    }
+    ends_in_time(&mut node, way, &held, tally)?;
+    let is_released = node.release(way, &released)?;
+    tally.must(is_released, || "its holder could not release it".into());
+    Ok(())
+}
+
+/// Back by an hour.
+pub static STEPPED_BACK: Scenario = Scenario {
+    fault: "wall clock −1 h while a lock is held",
+    twin: Twin::Harmed("SET NX PX"),
+    round: stepped_back,
+};
+
+/// How late a lock may end.
+const LATE: Duration = Duration::from_millis(50);
+
+fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
+    const ATTEMPTS: u32 = 4;
+    let way = module_or_set_nx(protected);
+    let mut node = Node::start(|builder| builder)?;
+    let mut ended = None;
+    for attempt in 1..=ATTEMPTS {
+        // Several, and several times, so that a moment in which this machine is busy does not count.
+        let held = (0_u32..5).map(|n| {
+            let ttl = TTL + n * Duration::from_millis(30);
+            node.take(way, &format!("key {attempt} {n}"), "holder", ttl)
+        });
+        let held: Vec<_> = held.collect::<Result<_>>()?;
+        node.step_clock(-HOUR_S)?;
+        tally.injected();
+        let late = held.iter().map(|held| lateness(&mut node, held, tally)).collect::<Result<Vec<_>>>()?;
+        ended = late.into_iter().flatten().min();
+        if ended.is_none_or(|late| late <= LATE) {
+            break;
+        }
+    }
+    tally.must(ended.is_some_and(|late| late <= LATE), || match ended {
+        Some(late) => format!("it ended {} ms late", late.as_millis()),
+        None => "it did not end".into(),
+    });
+    Ok(())
+}
+
+/// How long after its deadline the key was gone, at most; `None` when it is still there when that is certainly wrong.
+fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Duration>> {
+    let enough = Duration::from_millis(500);
+    loop {
+        let looked_at = Instant::now();
+        // Only the key is looked at: nobody asks for the lock, which must end all the same.
+        if !node.exists(&held.key)? {
+            let gone_by = Instant::now();
+            tally.must(gone_by >= held.must_last_until(), || "it ended early".into());
+            return Ok(Some(gone_by.saturating_duration_since(held.must_end_by())));
+        }
+        if looked_at > held.must_end_by() + enough {
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Ahead by a minute, and then a client that knows nothing of the module finds the key gone and takes it. That one only
+/// has what `SET NX PX` gives; what is promised is that nobody else of ours is granted the lock, and that its key is
+/// left alone.
+pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
+    fault: "wall clock +60 s, then SET NX PX by an old client",
+    twin: Twin::Harmed("SET NX PX"),
+    round: stepped_ahead_for_an_old_client,
+};
+
+fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = Node::start(|builder| builder)?;
+    // Else the server may find the key before the old client does, and the module writes it again.
+    let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
+    let held = node.take(way, "key", "holder", 2 * TTL)?;
+    node.step_clock(MINUTE_S)?;
+    let old = node.acquire(Way::SetNx, "key", "old client", 3 * TTL)?;
+    ensure!(Instant::now() < held.must_last_until(), "this machine is too slow: the lock has ended");
+    let Answer::Granted(old) = old else { bail!("the old client did not find the key gone: {old:?}") };
+    tally.injected();
+    if protected == Protected::No {
+        tally.harm("the old client has the lock, and so has its holder");
+        return Ok(());
+    }
+    tally.must(node.extend(way, &held)?.is_some(), || "its holder could not extend it".into());
+    let other = node.acquire_until(way, "key", "another", TTL, old.must_end_by() + PATIENCE)?;
+    tally.must(other.is_some(), || "the lock did not end".into());
+    tally.must(Instant::now() >= old.must_last_until(), || "the old client's key was removed".into());
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! The accidents, by what happens.
+
+pub mod clock;
+pub mod config;
+pub mod eviction;
+pub mod operator;
+pub mod power;
+pub mod promotion;
+pub mod reload;
+pub mod restart;
+pub mod unload;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::node::{Answer, Held, Node, PATIENCE, Way};
+use crate::{Protected, Scenario, Tally};
+
+/// All of them.
+pub static ALL: &[&Scenario] = &[
+    &clock::STEPPED_AHEAD,
+    &clock::STEPPED_BACK,
+    &clock::STEPPED_AHEAD_FOR_AN_OLD_CLIENT,
+    &eviction::VOLATILE_TTL,
+    &eviction::ALLKEYS_LRU,
+    &restart::EMPTY_DISK,
+    &restart::CLOCK_STEPPED_MEANWHILE,
+    &power::NEVER_SYNCED,
+    &power::SYNCED_EVERY_SECOND,
+    &power::ALWAYS_SYNCED,
+    &power::STEPPED_BACK_BEFORE,
+    &promotion::NOT_YET_REPLICATED,
+    &reload::DEBUG_RELOAD,
+    &reload::DEBUG_LOADAOF,
+    &reload::DEBUG_RELOAD_AFTER_A_STEP,
+    &operator::DEL,
+    &operator::RENAME,
+    &operator::EXPIRE_0,
+    &operator::FLUSHALL,
+    &operator::SWAPDB,
+    &operator::RESTORE,
+    &operator::MIGRATE,
+    &config::REJOIN_DELAY,
+    &config::MAX_TTL,
+    &unload::UNLOAD_AND_LOAD,
+    &unload::UNLOAD_WITHOUT_MIRRORS,
+];
+
+const HOUR_S: i64 = 3600;
+const MINUTE_S: i64 = 60;
+
+/// How locks are kept where the twin is plain `SET NX PX`.
+const fn module_or_set_nx(protected: Protected) -> Way {
+    match protected {
+        Protected::Yes => Way::Module,
+        Protected::No => Way::SetNx,
+    }
+}
+
+/// For where the twin is a node that votes at once after a start.
+struct Abstention {
+    /// The largest ttl, which is the length of the abstention. A twin has no need to wait for the end of a lock, and may
+    /// be slow to start.
+    max_ttl: Duration,
+    rejoin_delay_ms: i64,
+}
+
+impl Abstention {
+    const fn of(protected: Protected) -> Self {
+        match protected {
+            Protected::Yes => Self { max_ttl: Duration::from_millis(1500), rejoin_delay_ms: -1 },
+            Protected::No => Self { max_ttl: PATIENCE, rejoin_delay_ms: 0 },
+        }
+    }
+
+    /// The server may have forgotten a lock that is still held. It must abstain until that must have ended, and for as
+    /// long as the largest ttl after `since`; then it must vote. In a twin, others try to get the lock once.
+    fn is_kept(
+        &self,
+        node: &mut Node,
+        protected: Protected,
+        held: &Held,
+        since: Instant,
+        reason: &str,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let tried = node.acquire(Way::Module, &held.key, "another", self.max_ttl)?;
+        let is_held = Instant::now() < held.must_last_until();
+        match tried {
+            Answer::Granted(_) if is_held => tally.harm("another was granted the lock while it was held"),
+            Answer::Abstains(words) if words.contains(reason) => {}
+            // This machine was so slow that there was nothing left to see.
+            _ if since.elapsed() >= self.max_ttl => return Ok(()),
+            other if protected == Protected::Yes => {
+                tally.harm(format!("it does not abstain for its {reason}: {other:?}"));
+            }
+            _ => {}
+        }
+        if protected == Protected::No {
+            return Ok(());
+        }
+        let until = held.must_end_by().max(since + self.max_ttl) + PATIENCE;
+        let granted = node.acquire_until(Way::Module, &held.key, "another", self.max_ttl, until)?;
+        let granted_by = Instant::now();
+        tally.must(granted.is_some(), || "it never votes again".into());
+        tally.must(granted_by >= held.must_last_until(), || {
+            "another was granted the lock while it was held".into()
+        });
+        tally.must(granted_by >= since + self.max_ttl, || "it voted again too early".into());
+        Ok(())
+    }
+}
+
+/// A lock that is held is refused to all others, and its holder can extend it and give it back; then it is free.
+fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
+    let other = node.acquire(way, &held.key, "another", PATIENCE)?;
+    tally.must(matches!(other, Answer::Refused), || format!("another was not refused it: {other:?}"));
+    tally.must(node.extend(way, held)?.is_some(), || "its holder could not extend it".into());
+    tally.must(node.release(way, held)?, || "its holder could not release it".into());
+    let other = node.acquire(way, &held.key, "another", PATIENCE)?;
+    tally.must(matches!(other, Answer::Granted(_)), || {
+        format!("it was not free when it was released: {other:?}")
+    });
+    Ok(())
+}
+
+/// A lock that is held lets its holder extend it, is refused to all others until it must end, and then ends.
+fn ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
+    let extended = node.extend(way, held)?;
+    // A machine that is slow may have come too late for it.
+    tally.must(extended.is_some() || Instant::now() >= held.must_last_until(), || {
+        "its holder could not extend it".into()
+    });
+    let held = extended.as_ref().unwrap_or(held);
+    let until = held.must_end_by() + PATIENCE;
+    match node.acquire_until(way, &held.key, "another", Duration::from_millis(1), until)? {
+        None => tally.harm("it did not end"),
+        Some(_) => tally.must(Instant::now() >= held.must_last_until(), || {
+            "another was granted it while it was held".into()
+        }),
+    }
+    Ok(())
+}

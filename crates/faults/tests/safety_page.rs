@@ -1,0 +1,45 @@
+//! What docs/safety.md refers to exists.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+const SAFETY: &str = include_str!("../../../docs/safety.md");
+
+/// The names of all functions in the tests of the workspace.
+fn tests() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let directories = ["tests", "crates/faults/tests", "crates/client/tests", "crates/testkit/tests"];
+    let files = directories.iter().flat_map(|directory| fs::read_dir(root.join(directory)).expect(directory));
+    let sources = files.filter_map(|file| fs::read_to_string(file.expect("a file").path()).ok());
+    let names = |source: String| -> Vec<String> {
+        source
+            .lines()
+            .filter_map(|line| Some(line.split_once("fn ")?.1.split_once('(')?.0.to_owned()))
+            .collect()
+    };
+    sources.flat_map(names).collect()
+}
+
+#[test]
+fn every_test_that_the_page_names_exists() {
+    let tests = tests();
+    let quoted: Vec<_> = SAFETY.split('`').skip(1).step_by(2).collect();
+    let named: Vec<_> = quoted.into_iter().filter(|name| name.matches('_').count() > 3).collect();
+    assert!(named.len() > 20, "{named:?}");
+    for name in named {
+        assert!(tests.contains(name), "there is no test {name}");
+    }
+}
+
+#[test]
+fn the_page_names_every_scenario() {
+    let scenarios = include_str!("scenarios.rs");
+    let names = scenarios.split("#[test]\nfn ").skip(1).filter_map(|test| Some(test.split_once('(')?.0));
+    let mut count = 0;
+    for name in names {
+        assert!(SAFETY.contains(&format!("`{name}`")), "docs/safety.md lacks {name}");
+        count += 1;
+    }
+    assert_eq!(count, quorlock_faults::scenarios::ALL.len(), "each scenario has a test");
+}

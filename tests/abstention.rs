@@ -1,0 +1,256 @@
+//! A node that may have forgotten locks stays out of elections until they have ended, and says so.
+
+use std::time::{Duration, Instant};
+
+use quorlock_testkit::{Server, ServerBuilder, WallClock, eventually, module_path};
+use redis::{Connection, RedisResult, Value, cmd};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Long enough to look around in.
+const DELAY: Duration = Duration::from_secs(2);
+/// Longer than any test takes.
+const LONG_MS: u64 = 100_000;
+
+fn abstaining(delay_ms: u64) -> ServerBuilder {
+    Server::with_module().arg("lock.max-ttl", delay_ms).arg("lock.rejoin-delay", -1)
+}
+
+fn acquire(connection: &mut Connection, key: &str, token: &str) -> RedisResult<Option<u64>> {
+    cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(1000).query(connection)
+}
+
+/// For how long the node says that it abstains, in milliseconds, and why.
+#[track_caller]
+fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
+    let error = acquire(connection, key, "token").expect_err("it abstains");
+    assert_eq!(error.code(), Some("ABSTAIN"), "{error}");
+    let words = error.detail().unwrap_or_default().to_owned();
+    let (ms, rest) = words.split_once(' ').expect("a number and words");
+    let (reason, sentence) = rest.split_once(": ").expect("a reason and a sentence");
+    assert_eq!(sentence, "this server may have forgotten locks that are still held");
+    (ms.parse().expect("a number"), reason.to_owned())
+}
+
+/// For 2000 ms, or the little less that is left when the line is written.
+#[track_caller]
+fn logs_an_abstention(server: &Server, reason: &str) {
+    let log = server.log();
+    let for_ms = log.lines().find_map(|line| {
+        let (_, line) = line.split_once("<lock> lock: abstaining for ")?;
+        let (ms, rest) = line.split_once(" ms ")?;
+        rest.starts_with(&format!("({reason}): ")).then(|| ms.parse::<u64>().expect("a number"))
+    });
+    assert!(for_ms.is_some_and(|ms| (1000..=2000).contains(&ms)), "{log}");
+}
+
+#[track_caller]
+fn votes_again_after(connection: &mut Connection, since: Instant, delay: Duration) {
+    eventually(delay + PATIENCE, "it votes again", || acquire(connection, "free", "token").is_ok());
+    assert!(since.elapsed() >= delay, "after {:?}", since.elapsed());
+}
+
+fn state(connection: &mut Connection) -> Vec<String> {
+    let info: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
+    let lines =
+        info.lines().filter(|line| line.starts_with("lock_state") || line.starts_with("lock_abstain_"));
+    lines.map(|line| line.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned()).collect()
+}
+
+#[test]
+fn a_node_abstains_after_its_start_and_says_so_at_both_ends() {
+    let begun = Instant::now();
+    let server = abstaining(2000).start().unwrap();
+    let connection = &mut server.connection();
+    let (first_ms, reason) = abstains(connection, "k");
+    assert_eq!(reason, "start");
+    assert!(first_ms <= 2000, "{first_ms}");
+    eventually(PATIENCE, "what is left grows less", || abstains(connection, "k").0 < first_ms);
+    assert_eq!(
+        state(connection),
+        ["lock_state:abstaining", "lock_abstain_reason:start", "lock_abstain_left_ms:"]
+    );
+    logs_an_abstention(&server, "start");
+    assert!(!server.log().contains("voting again"));
+
+    votes_again_after(connection, begun, DELAY);
+    assert!(server.log().contains("lock: voting again; the abstention (start) is over"), "{}", server.log());
+    assert_eq!(state(connection), ["lock_state:voting"]);
+}
+
+#[test]
+fn a_node_votes_again_when_nobody_asks() {
+    let server = abstaining(300).start().unwrap();
+    eventually(PATIENCE, "the log says so", || server.log().contains("voting again"));
+}
+
+#[test]
+fn a_brand_new_node_may_vote_at_once_and_the_log_warns() {
+    let server = Server::with_module().start().unwrap();
+    assert!(acquire(&mut server.connection(), "k", "token").unwrap().is_some());
+    let log = server.log();
+    assert!(log.contains("lock: lock.rejoin-delay is below lock.max-ttl: "), "{log}");
+    assert!(!log.contains("abstaining"), "{log}");
+    assert!(!abstaining(LONG_MS).start().unwrap().log().contains("is below lock.max-ttl"));
+}
+
+#[test]
+fn a_delay_of_its_own_is_kept_whether_shorter_or_longer_than_a_ttl() {
+    for delay_ms in [400, 1200] {
+        let begun = Instant::now();
+        let server = Server::with_module()
+            .arg("lock.max-ttl", 1000)
+            .arg("lock.rejoin-delay", delay_ms)
+            .start()
+            .unwrap();
+        votes_again_after(&mut server.connection(), begun, Duration::from_millis(delay_ms));
+    }
+}
+
+#[test]
+fn an_abstention_is_neither_shortened_nor_prolonged_by_a_config() {
+    let begun = Instant::now();
+    let server = abstaining(2000).start().unwrap();
+    let connection = &mut server.connection();
+    for delay_ms in ["0", "-1", "1", "100000", "0"] {
+        cmd("CONFIG").arg("SET").arg("lock.rejoin-delay").arg(delay_ms).exec(connection).unwrap();
+        let (left_ms, _) = abstains(connection, "k");
+        assert!(left_ms <= 2000, "{left_ms}");
+    }
+    votes_again_after(connection, begun, DELAY);
+    assert!(begun.elapsed() < DELAY + PATIENCE);
+}
+
+#[test]
+fn an_abstention_is_measured_on_a_clock_that_nobody_steps() {
+    for step_ms in [3_600_000, -3_600_000] {
+        let clock = WallClock::new();
+        let begun = Instant::now();
+        let server = abstaining(2000).wall_clock(&clock).start().unwrap();
+        let connection = &mut server.connection();
+        let (before_ms, _) = abstains(connection, "k");
+        clock.step_ms(step_ms);
+        let (after_ms, _) = abstains(connection, "k");
+        assert!(after_ms <= before_ms && before_ms - after_ms < 1000, "{before_ms} and then {after_ms}");
+        votes_again_after(connection, begun, DELAY);
+    }
+}
+
+#[test]
+fn a_surviving_lock_is_extended_and_released_while_all_are_refused() {
+    let mut server =
+        Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
+    for key in ["extended", "released", "left alone"] {
+        assert!(acquire(&mut server.connection(), key, "token").unwrap().is_some());
+        cmd("LOCK.EXTEND").arg(key).arg("token").arg(60_000).exec(&mut server.connection()).unwrap();
+    }
+    server.kill();
+    server.set_arg("lock.rejoin-delay", LONG_MS);
+    server.restart().unwrap();
+    let connection = &mut server.connection();
+    let extend = |connection: &mut Connection, token: &str| -> Option<u64> {
+        let mut command = cmd("LOCK.EXTEND");
+        command.arg("extended").arg(token).arg(1000).query(connection).expect("it answers")
+    };
+    assert_eq!(extend(connection, "other"), None);
+    let fence = extend(connection, "token");
+    assert!(fence.is_some());
+    assert_eq!(extend(connection, "token"), fence, "it is a lock again, with a fence");
+    let release = |connection: &mut Connection, token: &str| -> bool {
+        cmd("LOCK.RELEASE").arg("released").arg(token).query(connection).expect("it answers")
+    };
+    assert!(!release(connection, "other"));
+    assert!(release(connection, "token"));
+    // The key that is held, the one that is free again, and the one that may be forgotten: who asks is told the same.
+    for key in ["extended", "released", "left alone", "never seen"] {
+        assert_eq!(abstains(connection, key).1, "start");
+    }
+    let inspected: Value = cmd("LOCK.INSPECT").arg("extended").query(connection).unwrap();
+    assert!(matches!(inspected, Value::Array(_)), "{inspected:?}");
+}
+
+#[test]
+fn a_node_abstains_within_a_transaction_and_a_script_as_well() {
+    let server = abstaining(LONG_MS).start().unwrap();
+    let connection = &mut server.connection();
+    let mut transaction = redis::pipe();
+    transaction.atomic().cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1000);
+    let error = transaction.query::<Value>(connection).unwrap_err();
+    assert!(error.to_string().contains("ABSTAIN"), "{error}");
+    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'token', 1000)";
+    let error = cmd("EVAL").arg(script).arg(1).arg("k").exec(connection).unwrap_err();
+    assert!(error.to_string().contains("ABSTAIN"), "{error}");
+    assert!(!cmd("EXISTS").arg("k").query::<bool>(connection).unwrap());
+}
+
+#[test]
+fn a_mistake_in_a_command_is_reported_rather_than_that_the_node_abstains() {
+    let server = abstaining(LONG_MS).start().unwrap();
+    let error = cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(0).exec(&mut server.connection()).unwrap_err();
+    assert!(error.to_string().contains("ttl must be"), "{error}");
+}
+
+#[test]
+fn a_module_that_is_loaded_into_a_running_server_abstains() {
+    let server = Server::builder().start().unwrap();
+    let connection = &mut server.connection();
+    let path = module_path().unwrap();
+    let begun = Instant::now();
+    cmd("MODULE").arg("LOAD").arg(path.to_str()).arg("max-ttl").arg(2000).exec(connection).unwrap();
+    assert_eq!(abstains(connection, "k").1, "start");
+    votes_again_after(connection, begun, DELAY);
+}
+
+#[test]
+fn a_reload_of_the_servers_own_data_begins_no_abstention() {
+    let server = Server::with_module().arg("appendonly", "yes").start().unwrap();
+    let connection = &mut server.connection();
+    for from in ["RELOAD", "LOADAOF"] {
+        cmd("DEBUG").arg(from).exec(connection).unwrap();
+        assert!(acquire(connection, from, "token").unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
+    let master = Server::with_module().tcp().start().unwrap();
+    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
+    // A delay of 0 is about starts: nobody can say of a promotion that nothing is forgotten.
+    let server =
+        Server::with_module().arg("lock.max-ttl", 2000).arg("replica-read-only", "no").start().unwrap();
+    let connection = &mut server.connection();
+    assert!(acquire(connection, "k", "token").unwrap().is_some());
+    cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(connection).unwrap();
+    assert_eq!(abstains(connection, "k"), (2000, "replica".into()));
+    assert_eq!(state(connection), ["lock_state:abstaining", "lock_abstain_reason:replica"]);
+
+    let begun = Instant::now();
+    cmd("REPLICAOF").arg("NO").arg("ONE").exec(connection).unwrap();
+    assert_eq!(abstains(connection, "k").1, "promotion");
+    logs_an_abstention(&server, "promotion");
+    votes_again_after(connection, begun, DELAY);
+    assert!(server.log().contains("lock: voting again; the abstention (promotion) is over"));
+}
+
+#[test]
+fn a_server_that_starts_as_a_replica_says_so() {
+    let builder = Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
+    let server = builder.start().unwrap();
+    assert_eq!(abstains(&mut server.connection(), "k").1, "replica");
+    assert!(
+        server.log().contains("lock: abstaining while this server is a replica (replica): "),
+        "{}",
+        server.log()
+    );
+}
+
+#[test]
+fn a_node_abstains_after_two_databases_were_swapped() {
+    let server = Server::with_module().arg("lock.max-ttl", 2000).start().unwrap();
+    let connection = &mut server.connection();
+    assert!(acquire(connection, "k", "token").unwrap().is_some());
+    let begun = Instant::now();
+    cmd("SWAPDB").arg(0).arg(1).exec(connection).unwrap();
+    assert_eq!(abstains(connection, "k").1, "swapdb");
+    logs_an_abstention(&server, "swapdb");
+    votes_again_after(connection, begun, DELAY);
+}

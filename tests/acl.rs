@@ -1,0 +1,167 @@
+//! Who may lock, and nothing else.
+
+use std::collections::BTreeSet;
+
+use quorlock_testkit::Server;
+use redis::{Cmd, Connection, Value, cmd};
+
+const OPERATIONS: &str = include_str!("../docs/operations.md");
+
+const LOCK_COMMANDS: [&str; 4] = ["lock.acquire", "lock.extend", "lock.inspect", "lock.release"];
+
+/// The user of the documentation, as the words of `ACL SETUSER`.
+fn documented_user() -> Vec<&'static str> {
+    let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("user ")).expect("there is one");
+    line.split(' ').collect()
+}
+
+fn set_user(connection: &mut Connection, words: &[&str]) {
+    cmd("ACL").arg("SETUSER").arg(words).exec(connection).expect("the server knows all of that");
+}
+
+fn names(value: Vec<String>) -> BTreeSet<String> {
+    value.into_iter().map(|name| name.to_lowercase()).collect()
+}
+
+/// Redis 7.0 and 7.2 have none.
+fn has_module_categories(connection: &mut Connection) -> bool {
+    let version: String = cmd("INFO").arg("server").query(connection).expect("it answers");
+    version.contains("valkey_version:")
+        || !(version.contains("redis_version:7.0") || version.contains("redis_version:7.2"))
+}
+
+/// The commands that a user may run on this key, by the server's own word.
+fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<String> {
+    let commands: Vec<(String, i64)> = {
+        let all: Vec<Value> = cmd("COMMAND").query(connection).expect("it answers");
+        all.into_iter()
+            .map(|command| {
+                let Value::Array(fields) = command else { panic!("a list: {command:?}") };
+                let name = redis::from_redis_value(fields[0].clone()).expect("a name");
+                (name, redis::from_redis_value(fields[1].clone()).expect("a number"))
+            })
+            .collect()
+    };
+    let mut allowed = BTreeSet::new();
+    for (name, arity) in commands {
+        let mut run = cmd("ACL");
+        run.arg("DRYRUN").arg(user).arg(&name);
+        for _ in 1..arity.unsigned_abs() {
+            run.arg(key);
+        }
+        match run.query::<String>(connection).as_deref() {
+            Ok("OK") => drop(allowed.insert(name.to_lowercase())),
+            Ok(refused) => assert!(refused.contains("no permissions"), "{name}: {refused}"),
+            // What would not even be looked at, such as a keyless command that is given keys.
+            Err(error) => assert!(error.code() == Some("ERR"), "{name}: {error}"),
+        }
+    }
+    allowed
+}
+
+#[test]
+fn the_documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let user = documented_user();
+    set_user(connection, &user);
+    // What a connection is made with is allowed to everybody.
+    let for_all: BTreeSet<_> = {
+        set_user(connection, &["nobody", "on", "nopass"]);
+        may_run(connection, "nobody", "lock:1")
+    };
+    let allowed: Vec<_> = may_run(connection, user[0], "lock:1").difference(&for_all).cloned().collect();
+    assert_eq!(allowed, LOCK_COMMANDS);
+    let elsewhere: Vec<_> = may_run(connection, user[0], "other:1").difference(&for_all).cloned().collect();
+    assert_eq!(elsewhere, [""; 0]);
+    for command in &for_all {
+        assert!(["auth", "hello", "quit", "reset"].contains(&command.as_str()), "{command}");
+    }
+}
+
+#[test]
+fn the_documented_user_locks() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let user = documented_user();
+    set_user(connection, &user);
+    let password = user.iter().find_map(|word| word.strip_prefix('>')).expect("it has a password");
+    cmd("AUTH").arg(user[0]).arg(password).exec(connection).unwrap();
+
+    let line =
+        |words: &[&str]| -> Cmd { words.iter().fold(Cmd::new(), |mut all, word| all.arg(word).take()) };
+    let fence: i64 = line(&["LOCK.ACQUIRE", "lock:1", "token", "9000"]).query(connection).unwrap();
+    assert_eq!(line(&["LOCK.EXTEND", "lock:1", "token", "9000"]).query::<i64>(connection).unwrap(), fence);
+    assert!(matches!(line(&["LOCK.INSPECT", "lock:1"]).query(connection).unwrap(), Value::Array(_)));
+    assert!(line(&["LOCK.RELEASE", "lock:1", "token"]).query::<bool>(connection).unwrap());
+    for forbidden in [
+        &["LOCK.ACQUIRE", "other:1", "token", "9000"][..],
+        &["LOCK.EXTEND", "other:1", "token", "9000"],
+        &["LOCK.INSPECT", "other:1"],
+        &["LOCK.RELEASE", "other:1", "token"],
+        // Who could read the key would know the token.
+        &["GET", "lock:1"],
+        &["DEL", "lock:1"],
+        &["CONFIG", "SET", "lock.rejoin-delay", "0"],
+        &["INFO", "lock"],
+    ] {
+        let error = line(forbidden).exec(connection).unwrap_err();
+        assert_eq!(error.code(), Some("NOPERM"), "{forbidden:?}: {error}");
+    }
+}
+
+#[test]
+fn the_documented_user_can_be_written_into_redis_conf() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("redis.conf");
+    let by_category = "user by-category on nopass ~lock:* +@lock";
+    let knows_categories = has_module_categories(&mut Server::with_module().start().unwrap().connection());
+    let mut lines = format!("user {}\n", documented_user().join(" "));
+    if knows_categories {
+        lines += by_category;
+    }
+    std::fs::write(&file, lines).unwrap();
+    let server = Server::with_module().config_file(&file).start().unwrap();
+    let connection = &mut server.connection();
+    for user in
+        documented_user().first().copied().into_iter().chain(knows_categories.then_some("by-category"))
+    {
+        let may: Vec<_> = may_run(connection, user, "lock:1").into_iter().collect();
+        assert!(
+            LOCK_COMMANDS.iter().all(|command| may.iter().any(|name| name == command)),
+            "{user}: {may:?}"
+        );
+    }
+}
+
+#[test]
+fn the_category_has_the_commands_where_servers_let_modules_have_one() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
+    assert_eq!(names(categories).contains("lock"), has_module_categories(connection));
+    if !has_module_categories(connection) {
+        return;
+    }
+    let commands = cmd("ACL").arg("CAT").arg("lock").query(connection).unwrap();
+    assert_eq!(names(commands).into_iter().collect::<Vec<_>>(), LOCK_COMMANDS);
+
+    set_user(connection, &["nobody", "on", "nopass"]);
+    set_user(connection, &["by-category", "on", "nopass", "~lock:*", "+@lock"]);
+    let for_all = may_run(connection, "nobody", "lock:1");
+    let allowed: Vec<_> =
+        may_run(connection, "by-category", "lock:1").difference(&for_all).cloned().collect();
+    assert_eq!(allowed, LOCK_COMMANDS);
+}
+
+#[test]
+fn the_category_outlives_an_unload_and_the_module_is_loaded_again() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    for _ in 0..3 {
+        cmd("MODULE").arg("UNLOAD").arg("lock").exec(connection).unwrap();
+        let module = quorlock_testkit::module_path().unwrap();
+        cmd("MODULE").arg("LOAD").arg(module.to_str()).arg("rejoin-delay").arg(0).exec(connection).unwrap();
+        cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1).exec(connection).unwrap();
+    }
+}

@@ -1,0 +1,254 @@
+//! What an operator can set, and how he is told of a mistake.
+
+use std::fs;
+use std::time::Duration;
+
+use quorlock_testkit::{Server, ServerBuilder, StartError, eventually, module_path};
+use redis::{Connection, RedisResult, cmd};
+
+const OPERATIONS: &str = include_str!("../docs/operations.md");
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// With the module, and no config but what is given.
+fn bare() -> ServerBuilder {
+    Server::builder().quorlock_module()
+}
+
+fn with_arguments(words: &[&str]) -> ServerBuilder {
+    words.iter().fold(bare(), |builder, word| builder.module_arg(*word))
+}
+
+fn get(connection: &mut Connection, name: &str) -> String {
+    let [found, value]: [String; 2] =
+        cmd("CONFIG").arg("GET").arg(name).query(connection).expect("there is such a config");
+    assert_eq!(found, name);
+    value
+}
+
+fn set(connection: &mut Connection, name: &str, value: &str) -> RedisResult<()> {
+    cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection)
+}
+
+/// What the log of a server says that did not start.
+#[track_caller]
+fn refused(builder: ServerBuilder) -> String {
+    match builder.start() {
+        Err(StartError::Exited { status, log_tail }) => {
+            assert!(!status.success(), "{log_tail}");
+            assert_eq!(
+                status.code(),
+                Some(1),
+                "it says why and ends, and does not crash: {status}\n{log_tail}"
+            );
+            log_tail
+        }
+        Err(error) => panic!("{error}"),
+        Ok(server) => panic!("it has started: {}", server.log()),
+    }
+}
+
+#[test]
+fn the_documented_defaults_and_limits_are_those_of_the_server() {
+    let server = bare().start().unwrap();
+    let connection = &mut server.connection();
+    let mut names = Vec::new();
+    for line in OPERATIONS.lines().filter(|line| line.starts_with("| `lock.")) {
+        let cells: Vec<_> =
+            line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let [name, default, smallest, largest, settable] = cells[..] else { continue };
+        assert_eq!(get(connection, name), default, "{name}");
+        let beyond = |limit: &str, by: i64| (limit.parse::<i64>().unwrap() + by).to_string();
+        for (value, allowed) in [
+            (smallest, true),
+            (largest, true),
+            (&beyond(smallest, -1), false),
+            (&beyond(largest, 1), false),
+            ("soon", false),
+            ("", false),
+            ("1.5", false),
+        ] {
+            let started = bare().arg(name, value).start();
+            assert_eq!(started.is_ok(), allowed, "redis.conf: {name} {value}");
+            let started = with_arguments(&[name, value]).start();
+            assert_eq!(started.is_ok(), allowed, "argument: {name} {value}");
+            let is_set = set(connection, name, value).is_ok();
+            assert_eq!(is_set, allowed && settable == "yes", "CONFIG SET {name} {value}");
+            if is_set {
+                assert_eq!(get(connection, name), value);
+            }
+        }
+        names.push(name.to_owned());
+    }
+    let all: Vec<String> = cmd("CONFIG").arg("GET").arg("lock.*").query(connection).unwrap();
+    let mut all: Vec<_> = all.into_iter().step_by(2).collect();
+    all.sort();
+    names.sort();
+    assert_eq!(all, names, "the documentation has all of them");
+}
+
+#[test]
+fn arguments_and_lines_of_redis_conf_mean_the_same_and_the_lines_have_the_last_word() {
+    for builder in [
+        with_arguments(&["max-ttl", "2000", "rejoin-delay", "7"]),
+        with_arguments(&["lock.max-ttl", "2000", "LOCK.REJOIN-DELAY", "7"]),
+        with_arguments(&["REJOIN-DELAY", "7", "Max-Ttl", "2000"]),
+        bare().arg("lock.max-ttl", 2000).arg("lock.rejoin-delay", 7),
+        with_arguments(&["max-ttl", "1000", "rejoin-delay", "7"]).arg("lock.max-ttl", 2000),
+    ] {
+        let server = builder.start().unwrap();
+        let connection = &mut server.connection();
+        assert_eq!(get(connection, "lock.max-ttl"), "2000");
+        assert_eq!(get(connection, "lock.rejoin-delay"), "7");
+        assert_eq!(get(connection, "lock.max-clock-skew"), "60000");
+        eventually(PATIENCE, "it votes", || {
+            cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(2000).exec(connection).is_ok()
+        });
+        let error = cmd("LOCK.ACQUIRE").arg("j").arg("token").arg(2001).exec(connection).unwrap_err();
+        assert!(error.to_string().contains("between 1 and 2000"), "{error}");
+    }
+}
+
+#[test]
+fn an_argument_that_is_not_right_is_named_with_what_would_be() {
+    for (words, says) in [
+        (&["colour", "blue"][..], "unknown module argument; there are: max-ttl rejoin-delay max-clock-skew"),
+        (&["max-ttl"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
+        (&["max-ttl", "0"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
+        (
+            &["max-ttl", "604800001"],
+            "the module argument max-ttl must be a whole number between 1 and 604800000",
+        ),
+        (&["max-ttl", "60s"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
+        (
+            &["rejoin-delay", "-2"],
+            "the module argument rejoin-delay must be a whole number between -1 and 604800000",
+        ),
+        (
+            &["max-clock-skew", "99999999999999999999"],
+            "the module argument max-clock-skew must be a whole number",
+        ),
+        (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is there twice"),
+        (&["max-ttl", "1000", "lock.max-ttl", "1000"], "the module argument max-ttl is there twice"),
+        (&["max-ttl", "1000", "rejoin"], "unknown module argument"),
+    ] {
+        let log = refused(with_arguments(words));
+        assert!(log.contains(says), "{words:?}: {log}");
+    }
+}
+
+#[test]
+fn a_line_of_redis_conf_that_is_not_right_is_named_with_what_would_be() {
+    for (name, value, says) in [
+        ("lock.max-ttl", "0", "lock.max-ttl 1 to 604800000"),
+        ("lock.max-ttl", "soon", "lock.max-ttl 1 to 604800000"),
+        ("lock.rejoin-delay", "-2", "lock.rejoin-delay -1 to 604800000"),
+        ("lock.max-clock-skew", "86400001", "lock.max-clock-skew 0 to 86400000"),
+        // The server's own words.
+        ("lock.colour", "blue", "Module Configuration"),
+    ] {
+        let log = refused(bare().arg(name, value));
+        assert!(log.contains(says), "{name} {value}: {log}");
+    }
+}
+
+#[test]
+fn of_a_line_that_is_there_twice_the_last_counts_as_in_all_of_redis_conf() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("redis.conf");
+    fs::write(&file, "lock.max-ttl 1000\nlock.max-ttl 2000\n").unwrap();
+    let server = bare().config_file(&file).start().unwrap();
+    assert_eq!(get(&mut server.connection(), "lock.max-ttl"), "2000");
+}
+
+#[test]
+fn the_largest_ttl_is_fixed_and_a_set_of_several_is_all_or_nothing() {
+    let server = bare().start().unwrap();
+    let connection = &mut server.connection();
+    let error = set(connection, "lock.max-ttl", "1000").unwrap_err();
+    assert!(error.to_string().contains("immutable"), "{error}");
+    let mut several = cmd("CONFIG");
+    several.arg("SET").arg("lock.rejoin-delay").arg(5).arg("lock.max-clock-skew").arg(-5);
+    several.exec(connection).unwrap_err();
+    assert_eq!(get(connection, "lock.rejoin-delay"), "-1");
+    assert_eq!(get(connection, "lock.max-clock-skew"), "60000");
+}
+
+#[test]
+fn what_was_set_is_written_to_redis_conf_and_is_there_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("redis.conf");
+    let module = module_path().unwrap();
+    let lines = format!("loadmodule {} max-clock-skew 9\nlock.max-ttl 5000\n", module.display());
+    fs::write(&file, lines).unwrap();
+    let mut server = Server::builder().config_file(&file).start().unwrap();
+    let connection = &mut server.connection();
+    set(connection, "lock.rejoin-delay", "1500").unwrap();
+    set(connection, "lock.max-clock-skew", "7").unwrap();
+    cmd("CONFIG").arg("REWRITE").exec(connection).unwrap();
+
+    server.restart().unwrap();
+    let connection = &mut server.connection();
+    for (name, value) in [("max-ttl", "5000"), ("rejoin-delay", "1500"), ("max-clock-skew", "7")] {
+        let written = fs::read_to_string(&file).unwrap();
+        assert_eq!(get(connection, &format!("lock.{name}")), value, "{written}");
+    }
+}
+
+#[test]
+fn a_proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
+    let raise_by_s = |connection: &mut Connection, seconds: u64| {
+        let [now_s, _]: [u64; 2] = cmd("TIME").query(connection).expect("it tells the time");
+        let fence = (now_s + seconds) * 1_000_000;
+        cmd("LOCK.EXTEND").arg("k").arg("token").arg(60_000).arg("FENCE").arg(fence).exec(connection)
+    };
+    raise_by_s(connection, 600).unwrap_err();
+    set(connection, "lock.max-clock-skew", "1200000").unwrap();
+    raise_by_s(connection, 600).unwrap();
+    set(connection, "lock.max-clock-skew", "0").unwrap();
+    raise_by_s(connection, 1100).unwrap_err();
+}
+
+#[test]
+fn a_server_in_cluster_mode_is_refused_with_a_sentence() {
+    let log = refused(Server::with_module().arg("cluster-enabled", "yes"));
+    assert!(log.contains("lock: not loaded: this server is in cluster mode"), "{log}");
+    assert!(log.contains("Use independent masters"), "{log}");
+}
+
+const EVICTS: &str = "maxmemory-policy lets this server evict the keys of locks";
+
+#[test]
+fn a_policy_that_evicts_is_warned_of_when_the_module_is_loaded() {
+    for policy in [
+        "allkeys-lru",
+        "allkeys-lfu",
+        "allkeys-random",
+        "volatile-lru",
+        "volatile-lfu",
+        "volatile-ttl",
+        "volatile-random",
+    ] {
+        let server = Server::with_module().arg("maxmemory-policy", policy).start().unwrap();
+        eventually(PATIENCE, "the log warns", || server.log().contains(EVICTS));
+    }
+}
+
+#[test]
+fn a_policy_that_evicts_is_warned_of_when_it_is_set() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let warnings = || server.log().matches(EVICTS).count();
+    set(connection, "maxmemory", "100mb").unwrap();
+    set(connection, "maxmemory-policy", "noeviction").unwrap();
+    // Another turn of the server's loop is over when this is answered: a warning would be there.
+    cmd("PING").exec(connection).unwrap();
+    cmd("PING").exec(connection).unwrap();
+    assert_eq!(warnings(), 0, "{}", server.log());
+    set(connection, "maxmemory-policy", "allkeys-lru").unwrap();
+    eventually(PATIENCE, "the log warns", || warnings() == 1);
+    set(connection, "maxmemory-policy", "volatile-ttl").unwrap();
+    eventually(PATIENCE, "the log warns again", || warnings() == 2);
+}

@@ -1,0 +1,165 @@
+//! What `INFO lock` tells. The documentation has the same names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use quorlock_testkit::{Server, WallClock, eventually};
+use redis::{Connection, cmd};
+
+const OPERATIONS: &str = include_str!("../docs/operations.md");
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The fields, without the `lock_` before each.
+fn info(connection: &mut Connection) -> BTreeMap<String, String> {
+    let text: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
+    let fields = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let fields = fields.map(|line| {
+        let (name, value) = line.split_once(':').expect("a name and a value");
+        (name.strip_prefix("lock_").expect("the module's prefix").to_owned(), value.to_owned())
+    });
+    fields.collect()
+}
+
+#[track_caller]
+fn number(connection: &mut Connection, name: &str) -> u64 {
+    info(connection)[name].parse().expect("a number")
+}
+
+/// A command, from a line that is split at spaces; what it answers is of no interest.
+fn tell(connection: &mut Connection, line: &str) {
+    let mut words = line.split(' ');
+    let mut command = cmd(words.next().unwrap_or_default());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    let _ = command.exec(connection);
+}
+
+fn documented() -> BTreeSet<String> {
+    let names = OPERATIONS.lines().filter_map(|line| line.strip_prefix("| `lock_")?.split_once('`'));
+    names.map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn every_field_is_documented_and_every_documented_field_is_there() {
+    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
+    let fields: BTreeSet<_> = info(&mut abstaining.connection()).into_keys().collect();
+    assert_eq!(fields, documented());
+
+    let voting = Server::with_module().start().unwrap();
+    let only_while_abstaining: Vec<_> = {
+        let fields: BTreeSet<_> = info(&mut voting.connection()).into_keys().collect();
+        documented().difference(&fields).cloned().collect()
+    };
+    assert_eq!(only_while_abstaining, ["abstain_left_ms", "abstain_reason"]);
+}
+
+#[test]
+fn the_section_is_there_when_asked_for_and_among_everything() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let mut has_it = |section: &[&str]| {
+        let info: String = cmd("INFO").arg(section).query(connection).expect("it answers");
+        info.contains("# lock\r\nlock_state:voting\r\n")
+    };
+    assert!(has_it(&["lock"]) && has_it(&["everything"]) && has_it(&["modules"]));
+    assert!(!has_it(&[]), "as of all modules");
+}
+
+#[test]
+fn the_configured_times_are_shown_as_they_are_in_force() {
+    let server =
+        Server::with_module().arg("lock.max-ttl", 7000).arg("lock.rejoin-delay", -1).start().unwrap();
+    let connection = &mut server.connection();
+    assert_eq!(number(connection, "max_ttl_ms"), 7000);
+    assert_eq!(number(connection, "rejoin_delay_ms"), 7000, "-1 stands for the largest ttl");
+    tell(connection, "CONFIG SET lock.rejoin-delay 9000");
+    assert_eq!(number(connection, "rejoin_delay_ms"), 9000);
+}
+
+#[test]
+fn everything_that_happens_to_locks_is_counted_once() {
+    let clock = WallClock::new();
+    let server = Server::with_module().wall_clock(&clock).start().unwrap();
+    let connection = &mut server.connection();
+    let counted = |connection: &mut Connection| {
+        let mut counters = info(connection);
+        counters.retain(|name, value| {
+            !["state", "max_ttl_ms", "rejoin_delay_ms"].contains(&name.as_str()) && value != "0"
+        });
+        counters.into_iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>()
+    };
+    assert_eq!(counted(connection), [""; 0]);
+
+    tell(connection, "LOCK.ACQUIRE a token 60000");
+    assert_eq!(counted(connection), ["grants 1", "leases 1"]);
+    tell(connection, "LOCK.ACQUIRE a other 60000");
+    assert_eq!(counted(connection), ["grants 1", "leases 1", "refusals 1"]);
+    tell(connection, "LOCK.EXTEND a token 60000");
+    tell(connection, "LOCK.EXTEND a other 60000");
+    assert_eq!(counted(connection), ["extends 1", "grants 1", "leases 1", "refusals 1"]);
+    tell(connection, "LOCK.RELEASE a other");
+    tell(connection, "LOCK.RELEASE a token");
+    tell(connection, "LOCK.RELEASE a token");
+    assert_eq!(counted(connection), ["extends 1", "grants 1", "refusals 1", "releases 1"]);
+
+    tell(connection, "LOCK.ACQUIRE b token 60000");
+    tell(connection, "DEL b");
+    tell(connection, "LOCK.ACQUIRE c token 60000");
+    tell(connection, "FLUSHALL");
+    eventually(PATIENCE, "the flush is noticed", || number(connection, "leases") == 0);
+    assert_eq!(
+        counted(connection),
+        ["ended_by_operator 2", "extends 1", "grants 3", "refusals 1", "releases 1"]
+    );
+
+    tell(connection, "LOCK.ACQUIRE d token 1");
+    eventually(PATIENCE, "the lock ends", || number(connection, "ended_by_deadline") == 1);
+    tell(connection, "LOCK.ACQUIRE e token 60000");
+    clock.step_ms(120_000);
+    eventually(PATIENCE, "the step is noticed", || number(connection, "saved_from_clock_step") == 1);
+    let all = [
+        "ended_by_deadline 1",
+        "ended_by_operator 2",
+        "extends 1",
+        "grants 5",
+        "leases 1",
+        "refusals 1",
+        "releases 1",
+        "saved_from_clock_step 1",
+    ];
+    assert_eq!(counted(connection), all);
+    // Nothing of it happens again by itself. Two turns of the server's own clock are enough to see.
+    let cron = |connection: &mut Connection| -> u64 {
+        let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
+        let us = info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
+        us.parse::<u64>().expect("a number") / 250_000
+    };
+    let before = cron(connection);
+    eventually(PATIENCE, "a moment passes", || cron(connection) > before + 1);
+    assert_eq!(counted(connection), all);
+}
+
+#[test]
+fn an_evicted_key_is_counted() {
+    let server = Server::with_module().arg("maxmemory-policy", "volatile-ttl").start().unwrap();
+    let connection = &mut server.connection();
+    tell(connection, "LOCK.ACQUIRE a token 60000");
+    tell(connection, "CONFIG SET maxmemory 1");
+    // A command that needs memory has the server make room first.
+    tell(connection, "SET b value");
+    assert_eq!(number(connection, "saved_from_eviction"), 1);
+    assert_eq!(number(connection, "leases"), 1);
+}
+
+#[test]
+fn an_answer_that_the_node_abstains_is_counted() {
+    let server = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
+    let connection = &mut server.connection();
+    tell(connection, "LOCK.ACQUIRE a token 1000");
+    let info = info(connection);
+    assert_eq!(
+        (info["abstained"].as_str(), info["grants"].as_str(), info["refusals"].as_str()),
+        ("1", "0", "0")
+    );
+}
