@@ -222,7 +222,8 @@ impl Held {
 
     /// A node is about to be sent an ACQUIRE through this connection; `false` if there is no lock to be repaired any more.
     pub(crate) fn reach(&self, node: usize, connection: &Connection) -> bool {
-        !matches!(self.standing(), Standing::Lost(_)) && self.reach.begin(node, connection)
+        !matches!(self.standing(), Standing::Lost(_))
+            && self.reach.begin(node, connection, self.ttl.duration())
     }
 
     /// Whether its holder gave it back or away.

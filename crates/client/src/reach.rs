@@ -1,5 +1,7 @@
 //! On which nodes a lock may be, from the first ACQUIRE to its end: where it must be released.
 
+use std::time::{Duration, Instant};
+
 use crate::sync::{Mutex, PoisonError};
 
 /// Whether, and how, an ACQUIRE was sent to a node through a connection `C`.
@@ -24,20 +26,30 @@ pub(crate) struct Reach<C> {
 struct Nodes<C> {
     over: bool,
     reached: Vec<Reached<C>>,
+    /// When each was sent its ACQUIRE, if it was.
+    sent: Vec<Instant>,
 }
 
 impl<C: Clone> Reach<C> {
     pub(crate) fn new(reached: Vec<Reached<C>>) -> Self {
-        Self { nodes: Mutex::new(Nodes { over: false, reached }) }
+        let sent = vec![Instant::now(); reached.len()];
+        Self { nodes: Mutex::new(Nodes { over: false, reached, sent }) }
     }
 
-    /// A node is about to be sent an ACQUIRE. False if the lock is over, and nothing may be sent.
-    pub(crate) fn begin(&self, node: usize, through: &C) -> bool {
+    /// A node is about to be sent an ACQUIRE. False if nothing may be sent: because the lock is over, or because an earlier
+    /// ACQUIRE may still be on its way there. Two of them could give the node the lock again after somebody has ended it
+    /// there. One that has not arrived for so long is not waited for.
+    pub(crate) fn begin(&self, node: usize, through: &C, on_its_way_max: Duration) -> bool {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if !nodes.over {
-            nodes.reached[node] = Reached::Through(through.clone());
+        if nodes.over {
+            return false;
         }
-        !nodes.over
+        if matches!(nodes.reached[node], Reached::Through(_)) && nodes.sent[node].elapsed() < on_its_way_max {
+            return false;
+        }
+        nodes.reached[node] = Reached::Through(through.clone());
+        nodes.sent[node] = Instant::now();
+        true
     }
 
     /// A node has answered something that shows that its ACQUIRE has arrived, if it was sent through such a connection.

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "the parts have more than is tested here")]
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use shuttle::sync::mpsc::{Receiver, Sender, channel};
 use shuttle::{check_random, future, thread};
@@ -25,6 +26,8 @@ use reach::{Reach, Reached};
 use slots::Slots;
 
 const SCHEDULES: usize = 2000;
+/// Longer than a schedule takes.
+const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 enum Command {
@@ -54,7 +57,7 @@ fn repair_against_release(undoes_itself: bool) -> bool {
     let repairing = {
         let (reach, connection) = (Arc::clone(&reach), connection.clone());
         thread::spawn(move || {
-            if !reach.begin(0, &connection) {
+            if !reach.begin(0, &connection, LONG) {
                 return;
             }
             let (answer, answered) = channel();
@@ -106,11 +109,33 @@ fn nothing_is_sent_for_a_lock_that_is_over() {
                 })
             };
             let was_ended = *ended.lock().unwrap();
-            let began = reach.begin(0, &());
+            let began = reach.begin(0, &(), LONG);
             assert!(!(was_ended && began));
             let reached = ending.join().unwrap();
             assert_eq!(began, matches!(reached[0], Reached::Through(())), "either knows of the other");
             assert!(matches!(reached[1], Reached::Somehow));
+        },
+        SCHEDULES,
+    );
+}
+
+#[test]
+fn a_node_is_asked_once_as_long_as_the_question_may_be_on_its_way() {
+    check_random(
+        || {
+            let reach = Arc::new(Reach::new(vec![Reached::No]));
+            let asking: Vec<_> = (0..3)
+                .map(|connection| {
+                    let reach = Arc::clone(&reach);
+                    thread::spawn(move || reach.begin(0, &connection, LONG))
+                })
+                .collect();
+            let asked =
+                asking.into_iter().map(|asking| asking.join().unwrap()).filter(|asked| *asked).count();
+            assert_eq!(asked, 1);
+            assert!(reach.begin(0, &9, Duration::ZERO), "one that was given up is not in the way");
+            reach.arrived(0, |&connection| connection == 9);
+            assert!(reach.begin(0, &10, LONG), "nor one that has arrived");
         },
         SCHEDULES,
     );
