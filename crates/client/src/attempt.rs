@@ -128,9 +128,9 @@ pub(crate) async fn resume(
     shared.agreed_on_fence(fence, fence);
     let token = Token::random().map_err(no_token)?;
     let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
-    let proposed = shared.propose_fence();
-    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl, proposed);
-    let mut attempt = Attempt::asking(question, shared, wanted, token, proposed, core);
+    // None is proposed: nodes that hold the lock with a larger fence than the others would refuse one that is below theirs.
+    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl);
+    let mut attempt = Attempt::asking(question, shared, wanted, token, fence, core);
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }

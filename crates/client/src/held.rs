@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use crate::answers::report;
 use crate::node::{Connection, Reached, Reply};
 use crate::quorum::Shared;
+use crate::reach::Reach;
 use crate::token::Token;
 use crate::{Answer, Coverage, Deadline, LostError, NodeError, Nodes, Ownership, clock};
 
@@ -31,6 +32,7 @@ pub(crate) struct Held {
     pub(crate) node_limit: Duration,
     max_hold: Duration,
     since: Moment,
+    reach: Reach<Connection>,
     state: watch::Sender<State>,
 }
 
@@ -58,7 +60,6 @@ struct State {
 
 /// What is known of one node.
 struct Known {
-    reached: Reached,
     answer: Answer,
     /// Which start of the server the answer is of.
     incarnation: u64,
@@ -70,12 +71,11 @@ impl Held {
         let Grant { shared, key, token, owner, ttl, fence, node_limit, max_hold, lifetime, reached, answers } =
             grant;
         let now = clock::now();
-        let known = |(index, (reached, answer)): (usize, (Reached, Answer))| Known {
-            reached,
+        let known = |(index, answer): (usize, Answer)| Known {
             answer,
             incarnation: shared.nodes[index].incarnation(),
         };
-        let nodes = reached.into_iter().zip(answers).enumerate().map(known).collect();
+        let nodes = answers.into_iter().enumerate().map(known).collect();
         let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -87,6 +87,7 @@ impl Held {
             node_limit,
             max_hold,
             since: now,
+            reach: Reach::new(reached),
             state: watch::Sender::new(state),
             shared,
         }
@@ -212,46 +213,30 @@ impl Held {
             let known = &mut state.nodes[node];
             known.answer = reply.answer();
             known.incarnation = incarnation;
-            if let Reached::Through(connection) = &known.reached
-                && !matches!(reply, Reply::Failed(_))
-                && shows_arrival(connection)
-            {
-                known.reached = Reached::Somehow;
-            }
             false
         });
+        if !matches!(reply, Reply::Failed(_)) {
+            self.reach.arrived(node, shows_arrival);
+        }
     }
 
     /// A node is about to be sent an ACQUIRE through this connection; `false` if there is no lock to be repaired any more.
     pub(crate) fn reach(&self, node: usize, connection: &Connection) -> bool {
-        let mut may = false;
-        self.state.send_if_modified(|state| {
-            may = !state.over && state.tenure.remaining(clock::now()).is_some();
-            if may {
-                state.nodes[node].reached = Reached::Through(connection.clone());
-            }
-            false
-        });
-        may
+        !matches!(self.standing(), Standing::Lost(_))
+            && self.reach.begin(node, connection, self.ttl.duration())
     }
 
     /// Whether its holder gave it back or away.
     pub(crate) fn is_over(&self) -> bool {
-        self.state.borrow().over
+        self.reach.is_over()
     }
 
     /// Its holder gives it back or away: how things stood, and where it must be released.
     pub(crate) fn end(&self) -> (Standing, Vec<Reached>) {
-        let mut end = None;
-        self.state.send_if_modified(|state| {
-            let standing = state.tenure.standing(clock::now());
-            let reached =
-                state.nodes.iter_mut().map(|known| std::mem::replace(&mut known.reached, Reached::No));
-            end = Some((standing, reached.collect()));
-            state.over = true;
-            true
-        });
-        end.expect("set just now")
+        let standing = self.standing();
+        let reached = self.reach.end();
+        self.state.send_modify(|state| state.over = true);
+        (standing, reached)
     }
 
     /// Takes down what the nodes answered to its release.

@@ -2,21 +2,24 @@
 //! for it, first come first served.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, PoisonError};
+
 /// How many keys that nobody wants at the moment are remembered as contended.
-const REMEMBERED_MAX: usize = 1024;
+const REMEMBERED_MAX: usize = if cfg!(test) { 2 } else { 1024 };
+
+/// A key of a lock.
+type Key = std::sync::Arc<[u8]>;
 
 #[derive(Default)]
 pub(crate) struct Slots {
-    slots: Mutex<HashMap<Arc<[u8]>, Arc<Slot>>>,
+    slots: Mutex<HashMap<Key, Arc<Slot>>>,
 }
 
 struct Slot {
-    turn: Arc<Semaphore>,
+    turn: std::sync::Arc<Semaphore>,
     /// Whoever was on the network last had to wait.
     contended: AtomicBool,
 }
@@ -32,13 +35,13 @@ impl Slots {
     ///
     /// # Cancel safety
     /// Dropping the future gives up one's place.
-    pub(crate) async fn turn(&self, key: &Arc<[u8]>) -> Turn {
+    pub(crate) async fn turn(&self, key: &Key) -> Turn {
         let slot = self.slot(key);
-        let permit = Arc::clone(&slot.turn).acquire_owned().await.expect("it is never closed");
+        let permit = std::sync::Arc::clone(&slot.turn).acquire_owned().await.expect("it is never closed");
         Turn { slot, _permit: permit }
     }
 
-    fn slot(&self, key: &Arc<[u8]>) -> Arc<Slot> {
+    fn slot(&self, key: &Key) -> Arc<Slot> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = slots.get(key) {
             return Arc::clone(slot);
@@ -47,8 +50,11 @@ impl Slots {
             // Nobody else can come to hold one meanwhile: that takes this mutex.
             slots.retain(|_, slot| Arc::strong_count(slot) > 1);
         }
-        let slot = Arc::new(Slot { turn: Arc::new(Semaphore::new(1)), contended: AtomicBool::new(false) });
-        slots.insert(Arc::clone(key), Arc::clone(&slot));
+        let slot = Arc::new(Slot {
+            turn: std::sync::Arc::new(Semaphore::new(1)),
+            contended: AtomicBool::new(false),
+        });
+        slots.insert(Key::clone(key), Arc::clone(&slot));
         slot
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, all_hold, connect, nothing_is_left, quorum};
 use quorlock_client::{AcquireError, Handover, Released, ResumeError};
-use quorlock_testkit::eventually_async;
+use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 
 #[tokio::test]
@@ -32,6 +32,22 @@ async fn a_lock_goes_to_another_process_as_a_text_without_ever_being_free() {
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     nothing_is_left(&masters, "orders/42").await;
+}
+
+#[tokio::test]
+async fn a_node_whose_fences_are_ahead_of_the_others_is_swapped_too() {
+    let mut masters = Masters::start(3);
+    // Fences begin at the clock of the start, and then some.
+    masters[2].restart().unwrap();
+    let quorum = connect(masters.urls()).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let fence = lock.fence();
+    all_hold(&masters, "k").await;
+    let lock = quorum.resume(lock.hand_over()).await.unwrap();
+    assert!(lock.fence() > fence);
+    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3).await;
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
 }
 
 #[tokio::test]

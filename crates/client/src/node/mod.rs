@@ -29,14 +29,7 @@ pub(crate) struct Node {
 }
 
 /// Whether, and how, an ACQUIRE was sent to a node.
-#[derive(Clone)]
-pub(crate) enum Reached {
-    No,
-    /// Through this connection, and it may not have arrived yet.
-    Through(Connection),
-    /// It has arrived, and any connection will do.
-    Somehow,
-}
+pub(crate) type Reached = crate::reach::Reached<Connection>;
 
 /// A question on its way: which node, and what came of it.
 pub(crate) type Asked = BoxFuture<'static, (usize, Reply)>;

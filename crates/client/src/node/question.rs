@@ -102,8 +102,8 @@ impl Question {
     }
 
     /// Swaps the token: from then on only the new one holds the lock.
-    pub(crate) fn take_over(key: &[u8], old: &Token, new: &Token, ttl: Ttl, hint: Fence) -> Self {
-        let mut command = Self::extend_command(key, old, ttl, Some(hint));
+    pub(crate) fn take_over(key: &[u8], old: &Token, new: &Token, ttl: Ttl) -> Self {
+        let mut command = Self::extend_command(key, old, ttl, None);
         command.arg("TOKEN").arg(new.as_str());
         Self { command: Arc::new(command), yes: Yes::Fence }
     }
