@@ -68,8 +68,10 @@ async fn a_released_lock_is_not_extended_any_more() {
     lock.release().await.unwrap();
     let before = extends(&masters[0]);
     let other = quorum.lock("k").ttl(TTL * 10).acquire().await.unwrap();
-    sleep(TTL).await;
-    assert_eq!(extends(&masters[0]), before);
+    sleep(TTL * 2).await;
+    // Six it would be. One may have been on its way, or have told the other's fence.
+    let since = extends(&masters[0]) - before;
+    assert!(since <= 1, "{since} extensions of a lock that was released");
     drop(other);
 }
 
