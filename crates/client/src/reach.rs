@@ -55,7 +55,8 @@ impl<C: Clone> Reach<C> {
     /// A node has answered something that shows that its ACQUIRE has arrived, if it was sent through such a connection.
     pub(crate) fn arrived(&self, node: usize, shows: impl FnOnce(&C) -> bool) {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Reached::Through(connection) = &nodes.reached[node]
+        // Whoever ended it has taken them all.
+        if let Some(Reached::Through(connection)) = nodes.reached.get(node)
             && shows(connection)
         {
             nodes.reached[node] = Reached::Somehow;
