@@ -1,5 +1,8 @@
 # Every target installs what it needs where apt-get can, and says what to install where it cannot.
 
+# What is built here is built once, and what a compiler keeps for the next time is larger than the programs.
+export CARGO_INCREMENTAL := 0
+
 .DEFAULT_GOAL := help
 .PHONY: help setup build test servers test-matrix test-faults test-leaks demo bench bench-waiting
 
@@ -18,7 +21,7 @@ demo: build ## 8 workers, 200 locks, 5 masters, one of them killed half-way: fai
 test: setup ## Formatting, clippy, and all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo build --package quorlock
+	cargo build --workspace
 	cargo test --workspace --no-fail-fast
 	cargo test --package quorlock-client --features metrics --test metrics
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
