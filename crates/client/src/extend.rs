@@ -111,7 +111,7 @@ impl Round {
                 pipeline.add_command(Question::extend_command(&held.key, &held.token, held.ttl, None));
                 let core =
                     Extension::new(shared.majority, sent, held.ttl).known_to_hold(held.holding_nodes());
-                Extending { core, held, tell }
+                Extending { held, core, tell }
             })
             .collect();
         let nodes = shared.nodes.len();
