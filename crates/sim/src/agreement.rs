@@ -1,0 +1,146 @@
+use std::time::Duration;
+
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Majority, Moment, Step, Vote, Win};
+use quorlock_core::{Fence, Ttl};
+
+use crate::Twin;
+
+/// How a client comes from the answers of the nodes to a lock and its fence: as it is, or as one of the twins would.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Agreement {
+    /// As it is.
+    Real(Acquisition),
+    /// [`Twin::LargestAtOnce`].
+    LargestAtOnce(Naive),
+    /// [`Twin::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
+    AmongGrants {
+        /// Waits for the grants.
+        naive: Naive,
+        /// The agreement of the nodes that granted, each named by its place among them.
+        among: Option<Acquisition>,
+    },
+    /// [`Twin::WriteBackDownwards`]: in the end, those that have more are told as well.
+    Downwards {
+        /// The real thing.
+        real: Acquisition,
+        /// What each node answered.
+        naive: Naive,
+    },
+}
+
+/// Who granted, without any agreement.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Naive {
+    majority: Majority,
+    sent: Moment,
+    ttl: Ttl,
+    granted: Vec<(usize, Fence)>,
+}
+
+impl Agreement {
+    pub(crate) fn new(twin: Option<Twin>, majority: Majority, sent: Moment, ttl: Ttl) -> Self {
+        let real = || Acquisition::new(majority, sent, ttl, Duration::ZERO);
+        let naive = || Naive { majority, sent, ttl, granted: Vec::new() };
+        match twin {
+            Some(Twin::LargestAtOnce) => Self::LargestAtOnce(naive()),
+            Some(Twin::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
+            Some(Twin::WriteBackDownwards) => Self::Downwards { real: real(), naive: naive() },
+            _ => Self::Real(real()),
+        }
+    }
+
+    pub(crate) fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
+        match self {
+            Self::Real(real) => real.vote(node, vote, now),
+            Self::LargestAtOnce(naive) => naive.vote(node, vote),
+            Self::AmongGrants { naive, among } => {
+                naive.vote(node, vote);
+                if among.is_none() && naive.has_majority() {
+                    *among = Some(naive.agree_among_themselves(now));
+                }
+            }
+            Self::Downwards { real, naive } => {
+                naive.vote(node, vote);
+                real.vote(node, vote, now);
+            }
+        }
+    }
+
+    pub(crate) fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
+        match self {
+            Self::Real(real) | Self::Downwards { real, .. } => real.fence_answer(node, answer, now),
+            Self::LargestAtOnce(_) => {}
+            Self::AmongGrants { naive, among } => {
+                let place = naive.granted.iter().position(|&(granted, _)| granted == node);
+                if let (Some(place), Some(among)) = (place, among) {
+                    among.fence_answer(place, answer, now);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn time_is_up(&mut self, now: Moment) {
+        if let Self::Real(real) = self {
+            real.time_is_up(now);
+        }
+    }
+
+    /// Everything that is to be done next, in order.
+    pub(crate) fn steps(&mut self) -> Vec<Step> {
+        match self {
+            Self::Real(real) => drain(real),
+            Self::LargestAtOnce(naive) => naive.largest().map(|fence| naive.won(fence)).into_iter().collect(),
+            Self::AmongGrants { naive, among } => {
+                let mut steps = among.as_mut().map(drain).unwrap_or_default();
+                for step in &mut steps {
+                    if let Step::TellFence { node, .. } = step {
+                        *node = naive.granted[*node].0;
+                    }
+                }
+                steps
+            }
+            Self::Downwards { real, naive } => {
+                let mut steps = drain(real);
+                if let Some(&Step::Won(Win { fence, .. })) = steps.last() {
+                    let above = naive.granted.iter().filter(|&&(_, granted)| granted > fence);
+                    steps.splice(0..0, above.map(|&(node, _)| Step::TellFence { node, fence }));
+                }
+                steps
+            }
+        }
+    }
+}
+
+impl Naive {
+    fn vote(&mut self, node: usize, vote: Vote) {
+        if let Vote::Granted(fence) = vote {
+            self.granted.push((node, fence));
+        }
+    }
+
+    fn has_majority(&self) -> bool {
+        self.granted.len() >= self.majority.size()
+    }
+
+    fn largest(&self) -> Option<Fence> {
+        self.granted.iter().map(|&(_, fence)| fence).max().filter(|_| self.has_majority())
+    }
+
+    fn won(&self, fence: Fence) -> Step {
+        let lifetime = Lifetime::new(self.sent, self.ttl).expect("a ttl of which something is left");
+        Step::Won(Win { fence, lifetime })
+    }
+
+    fn agree_among_themselves(&self, now: Moment) -> Acquisition {
+        let themselves = Majority::of(self.granted.len()).expect("a majority is not empty");
+        let mut among = Acquisition::new(themselves, self.sent, self.ttl, Duration::ZERO);
+        for (place, &(_, fence)) in self.granted.iter().enumerate() {
+            among.vote(place, Vote::Granted(fence), now);
+        }
+        among
+    }
+}
+
+fn drain(real: &mut Acquisition) -> Vec<Step> {
+    std::iter::from_fn(|| real.poll()).collect()
+}

@@ -1,0 +1,145 @@
+use crate::world::{Answers, Clocks, World};
+use crate::{Property, Twin};
+
+/// How much is to be checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// In seconds, also without optimization.
+    Small,
+    /// In minutes, with it.
+    Full,
+}
+
+/// Something to be checked, and what must come of it.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// What it is about.
+    pub name: String,
+    /// What is checked.
+    pub world: World,
+    /// The property that does not hold in it, since something is broken; none when nothing is.
+    pub breaks: Option<Property>,
+}
+
+/// The rules as they are.
+pub fn models(size: Size) -> Vec<Check> {
+    let mut checks = fences(size);
+    checks.extend(holders(size));
+    checks.extend(lost(size));
+    checks
+}
+
+/// Agreement on a fence: no time, leases that end at any moment, and any network.
+fn fences(size: Size) -> Vec<Check> {
+    let world = World::new(3, 2);
+    let lagging = World { counters: vec![5, 0, 5], ..world.clone() };
+    let mut checks = vec![
+        holds("fences: 3 nodes, 2 clients", world.clone()),
+        holds("fences: 3 nodes that lag behind each other, 2 clients", lagging),
+    ];
+    if size == Size::Full {
+        let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
+        let restart = World { restarts: 1, ..world.clone() };
+        checks.extend([
+            holds("fences: the same, and a request arrives twice", World { repeats: 1, ..world }),
+            holds("fences: the same, and a node restarts far ahead of the others", restart.clone()),
+            holds("fences: the same, and the others have caught up", caught_up(restart)),
+            holds("fences: 3 nodes, 3 clients, answers arrive at once", at_once(3, 3)),
+            holds("fences: 5 nodes, 2 clients, answers arrive at once", at_once(5, 2)),
+        ]);
+    }
+    checks
+}
+
+/// Holders: clocks, and leases that end by them.
+fn holders(size: Size) -> Vec<Check> {
+    let world = World { sudden_ends: false, rounds: Some(0), releases: false, ..World::new(3, 2) };
+    let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
+    let long = World { clocks: clocks(3, 4), ..world.clone() };
+    let short = World { clocks: clocks(2, 4), ..world };
+    let restart = caught_up(World { restarts: 1, ..short.clone() });
+    let extend = World { rounds: Some(1), ..short.clone() };
+    let release = World { clocks: clocks(2, 3), releases: true, ..short };
+    let both = World { rounds: Some(1), ..restart.clone() };
+    let mut checks = vec![
+        holds("holders: 3 nodes, 2 clients", long),
+        holds("holders: a node restarts, answers arrive at once", at_once(restart.clone())),
+        holds("holders: locks are extended, answers arrive at once", at_once(extend.clone())),
+    ];
+    if size == Size::Full {
+        checks.extend([
+            holds("holders: locks are given back", release),
+            holds("holders: a node restarts", restart),
+            holds("holders: locks are extended", extend),
+            holds("holders: both, answers arrive at once", at_once(both)),
+        ]);
+    }
+    checks
+}
+
+/// Locks that an operator deletes, with extensions and repairs.
+fn lost(size: Size) -> Vec<Check> {
+    let world = |clients| World { operator: true, repair: true, rounds: Some(2), ..World::new(3, clients) };
+    let at_once = |clients| World { answers: Answers::AtOnce, ..world(clients) };
+    let mut checks = vec![holds("lost: 3 nodes, 1 holder, answers arrive at once", at_once(1))];
+    if size == Size::Full {
+        checks.push(holds("lost: 3 nodes, 1 holder", world(1)));
+        checks.push(holds("lost: 3 nodes, 2 clients, answers arrive at once", at_once(2)));
+    }
+    checks
+}
+
+/// Each rule left out or bent, in a world that is just large enough to show it.
+pub fn twins(size: Size) -> Vec<Check> {
+    let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
+    let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
+    let holders = World { sudden_ends: false, rounds: Some(0), clocks: clocks(2, 3), ..at_once(3, 2) };
+    let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
+    let mut downwards = World { counters: vec![0, 7, 4], ..at_once(3, 3) };
+    if size == Size::Small {
+        // The first client never reaches one node, and the last never another.
+        downwards.cut = vec![(0, 2), (2, 0)];
+    }
+    vec![
+        caught(Twin::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
+        caught(Twin::WriteBackDownwards, Property::FencesGrow, downwards),
+        caught(Twin::MajorityOfGrants, Property::FenceOnce, fences(4)),
+        caught(Twin::LargestAtOnce, Property::FenceOnce, fences(3)),
+        caught(Twin::ClockBackAtRestart, Property::FenceOnce, World { restarts: 1, ..fences(3) }),
+        caught(Twin::TokenUsedTwice, Property::OneHolder, World { attempts: 2, ..holders.clone() }),
+        caught(
+            Twin::NoAbstention,
+            Property::OneHolder,
+            caught_up(World { restarts: 1, releases: false, ..holders.clone() }),
+        ),
+        caught(Twin::NoDrift, Property::OneHolder, World { releases: false, ..holders.clone() }),
+        caught(
+            Twin::ValidFromAnswer,
+            Property::OneHolder,
+            World { releases: false, answers: Answers::Travel, ..holders },
+        ),
+        caught(Twin::ExtendRevives, Property::LostStaysLost, lost.clone()),
+        caught(Twin::RepairAtOnce, Property::LostStaysLost, lost.clone()),
+        caught(Twin::RepairOnLateGrant, Property::LostStaysLost, lost),
+    ]
+}
+
+fn holds(name: &str, world: World) -> Check {
+    Check { name: name.into(), world, breaks: None }
+}
+
+fn caught(twin: Twin, breaks: Property, world: World) -> Check {
+    Check { name: twin.to_string(), world: World { twin: Some(twin), ..world }, breaks: Some(breaks) }
+}
+
+/// So much time has passed after a restart that the nodes take each other's fences.
+fn caught_up(world: World) -> World {
+    World { wall_after_restart_us: 50, ..world }
+}
+
+/// Clocks that go as far apart as is allowed for: those of nodes 1 % faster than those of clients, so that a lease ends
+/// after `ttl` steps, and its holder must be done before.
+fn clocks(ttl: u64, ticks: u8) -> Option<Clocks> {
+    const NODE_MS: u64 = 101;
+    Some(Clocks { ticks, ttl_ms: ttl * NODE_MS, node_ms: NODE_MS, client_ms: 100 })
+}

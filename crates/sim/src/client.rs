@@ -1,0 +1,247 @@
+use quorlock_core::quorum::{FenceAnswer, Lifetime, Majority, Moment, Release, Step, Vote};
+use quorlock_core::{Fence, Ttl};
+
+use crate::Twin;
+use crate::agreement::Agreement;
+use crate::lock::{Lock, Nodes};
+use crate::message::{Answer, Request};
+
+/// One client: it acquires, holds, extends and releases the one lock that there is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Client {
+    attempts: u8,
+    phase: Phase,
+}
+
+/// What a client is at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    /// Has nothing to do with the lock: not yet, or not any more.
+    Idle,
+    /// Waits for grants and for their fence.
+    Acquiring(Agreement, Asked),
+    /// Holds the lock.
+    Holding(Lock),
+    /// Gives it back.
+    Releasing(Release),
+}
+
+/// What an attempt has sent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Asked {
+    /// When its first byte was sent.
+    at: Moment,
+    /// When the first answer came, where a twin looks at that.
+    answered: Option<Moment>,
+    /// Which nodes granted.
+    granted: Nodes,
+    /// Which nodes were told which fence and have not answered to that. An answer belongs to its own question.
+    told: Vec<(usize, Fence)>,
+}
+
+/// What a client does, for the world to carry out and to judge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Asks this node.
+    Ask(usize, Request),
+    /// Asks all nodes.
+    AskAll(Request),
+    /// Reports the lock, with this fence.
+    Won(Fence),
+    /// Reports that the lock is held for longer, by this round of extensions.
+    Extended(u8),
+}
+
+/// What all clients go by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) majority: Majority,
+    pub(crate) ttl: Ttl,
+    pub(crate) repair: bool,
+    pub(crate) twin: Option<Twin>,
+}
+
+impl Client {
+    pub(crate) fn new() -> Self {
+        Self { attempts: 0, phase: Phase::Idle }
+    }
+
+    pub(crate) fn attempts(&self) -> u8 {
+        self.attempts
+    }
+
+    /// What tells the messages and the token of its attempt from those of the others.
+    pub(crate) fn attempt(&self, rules: Rules) -> u8 {
+        if rules.twin == Some(Twin::TokenUsedTwice) { 1 } else { self.attempts }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Idle)
+    }
+
+    pub(crate) fn is_acquiring(&self) -> bool {
+        matches!(self.phase, Phase::Acquiring(..))
+    }
+
+    pub(crate) fn is_holding(&self) -> bool {
+        matches!(self.phase, Phase::Holding(_))
+    }
+
+    /// How many rounds of extensions it has begun.
+    pub(crate) fn rounds(&self) -> u8 {
+        if let Phase::Holding(lock) = &self.phase { lock.rounds() } else { 0 }
+    }
+
+    /// Whether this node's answer to this would be looked at.
+    pub(crate) fn expects(&self, rules: Rules, node: usize, request: Request) -> bool {
+        match (&self.phase, request) {
+            (Phase::Acquiring(_, asked), Request::Tell(fence)) => asked.told.contains(&(node, fence)),
+            (Phase::Holding(lock), Request::Extend(round)) => lock.expects(round),
+            // A straggler, which only matters where locks are repaired.
+            (Phase::Holding(_), Request::Acquire(_)) => rules.repair,
+            (Phase::Acquiring(..), Request::Acquire(_))
+            | (Phase::Holding(_), Request::Repair(_))
+            | (Phase::Releasing(_), Request::Release) => true,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn begin(&mut self, rules: Rules, hint: Fence, now: Moment) -> Vec<Effect> {
+        self.attempts += 1;
+        let agreement = Agreement::new(rules.twin, rules.majority, now, rules.ttl);
+        self.phase = Phase::Acquiring(agreement, Asked::new(now));
+        vec![Effect::AskAll(Request::Acquire(hint))]
+    }
+
+    /// The time limit of an attempt is over.
+    pub(crate) fn time_is_up(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
+        if let Phase::Acquiring(agreement, _) = &mut self.phase {
+            agreement.time_is_up(now);
+        }
+        self.proceed(rules, now)
+    }
+
+    pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
+        if let Phase::Holding(lock) = &mut self.phase { vec![lock.extend(rules, now)] } else { vec![] }
+    }
+
+    pub(crate) fn release(&mut self, rules: Rules) -> Vec<Effect> {
+        self.phase = Phase::Releasing(Release::new(rules.majority));
+        vec![Effect::AskAll(Request::Release)]
+    }
+
+    /// Has no more use for the lock.
+    pub(crate) fn forget(&mut self) {
+        self.phase = Phase::Idle;
+    }
+
+    /// Looks at the clock. A lock that is over stays over, whatever is answered later.
+    pub(crate) fn look_at_the_clock(&mut self, rules: Rules, now: Moment) {
+        if let Phase::Holding(lock) = &self.phase
+            && !lock.is_held(rules, now)
+        {
+            self.phase = Phase::Idle;
+        }
+    }
+
+    /// Takes an answer that it [expects](Self::expects).
+    pub(crate) fn hear(
+        &mut self,
+        rules: Rules,
+        node: usize,
+        request: Request,
+        answer: Answer,
+        now: Moment,
+    ) -> Vec<Effect> {
+        let held = match answer {
+            Answer::Held(_) | Answer::Released => Some(true),
+            Answer::NotHeld => Some(false),
+            Answer::BadFence | Answer::Silent => None,
+        };
+        match (&mut self.phase, request) {
+            (Phase::Acquiring(agreement, asked), Request::Acquire(_)) => {
+                if rules.twin == Some(Twin::ValidFromAnswer) {
+                    asked.answered.get_or_insert(now);
+                }
+                let vote = match answer {
+                    Answer::Held(fence) => {
+                        if rules.repair {
+                            asked.granted.set(node, true);
+                        }
+                        Vote::Granted(fence)
+                    }
+                    Answer::NotHeld => Vote::Refused,
+                    _ => Vote::Silent,
+                };
+                agreement.vote(node, vote, now);
+                self.proceed(rules, now)
+            }
+            (Phase::Acquiring(agreement, asked), Request::Tell(_)) => {
+                asked.told.retain(|&(told, _)| told != node);
+                let answer = match answer {
+                    Answer::Held(fence) => FenceAnswer::Stored(fence),
+                    Answer::BadFence => FenceAnswer::Unacceptable,
+                    _ => FenceAnswer::Failed,
+                };
+                agreement.fence_answer(node, answer, now);
+                self.proceed(rules, now)
+            }
+            (Phase::Holding(lock), Request::Acquire(_)) => {
+                if rules.repair {
+                    lock.heard(node, held);
+                }
+                vec![]
+            }
+            (Phase::Holding(lock), Request::Extend(_)) => {
+                let effects = lock.extended(rules, node, held, now);
+                self.look_at_the_clock(rules, now);
+                effects
+            }
+            (Phase::Holding(lock), Request::Repair(round)) => lock.repaired(rules, node, round, held, now),
+            (Phase::Releasing(release), Request::Release) => {
+                if release.answer(node, held).is_some() {
+                    self.phase = Phase::Idle;
+                }
+                vec![]
+            }
+            _ => vec![],
+        }
+    }
+
+    /// Carries out what the agreement has come to.
+    fn proceed(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
+        let Phase::Acquiring(agreement, asked) = &mut self.phase else { return vec![] };
+        let mut effects = Vec::new();
+        let mut next = None;
+        for step in agreement.steps() {
+            effects.push(match step {
+                Step::AskAgain { .. } => unreachable!("nobody has waited"),
+                Step::TellFence { node, fence } => {
+                    asked.told.push((node, fence));
+                    asked.told.sort_unstable();
+                    Effect::Ask(node, Request::Tell(fence))
+                }
+                Step::Won(win) => {
+                    let from_answer = asked.answered.and_then(|answered| Lifetime::new(answered, rules.ttl));
+                    let lifetime = from_answer.unwrap_or(win.lifetime);
+                    next = Some(Phase::Holding(Lock::new(lifetime, asked.at, asked.granted, now)));
+                    Effect::Won(win.fence)
+                }
+                Step::Lost(_) => {
+                    next = Some(Phase::Idle);
+                    Effect::AskAll(Request::Release)
+                }
+            });
+        }
+        if let Some(next) = next {
+            self.phase = next;
+        }
+        effects
+    }
+}
+
+impl Asked {
+    fn new(at: Moment) -> Self {
+        Self { at, answered: None, granted: Nodes::default(), told: Vec::new() }
+    }
+}

@@ -1,0 +1,29 @@
+//! Model checking: the real state machines of `quorlock-core`, a few clients and nodes, and everything that can happen
+//! to them, in every order.
+//!
+//! - [`World`]: what is checked. Its fields say how large it is and what may happen in it.
+//! - [`Property`]: what must always hold.
+//! - [`Twin`]: a rule that is broken, to see that the checker notices.
+//! - [`models`] and [`twins`]: the worlds that are checked, and what must come of each.
+//! - [`run`](run()): checks one of them.
+//!
+//! The nodes are `quorlock_core::node::Node`, the clients drive `quorlock_core::quorum`; what this crate adds is a network
+//! and clocks. A twin differs at the seams between them, never in the code that is checked.
+
+mod agreement;
+mod catalogue;
+mod client;
+mod lock;
+mod message;
+mod property;
+mod run;
+mod server;
+mod twin;
+mod world;
+
+pub use catalogue::{Check, Size, models, twins};
+pub use message::{Answer, Body, Message, Request};
+pub use property::Property;
+pub use run::{Outcome, Verdict, run};
+pub use twin::Twin;
+pub use world::{Action, Answers, Clocks, State, World};

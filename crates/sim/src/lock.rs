@@ -1,0 +1,143 @@
+use std::time::Duration;
+
+use quorlock_core::quorum::{Extension, ExtensionVerdict, Lifetime, Moment, Tenure};
+
+use crate::Twin;
+use crate::client::{Effect, Rules};
+use crate::message::Request;
+
+/// A lock that a client holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Lock {
+    tenure: Tenure,
+    /// When the first byte was sent of what it is held by: the attempt, or the last extension.
+    sent: Moment,
+    round: Option<Round>,
+    /// Nodes whose last answer was that they hold it.
+    known: Nodes,
+    /// Nodes that were asked to repair it and have not answered. None is asked twice at once: both requests could take
+    /// effect, the second of them after the lock was lost.
+    repairing: Nodes,
+}
+
+/// The last round of extensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Round {
+    number: u8,
+    sent: Moment,
+    core: Extension,
+}
+
+/// A set of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Nodes(u8);
+
+/// Nobody is stopped for holding it too long.
+const MAX_HOLD: Duration = Duration::from_secs(1 << 32);
+
+impl Lock {
+    pub(crate) fn new(lifetime: Lifetime, sent: Moment, known: Nodes, now: Moment) -> Self {
+        let tenure = Tenure::new(lifetime, now, MAX_HOLD);
+        Self { tenure, sent, round: None, known, repairing: Nodes::default() }
+    }
+
+    /// Whether it is held, as far as its holder knows.
+    pub(crate) fn is_held(&self, rules: Rules, now: Moment) -> bool {
+        match rules.twin {
+            Some(Twin::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
+            _ => self.tenure.remaining(now).is_some(),
+        }
+    }
+
+    /// How many rounds of extensions have begun.
+    pub(crate) fn rounds(&self) -> u8 {
+        self.round.as_ref().map_or(0, |round| round.number + 1)
+    }
+
+    /// Whether an answer to this round would be looked at.
+    pub(crate) fn expects(&self, round: u8) -> bool {
+        self.round.as_ref().is_some_and(|last| last.number == round)
+    }
+
+    pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Effect {
+        let number = self.rounds();
+        let known = if rules.twin == Some(Twin::RepairOnLateGrant) { Nodes::ALL } else { self.known };
+        let core = Extension::new(rules.majority, now, rules.ttl)
+            .known_to_hold(known.iter().filter(|&node| node < rules.majority.nodes()));
+        self.round = Some(Round { number, sent: now, core });
+        Effect::AskAll(Request::Extend(number))
+    }
+
+    /// A node has answered to a round of extensions.
+    pub(crate) fn extended(
+        &mut self,
+        rules: Rules,
+        node: usize,
+        held: Option<bool>,
+        now: Moment,
+    ) -> Vec<Effect> {
+        if rules.repair {
+            self.heard(node, held);
+        }
+        let Some(round) = &mut self.round else { return vec![] };
+        if rules.twin == Some(Twin::RepairAtOnce) && held == Some(false) {
+            return vec![Effect::Ask(node, Request::Repair(round.number))];
+        }
+        let mut effects = Vec::new();
+        if let Some(verdict) = round.core.answer(node, held, now) {
+            self.tenure.settle(verdict, now);
+            if matches!(verdict, ExtensionVerdict::Extended(_)) {
+                self.sent = round.sent;
+                effects.push(Effect::Extended(round.number));
+            }
+        }
+        while rules.repair
+            && let Some(node) = round.core.next_repair()
+        {
+            if !self.repairing.has(node) {
+                self.repairing.set(node, true);
+                effects.push(Effect::Ask(node, Request::Repair(round.number)));
+            }
+        }
+        effects
+    }
+
+    /// A node has answered to its repair.
+    pub(crate) fn repaired(
+        &mut self,
+        rules: Rules,
+        node: usize,
+        round: u8,
+        held: Option<bool>,
+        now: Moment,
+    ) -> Vec<Effect> {
+        if rules.twin == Some(Twin::RepairAtOnce) {
+            let held = if held == Some(true) { held } else { None };
+            return if self.expects(round) { self.extended(rules, node, held, now) } else { vec![] };
+        }
+        self.repairing.set(node, false);
+        self.heard(node, held);
+        vec![]
+    }
+
+    /// What a node said last is what is known of it.
+    pub(crate) fn heard(&mut self, node: usize, held: Option<bool>) {
+        self.known.set(node, held == Some(true));
+    }
+}
+
+impl Nodes {
+    const ALL: Self = Self(u8::MAX);
+
+    pub(crate) fn set(&mut self, node: usize, on: bool) {
+        self.0 = self.0 & !(1 << node) | u8::from(on) << node;
+    }
+
+    fn has(self, node: usize) -> bool {
+        self.0 & 1 << node != 0
+    }
+
+    fn iter(self) -> impl Iterator<Item = usize> {
+        (0..8).filter(move |&node| self.has(node))
+    }
+}

@@ -1,0 +1,24 @@
+/// What must always be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Property {
+    /// No two locks have the same fence.
+    FenceOnce,
+    /// A lock whose first request arrived after another lock had been reported has a larger fence than that.
+    FencesGrow,
+    /// No two clients hold the lock at the same time, each by its own clock.
+    OneHolder,
+    /// After an operator has deleted the lock on all nodes, no extension that begins then succeeds.
+    LostStaysLost,
+}
+
+impl Property {
+    /// In a few words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FenceOnce => "no fence is given twice",
+            Self::FencesGrow => "fences grow in the order of grants",
+            Self::OneHolder => "one holder at a time",
+            Self::LostStaysLost => "what is lost stays lost",
+        }
+    }
+}

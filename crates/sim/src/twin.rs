@@ -1,0 +1,51 @@
+use std::fmt;
+
+/// A rule that is left out or bent, at a seam of the model and not in the code that is checked. The checker must find
+/// what goes wrong without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Twin {
+    /// A node takes the fence of a write-back from a token that does not hold the key.
+    WriteBackFromAnybody,
+    /// All nodes of an attempt are set to its fence, also those that have a larger one.
+    WriteBackDownwards,
+    /// The fence is agreed on by a majority of the nodes that granted, in place of N/2 + 1 nodes.
+    MajorityOfGrants,
+    /// The largest fence of the grants is used at once.
+    LargestAtOnce,
+    /// A client uses the same token for all its attempts.
+    TokenUsedTwice,
+    /// A node grants as soon as it has started again.
+    NoAbstention,
+    /// A node starts again with a wall clock that went back to the beginning.
+    ClockBackAtRestart,
+    /// EXTEND of a lock that has ended takes it again, if it is free.
+    ExtendRevives,
+    /// A lock is relied on for its whole ttl.
+    NoDrift,
+    /// A lock is relied on from the first answer, not from before the first question.
+    ValidFromAnswer,
+    /// A node that says it does not hold the lock is asked to grant it, whatever the others say, and that counts as an
+    /// extension.
+    RepairAtOnce,
+    /// A lock is repaired when a majority confirms it, also by grants that came late.
+    RepairOnLateGrant,
+}
+
+impl fmt::Display for Twin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WriteBackFromAnybody => "a write-back without the token check",
+            Self::WriteBackDownwards => "a write-back that may go down",
+            Self::MajorityOfGrants => "a majority of the grants in place of N/2+1 nodes",
+            Self::LargestAtOnce => "the largest of the grants, used at once",
+            Self::TokenUsedTwice => "a token used for two attempts",
+            Self::NoAbstention => "a restart without abstaining",
+            Self::ClockBackAtRestart => "a restart with a wall clock that went back",
+            Self::ExtendRevives => "an extension that revives",
+            Self::NoDrift => "validity without drift",
+            Self::ValidFromAnswer => "validity counted from the answer",
+            Self::RepairOnLateGrant => "repair on the word of a late grant",
+            Self::RepairAtOnce => "repair outside a majority of extends",
+        })
+    }
+}

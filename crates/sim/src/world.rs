@@ -1,0 +1,614 @@
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::node::{Monotonic, Now};
+use quorlock_core::quorum::{Majority, Moment};
+use quorlock_core::{Fence, Ttl};
+use stateright::Model;
+
+use crate::client::{Client, Effect, Rules};
+use crate::message::{Answer, Body, Message, Request};
+use crate::server::{At, Server};
+use crate::{Property, Twin};
+
+/// A few clients and nodes, one lock, and everything that may happen to them.
+///
+/// A message may arrive at any later time, in any order with the others, or never. A client that is paused is one whose
+/// answers arrive late. Whatever is not limited here happens as often as it can.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// Where the fence counter of each node begins.
+    pub counters: Vec<u64>,
+    /// The fence that each client proposes.
+    pub proposals: Vec<u64>,
+    /// How often each client tries to take the lock.
+    pub attempts: u8,
+    /// What becomes of answers.
+    pub answers: Answers,
+    /// How many requests may arrive twice, in all.
+    pub repeats: u8,
+    /// Whether a lease may end at any moment, for any reason.
+    pub sudden_ends: bool,
+    /// How many times a node may restart with empty memory, in all.
+    pub restarts: u8,
+    /// By how much the wall clocks have gone on when a node that restarts votes again: the fences of the others may lie
+    /// below what their own clocks allow (in µs).
+    pub wall_after_restart_us: u64,
+    /// Clocks, if time passes at all. Otherwise a lease lasts until something ends it.
+    pub clocks: Option<Clocks>,
+    /// Whether clients hold a lock when they have won it, and how often they extend it then. Otherwise they are only
+    /// after its fence.
+    pub rounds: Option<u8>,
+    /// Whether clients give back what they hold, and release what an attempt that failed may hold. Otherwise only deadlines
+    /// end it.
+    pub releases: bool,
+    /// Whether extensions repair the lock where it was missed.
+    pub repair: bool,
+    /// Whether an operator deletes the key on all nodes, once.
+    pub operator: bool,
+    /// Which clients never reach which nodes.
+    pub cut: Vec<(u8, u8)>,
+    /// What is broken.
+    pub twin: Option<Twin>,
+}
+
+/// What becomes of the answers of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// They travel, as the requests do: they may arrive at any later time, or never.
+    Travel,
+    /// They arrive at the moment in which they are given, or never.
+    AtOnceOrNever,
+    /// They arrive at the moment in which they are given.
+    AtOnce,
+}
+
+/// How time passes: in steps, which every clock sees at its own rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Clocks {
+    /// How many steps there are.
+    pub ticks: u8,
+    /// The ttl of the lock, in milliseconds.
+    pub ttl_ms: u64,
+    /// What a node's clock sees of a step, in milliseconds.
+    pub node_ms: u64,
+    /// What a client's clock sees of a step, in milliseconds.
+    pub client_ms: u64,
+}
+
+/// All there is at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    servers: Vec<Arc<Server>>,
+    clients: Vec<Arc<Client>>,
+    /// What is on its way, sorted.
+    network: Vec<Message>,
+    history: History,
+    tick: u8,
+    wall_us: u64,
+    repeats: u8,
+    restarts: u8,
+    operator: bool,
+    /// How many nodes anything has happened to.
+    touched: u8,
+}
+
+/// What was reported so far, as far as it is needed to judge what is reported next.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct History {
+    /// The fences of all locks, in order.
+    fences: Vec<Fence>,
+    /// For each client whose first request has arrived: the largest fence that was reported before.
+    before: Vec<Option<Fence>>,
+    /// For each client: the first round of extensions that was begun after the operator deleted the lock.
+    deleted_before_round: Vec<Option<u8>>,
+    /// What went wrong.
+    broken: Option<Property>,
+}
+
+/// What happens next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// A client begins an attempt.
+    Begin(u8),
+    /// A message arrives.
+    Arrive(Message),
+    /// A request arrives and is on its way once more.
+    ArriveAndRepeat(Message),
+    /// A request arrives, and its answer never does.
+    ArriveUnanswered(Message),
+    /// A client gives up waiting for answers.
+    TimeIsUp(u8),
+    /// A client begins a round of extensions.
+    Extend(u8),
+    /// A client gives the lock back.
+    Release(u8),
+    /// A node's lease ends.
+    End(u8),
+    /// A node restarts with empty memory.
+    Restart(u8),
+    /// An operator deletes the key on all nodes.
+    Delete,
+    /// Time passes.
+    Tick,
+}
+
+impl World {
+    /// So many nodes with nothing in them, and so many clients, who are only after fences.
+    pub fn new(nodes: usize, clients: usize) -> Self {
+        Self {
+            counters: vec![0; nodes],
+            proposals: vec![1; clients],
+            attempts: 1,
+            answers: Answers::Travel,
+            repeats: 0,
+            sudden_ends: true,
+            restarts: 0,
+            wall_after_restart_us: 0,
+            clocks: None,
+            rounds: None,
+            releases: true,
+            repair: false,
+            operator: false,
+            cut: Vec::new(),
+            twin: None,
+        }
+    }
+
+    fn rules(&self) -> Rules {
+        let majority = Majority::of(self.counters.len()).expect("a world has nodes");
+        Rules { majority, ttl: self.ttl(), repair: self.repair, twin: self.twin }
+    }
+
+    fn ttl(&self) -> Ttl {
+        let ms = self.clocks.map_or(Ttl::MAX_MS, |clocks| clocks.ttl_ms);
+        Ttl::from_ms(ms).expect("a world has a ttl")
+    }
+
+    /// The clocks of a node.
+    fn at(&self, state: &State) -> At {
+        let passed_ms = self.clocks.map_or(0, |clocks| clocks.node_ms * u64::from(state.tick));
+        let now = Now { monotonic: Monotonic::from_us(passed_ms * 1000), wall_us: state.wall_us };
+        At { now, ttl: self.ttl() }
+    }
+
+    /// The clocks of a client.
+    fn moment(&self, state: &State) -> Moment {
+        let passed_ms = self.clocks.map_or(0, |clocks| clocks.client_ms * u64::from(state.tick));
+        Moment::default().plus(Duration::from_millis(passed_ms))
+    }
+
+    fn alike_nodes(&self) -> bool {
+        self.cut.is_empty() && self.counters.iter().all(|counter| *counter == self.counters[0])
+    }
+
+    fn alike_clients(&self) -> bool {
+        self.cut.is_empty() && self.proposals.iter().all(|proposal| *proposal == self.proposals[0])
+    }
+
+    /// Where all nodes are alike it does not matter which is the first to which something happens.
+    fn may_touch(&self, state: &State, node: u8) -> bool {
+        !self.alike_nodes() || node <= state.touched
+    }
+
+    /// Likewise for clients, and which of them is the first to begin.
+    fn may_begin(&self, state: &State, client: u8) -> bool {
+        !self.alike_clients() || state.clients[..client.into()].iter().all(|client| client.attempts() > 0)
+    }
+
+    fn may_arrive(&self, state: &State, message: &Message) -> bool {
+        if !message.is_request() {
+            return true;
+        }
+        // Where all begin at once, it is the one whose first request is the first to arrive.
+        let others = &state.history.before[..message.client.into()];
+        let in_turn =
+            !self.all_begin_at_once() || !self.alike_clients() || others.iter().all(Option::is_some);
+        in_turn && self.may_touch(state, message.node)
+    }
+
+    /// Without clocks an attempt whose requests have not arrived might as well not have begun.
+    fn all_begin_at_once(&self) -> bool {
+        self.clocks.is_none() && self.attempts == 1
+    }
+
+    fn arrive(&self, state: &mut State, message: Message, answered: bool) {
+        match message.body {
+            Body::Request(request) => {
+                let before = state.history.fences.last().copied().unwrap_or_default();
+                if state.clients[usize::from(message.client)].attempt(self.rules()) == message.attempt {
+                    state.history.before[usize::from(message.client)].get_or_insert(before);
+                }
+                let answer = self.execute(state, message, request);
+                let reply = Message { body: Body::Reply(request, answer), ..message };
+                if !answered || !state.is_expected(self.rules(), &reply) {
+                    return;
+                }
+                if self.answers == Answers::Travel {
+                    state.send(reply);
+                } else {
+                    self.hear(state, reply, request, answer);
+                }
+            }
+            Body::Reply(request, answer) => self.hear(state, message, request, answer),
+        }
+    }
+
+    /// A server executes a request, or what a twin does in its place.
+    fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
+        let at = self.at(state);
+        let token = message.token();
+        let server = state.touch(message.node);
+        match (self.twin, request) {
+            (Some(Twin::WriteBackFromAnybody), Request::Tell(fence)) => server.store_from_anybody(at, fence),
+            (Some(Twin::WriteBackDownwards), Request::Tell(fence)) => {
+                match server.execute(at, token, request) {
+                    Answer::BadFence => server.store_downwards(at, token, fence),
+                    answer => answer,
+                }
+            }
+            (Some(Twin::ExtendRevives), Request::Extend(_)) => match server.execute(at, token, request) {
+                Answer::NotHeld => server.revive(at, token),
+                answer => answer,
+            },
+            _ => server.execute(at, token, request),
+        }
+    }
+
+    fn hear(&self, state: &mut State, reply: Message, request: Request, answer: Answer) {
+        let moment = self.moment(state);
+        let client = Arc::make_mut(&mut state.clients[usize::from(reply.client)]);
+        let effects = client.hear(self.rules(), reply.node.into(), request, answer, moment);
+        self.carry_out(state, reply.client, effects);
+    }
+
+    fn carry_out(&self, state: &mut State, client: u8, effects: Vec<Effect>) {
+        let rules = self.rules();
+        let index = usize::from(client);
+        let attempt = state.clients[index].attempt(rules);
+        let nodes = u8::try_from(self.counters.len()).expect("a world has few nodes");
+        let ask = |node, request| Message { client, attempt, node, body: Body::Request(request) };
+        for effect in effects {
+            match effect {
+                // Without holders it makes no difference whether a lease is released or ends for any other reason.
+                Effect::AskAll(Request::Release) if self.rounds.is_none() || !self.releases => {}
+                Effect::AskAll(request) => {
+                    for node in (0..nodes).filter(|&node| !self.cut.contains(&(client, node))) {
+                        state.send(ask(node, request));
+                    }
+                }
+                Effect::Ask(node, request) => {
+                    state.send(ask(u8::try_from(node).expect("a node of this world"), request));
+                }
+                Effect::Won(fence) => {
+                    state.history.report(index, fence);
+                    if self.rounds.is_none() {
+                        Arc::make_mut(&mut state.clients[index]).forget();
+                    }
+                }
+                Effect::Extended(round) => {
+                    let lost = state.history.deleted_before_round[index];
+                    if lost.is_some_and(|first| first <= round) {
+                        state.history.broken = Some(Property::LostStaysLost);
+                    }
+                }
+            }
+        }
+        if state.clients[index].is_idle() {
+            state.history.before[index] = Some(Fence::ZERO);
+        }
+        state.drop_what_nobody_expects(rules);
+    }
+
+    fn restart(&self, state: &mut State, node: u8) {
+        state.restarts -= 1;
+        // Long enough that no clock reads less than any counter has come to, one second of µs is plenty.
+        state.wall_us += RESTART_US;
+        let mut at = self.at(state);
+        if self.twin == Some(Twin::ClockBackAtRestart) {
+            at.now.wall_us = 0;
+        }
+        let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
+        let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
+        *state.touch(node) = Server::start(at, rejoin_delay_ms);
+        state.wall_us += self.wall_after_restart_us;
+    }
+
+    fn tick(&self, state: &mut State) {
+        state.tick += 1;
+        let (at, moment, rules) = (self.at(state), self.moment(state), self.rules());
+        for server in &mut state.servers {
+            Arc::make_mut(server).turn(at);
+        }
+        for client in &mut state.clients {
+            Arc::make_mut(client).look_at_the_clock(rules, moment);
+        }
+        state.drop_what_nobody_expects(rules);
+    }
+}
+
+/// Longer, in µs, than there are grants in any of these worlds.
+const RESTART_US: u64 = 100;
+
+impl Model for World {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let ttl = self.ttl();
+        let clients = self.proposals.len();
+        let start = |counter: &u64| {
+            let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
+            Arc::new(Server::start(At { now, ttl }, 0))
+        };
+        let mut state = State {
+            servers: self.counters.iter().map(start).collect(),
+            clients: vec![Arc::new(Client::new()); clients],
+            network: Vec::new(),
+            history: History {
+                before: vec![None; clients],
+                deleted_before_round: vec![None; clients],
+                ..History::default()
+            },
+            tick: 0,
+            wall_us: RESTART_US,
+            repeats: self.repeats,
+            restarts: self.restarts,
+            operator: self.operator,
+            touched: 0,
+        };
+        if self.all_begin_at_once() {
+            for client in 0..clients {
+                self.begin(&mut state, u8::try_from(client).expect("a world has few clients"));
+            }
+        }
+        vec![state]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.history.broken.is_some() || self.is_over(state) {
+            return;
+        }
+        for &message in state.network.iter().filter(|message| self.may_arrive(state, message)) {
+            actions.push(Action::Arrive(message));
+            if message.is_request() && state.repeats > 0 {
+                actions.push(Action::ArriveAndRepeat(message));
+            }
+            if message.is_request() && self.answers == Answers::AtOnceOrNever {
+                actions.push(Action::ArriveUnanswered(message));
+            }
+        }
+        for (index, client) in (0..).zip(&state.clients) {
+            if client.is_idle() && client.attempts() < self.attempts && self.may_begin(state, index) {
+                actions.push(Action::Begin(index));
+            }
+            if client.is_acquiring() && self.rounds.is_some() {
+                actions.push(Action::TimeIsUp(index));
+            }
+            if client.is_holding() {
+                if self.rounds.is_some_and(|rounds| client.rounds() < rounds) {
+                    actions.push(Action::Extend(index));
+                }
+                if self.releases {
+                    actions.push(Action::Release(index));
+                }
+            }
+        }
+        for (node, server) in (0..).zip(&state.servers) {
+            if self.sudden_ends && server.holder().is_some() {
+                actions.push(Action::End(node));
+            }
+            if state.restarts > 0 && self.may_touch(state, node) {
+                actions.push(Action::Restart(node));
+            }
+        }
+        if state.operator {
+            actions.push(Action::Delete);
+        }
+        if self.clocks.is_some_and(|clocks| state.tick < clocks.ticks) {
+            actions.push(Action::Tick);
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        let moment = self.moment(last);
+        match action {
+            Action::Begin(client) => self.begin(&mut state, client),
+            Action::Arrive(message) => {
+                state.take(message);
+                self.arrive(&mut state, message, true);
+            }
+            Action::ArriveAndRepeat(message) => {
+                state.repeats -= 1;
+                self.arrive(&mut state, message, true);
+            }
+            Action::ArriveUnanswered(message) => {
+                state.take(message);
+                self.arrive(&mut state, message, false);
+            }
+            Action::TimeIsUp(client) => {
+                let effects = state.client(client).time_is_up(self.rules(), moment);
+                self.carry_out(&mut state, client, effects);
+            }
+            Action::Extend(client) => {
+                let effects = state.client(client).extend(self.rules(), moment);
+                self.carry_out(&mut state, client, effects);
+            }
+            Action::Release(client) => {
+                let effects = state.client(client).release(self.rules());
+                self.carry_out(&mut state, client, effects);
+            }
+            Action::End(node) => {
+                let at = self.at(&state);
+                state.touch(node).end(at);
+            }
+            Action::Restart(node) => self.restart(&mut state, node),
+            Action::Delete => {
+                state.operator = false;
+                let at = self.at(&state);
+                for server in &mut state.servers {
+                    Arc::make_mut(server).end(at);
+                }
+                for (index, client) in
+                    state.clients.iter().enumerate().filter(|(_, client)| client.is_holding())
+                {
+                    state.history.deleted_before_round[index] = Some(client.rounds());
+                }
+            }
+            Action::Tick => self.tick(&mut state),
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<stateright::Property<Self>> {
+        let always = self.must_hold().into_iter().map(|property| {
+            let condition = match property {
+                Property::FenceOnce => |_: &Self, state: &State| !state.breaks(Property::FenceOnce),
+                Property::FencesGrow => |_: &Self, state: &State| !state.breaks(Property::FencesGrow),
+                Property::OneHolder => |_: &Self, state: &State| !state.breaks(Property::OneHolder),
+                Property::LostStaysLost => |_: &Self, state: &State| !state.breaks(Property::LostStaysLost),
+            };
+            stateright::Property::always(property.name(), condition)
+        });
+        let sometimes = self.must_happen().map(|name| {
+            let condition = match name {
+                ALL_HAVE_WON => State::all_have_won,
+                SOMEBODY_IS_TOLD => State::somebody_is_told,
+                _ => State::somebody_repairs,
+            };
+            stateright::Property::sometimes(name, condition)
+        });
+        always.chain(sometimes).collect()
+    }
+}
+
+const ALL_HAVE_WON: &str = "each client wins a lock";
+const SOMEBODY_IS_TOLD: &str = "a node is told a fence";
+const SOMEBODY_REPAIRS: &str = "a node is asked to repair a lock";
+
+impl World {
+    /// What must hold in every state.
+    pub(crate) fn must_hold(&self) -> Vec<Property> {
+        let mut properties = vec![Property::FenceOnce, Property::FencesGrow];
+        if self.clocks.is_some() {
+            properties.push(Property::OneHolder);
+        }
+        if self.operator {
+            properties.push(Property::LostStaysLost);
+        }
+        properties
+    }
+
+    /// What must be seen in some state, or nothing was checked.
+    pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let told = (self.proposals.len() > 1).then_some(SOMEBODY_IS_TOLD);
+        [ALL_HAVE_WON].into_iter().chain(told).chain(self.repair.then_some(SOMEBODY_REPAIRS))
+    }
+}
+
+impl World {
+    fn begin(&self, state: &mut State, client: u8) {
+        let moment = self.moment(state);
+        state.history.before[usize::from(client)] = None;
+        let hint = Fence::new(self.proposals[usize::from(client)]).expect("a proposal is a fence");
+        let effects = state.client(client).begin(self.rules(), hint, moment);
+        self.carry_out(state, client, effects);
+    }
+
+    /// Nobody can report anything any more.
+    fn is_over(&self, state: &State) -> bool {
+        state.clients.iter().all(|client| client.is_idle() && client.attempts() >= self.attempts)
+    }
+}
+
+impl State {
+    fn breaks(&self, property: Property) -> bool {
+        let holders = || self.clients.iter().filter(|client| client.is_holding()).count();
+        match property {
+            Property::OneHolder => holders() > 1,
+            property => self.history.broken == Some(property),
+        }
+    }
+
+    fn all_have_won(world: &World, state: &Self) -> bool {
+        state.history.fences.len() >= world.proposals.len()
+    }
+
+    fn somebody_is_told(_: &World, state: &Self) -> bool {
+        state.asks(|request| matches!(request, Request::Tell(_)))
+    }
+
+    fn somebody_repairs(_: &World, state: &Self) -> bool {
+        state.asks(|request| matches!(request, Request::Repair(_)))
+    }
+
+    fn asks(&self, this: impl Fn(Request) -> bool) -> bool {
+        self.network.iter().any(|message| matches!(message.body, Body::Request(request) if this(request)))
+    }
+
+    fn client(&mut self, client: u8) -> &mut Client {
+        Arc::make_mut(&mut self.clients[usize::from(client)])
+    }
+
+    /// A node to which something happens.
+    fn touch(&mut self, node: u8) -> &mut Server {
+        self.touched = self.touched.max(node + 1);
+        Arc::make_mut(&mut self.servers[usize::from(node)])
+    }
+
+    fn send(&mut self, message: Message) {
+        if let Err(place) = self.network.binary_search(&message) {
+            self.network.insert(place, message);
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        if let Ok(place) = self.network.binary_search(&message) {
+            self.network.remove(place);
+        }
+    }
+
+    /// Whether a reply would be looked at.
+    fn is_expected(&self, rules: Rules, message: &Message) -> bool {
+        let client = &self.clients[usize::from(message.client)];
+        match message.body {
+            Body::Request(_) => true,
+            Body::Reply(request, _) => {
+                client.attempt(rules) == message.attempt
+                    && client.expects(rules, message.node.into(), request)
+            }
+        }
+    }
+
+    fn drop_what_nobody_expects(&mut self, rules: Rules) {
+        let mut network = std::mem::take(&mut self.network);
+        network.retain(|message| self.is_expected(rules, message));
+        self.network = network;
+    }
+}
+
+impl History {
+    fn report(&mut self, client: usize, fence: Fence) {
+        let before = self.before[client].unwrap_or_default();
+        match self.fences.binary_search(&fence) {
+            Ok(_) => self.broken = Some(Property::FenceOnce),
+            Err(place) => {
+                self.fences.insert(place, fence);
+                if fence <= before {
+                    self.broken = Some(Property::FencesGrow);
+                }
+            }
+        }
+    }
+}
+
+impl Hash for State {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { servers, clients, network, history, tick, wall_us, repeats, restarts, operator, touched } =
+            self;
+        (servers, clients, network, history).hash(state);
+        (tick, wall_us, repeats, restarts, operator, touched).hash(state);
+    }
+}
