@@ -2,6 +2,7 @@
 //! machine does in a microsecond is of little interest to the owner of another one.
 //!
 //! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
+//! - [`plain`]: plain commands of others, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
 //! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
 //! - [`waiting`]: handing a lock over to whoever waits, which has a table of its own
@@ -11,6 +12,7 @@
 
 mod faults;
 mod latencies;
+mod plain;
 mod progress;
 mod quorum;
 mod server_time;
@@ -68,6 +70,8 @@ enum Role {
 enum Group {
     /// What a command costs the server
     ServerTime,
+    /// Plain commands of others beside 100,000 leases
+    Plain,
     /// Acquire and release on three nodes
     Quorum,
     /// The same with one of the three nodes out of order
@@ -98,6 +102,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
+            Group::Plain => plain::measure(&progress)?,
             Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Waiting => {
@@ -127,12 +132,13 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Group {
     /// What the table of the README is made of.
-    const OF_THE_README: [Self; 3] = [Self::ServerTime, Self::Quorum, Self::Faults];
+    const OF_THE_README: [Self; 4] = [Self::ServerTime, Self::Plain, Self::Quorum, Self::Faults];
 
     /// How many steps of progress it takes.
     fn steps(self, waiting: &Waiting) -> u64 {
         match self {
             Self::ServerTime => server_time::STEPS,
+            Self::Plain => plain::STEPS,
             Self::Quorum => quorum::STEPS,
             Self::Faults => faults::STEPS,
             Self::Waiting => waiting.steps(),
