@@ -4,6 +4,7 @@
 //! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
 //! - [`plain`]: plain commands of others, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
+//! - [`throughput`]: many tasks that take locks at the same time, beside a bare loop and `rslock`
 //! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
 //! - [`waiting`]: handing a lock over to whoever waits, which has a table of its own
 //! - [`latencies`]: how long things took
@@ -17,6 +18,7 @@ mod progress;
 mod quorum;
 mod server_time;
 mod table;
+mod throughput;
 mod waiting;
 
 use std::process::ExitCode;
@@ -74,7 +76,9 @@ enum Group {
     Plain,
     /// Acquire and release on three nodes
     Quorum,
-    /// The same with one of the three nodes out of order
+    /// Locks per second of many tasks
+    Throughput,
+    /// Acquire and release with one of three nodes out of order
     Faults,
     /// Handing a lock over to whoever waits
     Waiting,
@@ -104,6 +108,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             Group::ServerTime => server_time::measure(&progress)?,
             Group::Plain => plain::measure(&progress)?,
             Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
+            Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Waiting => {
                 waiting = in_task(&runtime, args.waiting.clone().measure(progress.clone()))?;
@@ -118,9 +123,11 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if !table.is_empty() {
         println!(
             "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of \
-             {} rounds; all else is the p50 of acquire + release.\n\n{table}",
+             {} rounds, and a plain command's the mean in the best of {}; a lock of so many tasks takes the time in which they \
+             had so many locks; all else is the p50 of acquire + release.\n\n{table}",
             server_time::KEYS,
             server_time::ROUNDS,
+            plain::ROUNDS,
         );
     }
     if !waiting.is_empty() {
@@ -132,7 +139,8 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Group {
     /// What the table of the README is made of.
-    const OF_THE_README: [Self; 4] = [Self::ServerTime, Self::Plain, Self::Quorum, Self::Faults];
+    const OF_THE_README: [Self; 5] =
+        [Self::ServerTime, Self::Plain, Self::Quorum, Self::Throughput, Self::Faults];
 
     /// How many steps of progress it takes.
     fn steps(self, waiting: &Waiting) -> u64 {
@@ -140,6 +148,7 @@ impl Group {
             Self::ServerTime => server_time::STEPS,
             Self::Plain => plain::STEPS,
             Self::Quorum => quorum::STEPS,
+            Self::Throughput => throughput::STEPS,
             Self::Faults => faults::STEPS,
             Self::Waiting => waiting.steps(),
         }

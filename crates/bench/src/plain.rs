@@ -32,7 +32,7 @@ const PIPELINED: u32 = 16;
 /// How often each connection does that in a turn: some ten milliseconds.
 const BATCHES: u32 = 20;
 /// How often it is a server's turn. The best one counts, as for [`server_time`](crate::server_time).
-const ROUNDS: u32 = 150;
+pub(crate) const ROUNDS: u32 = 150;
 /// As there: new servers every now and then.
 const SERVERS: u32 = 3;
 /// The module looks about once a second what it may leave out.
