@@ -234,7 +234,7 @@ async fn what_many_tasks_take_and_release_at_once_is_free_on_every_node() {
         masters.iter().all(|master| keys(master) == 0)
     })
     .await;
-    for master in masters.iter() {
+    for master in &masters {
         assert_eq!(refusals(master), 0, "its own lock was in the way of a task");
     }
 }
