@@ -254,7 +254,10 @@ pub struct Due<'a, B> {
 #[must_use]
 pub enum Adjusted {
     /// Delete the key: it carries the token of a lease that has ended.
-    DeleteMirror,
+    DeleteMirror {
+        /// Whether by its deadline, and not with another key of its lock.
+        expired: bool,
+    },
     /// Nothing.
     Nothing,
 }
@@ -813,8 +816,9 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
         match self.standing(hash, db, key, now) {
             Standing::Over(slot) => {
                 let ours = self.owns_mirror(slot, mirror);
+                let expired = !self.table.get(slot).has_ended();
                 self.end_by_deadline(slot);
-                if ours { Adjusted::DeleteMirror } else { Adjusted::Nothing }
+                if ours { Adjusted::DeleteMirror { expired } } else { Adjusted::Nothing }
             }
             Standing::Live(_) | Standing::None => Adjusted::Nothing,
         }

@@ -330,7 +330,8 @@ impl Server {
         }
         while let Some(due) = self.node.due(now) {
             let key = due.key.clone();
-            if self.node.settle(now, 0, &key, &Seeing(self.keys.get(&*key))) == Adjusted::DeleteMirror {
+            let adjusted = self.node.settle(now, 0, &key, &Seeing(self.keys.get(&*key)));
+            if let Adjusted::DeleteMirror { .. } = adjusted {
                 self.keys.remove(&*key);
             }
         }
