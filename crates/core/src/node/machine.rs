@@ -392,7 +392,7 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
             return match self.look(now.monotonic, hash, ask.db, key.bytes(), mirror) {
                 Sight::Free(_) if self.is_spoken_for(hash, ask.db, key.bytes()) => self.refuse(ask.may_wait),
                 Sight::Free(over) => {
-                    over.map(|slot| self.end_by_deadline(slot));
+                    self.end_over(over);
                     self.grant_acquire(now, ask, &[hash])
                 }
                 Sight::Taken => self.refuse(ask.may_wait),
@@ -415,7 +415,7 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
         }
         // Only now, when all their mirrors are going to be written over.
         for (&hash, key) in hashes.iter().zip(ask.keys) {
-            self.table.find(hash, ask.db, key.bytes()).map(|slot| self.end_by_deadline(slot));
+            self.end_over(self.table.find(hash, ask.db, key.bytes()));
         }
         self.grant_acquire(now, ask, &hashes)
     }
@@ -463,7 +463,7 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
             let mut place = None;
             while let Some((next, guest)) = self.queues.next_in_turn(queue, place, now.monotonic) {
                 if self.queues.waits_for_one(guest) {
-                    over.map(|slot| self.end_by_deadline(slot));
+                    self.end_over(over);
                     let key = self.queues.key(queue).1.clone();
                     return Next::Granted(self.grant_guest(now, guest, db, &[hash], [key].into_iter()));
                 }
@@ -506,7 +506,7 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
             in_db = db;
         }
         for (&hash, key) in hashes.iter().zip(&keys) {
-            self.table.find(hash, in_db, key.as_ref()).map(|slot| self.end_by_deadline(slot));
+            self.end_over(self.table.find(hash, in_db, key.as_ref()));
         }
         Some(self.grant_guest(now, guest, in_db, &hashes, keys.into_iter()))
     }
@@ -1161,6 +1161,13 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
             };
         }
         Extended::Held { fence }
+    }
+
+    /// A key's mirror is about to be written over: its lease that is over, if there is one, has ended by its deadline.
+    fn end_over(&mut self, over: Option<u32>) {
+        if let Some(slot) = over {
+            self.end_by_deadline(slot);
+        }
     }
 
     fn end_by_operator(&mut self, slot: u32) {
