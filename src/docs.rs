@@ -1,11 +1,25 @@
 //! What `COMMAND DOCS` and the hints of redis-cli say. Arguments are shown by their names, so those are for people.
 
-use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Spec};
+use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec};
 
 const CONSTANT: &std::ffi::CStr = c"O(1); O(log N) in the number of leases to keep their deadlines in order";
+const FOR_EACH_KEY: &std::ffi::CStr =
+    c"O(K) for K keys; O(K log N) in the number of leases to keep their deadlines in order";
 const SINCE: &std::ffi::CStr = c"0.1.0";
 
 const KEY: ArgSpec = ArgSpec { name: c"key", kind: ArgKind::Key, summary: c"The lock", option: None };
+const NUMKEYS: ArgSpec = ArgSpec {
+    name: c"numkeys",
+    kind: ArgKind::Integer,
+    summary: c"How many keys follow: 1 to 64",
+    option: None,
+};
+const KEYS: ArgSpec = ArgSpec {
+    name: c"key",
+    kind: ArgKind::Keys,
+    summary: c"The keys of the lock, in any order; one that is named twice counts once",
+    option: None,
+};
 const TOKEN: ArgSpec = ArgSpec {
     name: c"token",
     kind: ArgKind::Text,
@@ -25,6 +39,25 @@ const FENCE: ArgSpec = ArgSpec {
     option: Some(c"FENCE"),
 };
 
+const WAIT: ArgSpec = ArgSpec {
+    name: c"wait-ms",
+    kind: ArgKind::Integer,
+    summary: c"How long to wait for the lock, in milliseconds; the reply is then the fence and the microseconds waited",
+    option: Some(c"WAIT"),
+};
+const OWNER: ArgSpec = ArgSpec {
+    name: c"label",
+    kind: ArgKind::Text,
+    summary: c"Who asks, for LOCK.INSPECT to show: at most 256 bytes of UTF-8",
+    option: Some(c"OWNER"),
+};
+const NEW_TOKEN: ArgSpec = ArgSpec {
+    name: c"new",
+    kind: ArgKind::Text,
+    summary: c"Hands the lock over: from then on only this token holds it, with a new fence",
+    option: Some(c"TOKEN"),
+};
+
 pub(crate) const ACQUIRE: Spec = Spec {
     name: c"lock.acquire",
     flags: c"write deny-oom blocking fast",
@@ -32,25 +65,20 @@ pub(crate) const ACQUIRE: Spec = Spec {
     complexity: CONSTANT,
     since: SINCE,
     arity: -4,
+    keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
-    args: &[
-        KEY,
-        TOKEN,
-        TTL,
-        ArgSpec {
-            name: c"wait-ms",
-            kind: ArgKind::Integer,
-            summary: c"How long to wait for the lock, in milliseconds; the reply is then the fence and the microseconds waited",
-            option: Some(c"WAIT"),
-        },
-        FENCE,
-        ArgSpec {
-            name: c"label",
-            kind: ArgKind::Text,
-            summary: c"Who asks, for LOCK.INSPECT to show: at most 256 bytes of UTF-8",
-            option: Some(c"OWNER"),
-        },
-    ],
+    args: &[KEY, TOKEN, TTL, WAIT, FENCE, OWNER],
+};
+
+pub(crate) const ACQUIRE_ALL: Spec = Spec {
+    name: c"lock.macquire",
+    flags: c"write deny-oom blocking",
+    summary: c"Takes several keys as one lock, all or none: its fence when granted, nil when another holds one of them",
+    complexity: FOR_EACH_KEY,
+    arity: -5,
+    keys: Keys::Counted,
+    args: &[NUMKEYS, KEYS, TOKEN, TTL, WAIT, FENCE, OWNER],
+    ..ACQUIRE
 };
 
 pub(crate) const EXTEND: Spec = Spec {
@@ -60,19 +88,20 @@ pub(crate) const EXTEND: Spec = Spec {
     complexity: CONSTANT,
     since: SINCE,
     arity: -4,
+    keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
-    args: &[
-        KEY,
-        TOKEN,
-        TTL,
-        FENCE,
-        ArgSpec {
-            name: c"new",
-            kind: ArgKind::Text,
-            summary: c"Hands the lock over: from then on only this token holds it, with a new fence",
-            option: Some(c"TOKEN"),
-        },
-    ],
+    args: &[KEY, TOKEN, TTL, FENCE, NEW_TOKEN],
+};
+
+pub(crate) const EXTEND_ALL: Spec = Spec {
+    name: c"lock.mextend",
+    flags: c"write",
+    summary: c"Moves the end of a held lock of several keys forward: its fence, or nil when the token does not hold all of them",
+    complexity: FOR_EACH_KEY,
+    arity: -5,
+    keys: Keys::Counted,
+    args: &[NUMKEYS, KEYS, TOKEN, TTL, FENCE, NEW_TOKEN],
+    ..EXTEND
 };
 
 pub(crate) const RELEASE: Spec = Spec {
@@ -82,8 +111,20 @@ pub(crate) const RELEASE: Spec = Spec {
     complexity: CONSTANT,
     since: SINCE,
     arity: 3,
+    keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
     args: &[KEY, TOKEN],
+};
+
+pub(crate) const RELEASE_ALL: Spec = Spec {
+    name: c"lock.mrelease",
+    flags: c"write",
+    summary: c"Gives back whatever the token holds of several keys: 1 when there was anything, 0 when not; safe to repeat",
+    complexity: FOR_EACH_KEY,
+    arity: -4,
+    keys: Keys::Counted,
+    args: &[NUMKEYS, KEYS, TOKEN],
+    ..RELEASE
 };
 
 pub(crate) const INSPECT: Spec = Spec {
@@ -94,6 +135,7 @@ pub(crate) const INSPECT: Spec = Spec {
     complexity: c"O(1)",
     since: SINCE,
     arity: 2,
+    keys: Keys::First,
     key: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
     args: &[KEY],
 };

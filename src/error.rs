@@ -3,7 +3,7 @@
 use std::fmt;
 
 use quorlock_core::TtlError;
-use quorlock_core::node::{FenceError, Reason};
+use quorlock_core::node::{FenceError, KEYS_MAX, Reason};
 
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +11,8 @@ pub(crate) enum CommandError {
     /// The server words this one itself.
     Arity,
     NotAnInteger,
+    NumKeys,
+    OtherKeys,
     Ttl(TtlError),
     TokenLength,
     OwnerLength,
@@ -44,6 +46,14 @@ impl fmt::Display for CommandError {
         match self {
             Self::Arity => write!(f, "ERR wrong number of arguments"),
             Self::NotAnInteger => write!(f, "ERR value is not an integer or out of range"),
+            Self::NumKeys => {
+                write!(f, "ERR numkeys must be between 1 and {KEYS_MAX}: it says how many keys follow")
+            }
+            Self::OtherKeys => write!(
+                f,
+                "ERR the token holds these keys, but they are not one lock: name all keys of the lock, and no other \
+                 (LOCK.MEXTEND)"
+            ),
             Self::Ttl(error) => write!(f, "ERR {error} (lock.max-ttl)"),
             Self::TokenLength => {
                 write!(

@@ -1,5 +1,6 @@
 //! Arguments into requests: read once, and never looked at again.
 
+use quorlock_core::node::KEYS_MAX;
 use quorlock_core::{Fence, Ttl};
 
 use crate::error::CommandError;
@@ -13,9 +14,24 @@ const OWNER_BYTES_MAX: usize = 256;
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
 /// The arguments that most commands begin with.
-pub(crate) struct Named<'a> {
-    pub(crate) key: Arg<'a>,
+pub(crate) struct Named<'a, K> {
+    pub(crate) keys: K,
     pub(crate) token: Arg<'a>,
+    /// What comes after the token.
+    pub(crate) rest: Rest<'a>,
+}
+
+/// The arguments after the token, as they come.
+#[derive(Clone, Copy)]
+pub(crate) struct Rest<'a> {
+    args: Args<'a>,
+    from: usize,
+}
+
+/// The arguments after the token, read.
+pub(crate) struct Terms<'a> {
+    pub(crate) ttl: Ttl,
+    pub(crate) options: Options<'a>,
 }
 
 /// The options of a command, as far as it has any.
@@ -28,21 +44,34 @@ pub(crate) struct Options<'a> {
 }
 
 /// `command key token`
-pub(crate) fn named(args: Args<'_>) -> Result<Named<'_>, CommandError> {
+pub(crate) fn named(args: Args<'_>) -> Result<Named<'_, [Arg<'_>; 1]>, CommandError> {
     let (Some(key), Some(token)) = (args.get(1), args.get(2)) else { return Err(CommandError::Arity) };
-    Ok(Named { key, token: checked_token(token)? })
+    Ok(Named { keys: [key], token: checked_token(token)?, rest: Rest { args, from: 3 } })
 }
 
-/// `command key token ttl`
-pub(crate) fn ttl(args: Args<'_>, max: Ttl) -> Result<Ttl, CommandError> {
-    let ms = args.get(3).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
+/// `command numkeys key [key ...] token`: the keys in the order of their bytes, each once.
+pub(crate) fn all_named(args: Args<'_>) -> Result<Named<'_, Vec<Arg<'_>>>, CommandError> {
+    let count = args.get(1).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
+    let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
+    let token_at = 2 + count.ok_or(CommandError::NumKeys)?;
+    let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?;
+    let mut keys: Vec<_> = (2..token_at).filter_map(|index| args.get(index)).collect();
+    keys.sort_unstable_by_key(|key| key.as_bytes());
+    keys.dedup_by_key(|key| key.as_bytes());
+    Ok(Named { keys, token, rest: Rest { args, from: token_at + 1 } })
+}
+
+fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
+    let Rest { args, from } = rest;
+    let ms = args.get(from).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
     Ok(Ttl::at_most(u64::try_from(ms).unwrap_or(0), max.ms())?)
 }
 
-/// `LOCK.ACQUIRE key token ttl [WAIT ms] [FENCE n] [OWNER label]`
-pub(crate) fn acquire_options(args: Args<'_>) -> Result<Options<'_>, CommandError> {
+/// `… token ttl [WAIT ms] [FENCE n] [OWNER label]`
+pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<Terms<'_>, CommandError> {
+    let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
-    each_option(args, |name, value| {
+    each_option(rest, |name, value| {
         if name.eq_ignore_ascii_case(b"OWNER") {
             once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
@@ -53,13 +82,14 @@ pub(crate) fn acquire_options(args: Args<'_>) -> Result<Options<'_>, CommandErro
             Err(CommandError::UnknownOption { takes: "WAIT ms, FENCE n and OWNER label" })
         }
     })?;
-    Ok(options)
+    Ok(Terms { ttl, options })
 }
 
-/// `LOCK.EXTEND key token ttl [FENCE n] [TOKEN new]`
-pub(crate) fn extend_options(args: Args<'_>) -> Result<Options<'_>, CommandError> {
+/// `… token ttl [FENCE n] [TOKEN new]`
+pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<Terms<'_>, CommandError> {
+    let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
-    each_option(args, |name, value| {
+    each_option(rest, |name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
             once(&mut options.fence, checked_fence(value)?)
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
@@ -68,15 +98,15 @@ pub(crate) fn extend_options(args: Args<'_>) -> Result<Options<'_>, CommandError
             Err(CommandError::UnknownOption { takes: "FENCE n and TOKEN new" })
         }
     })?;
-    Ok(options)
+    Ok(Terms { ttl, options })
 }
 
 /// Calls `take` for each name and value after the ttl.
 fn each_option<'a>(
-    args: Args<'a>,
+    Rest { args, from }: Rest<'a>,
     mut take: impl FnMut(&[u8], Arg<'a>) -> Result<(), CommandError>,
 ) -> Result<(), CommandError> {
-    let mut index = 4;
+    let mut index = from + 1;
     while let Some(name) = args.get(index) {
         let value = args.get(index + 1).ok_or(CommandError::Arity)?;
         take(name.as_bytes(), value)?;

@@ -84,12 +84,13 @@ fn hand_over_free_keys(ctx: &Ctx<'_>, now: Now) {
         });
         let Some(Some((db, key))) = due else { return };
         ctx.select_db(db);
-        let mut mirror = Key::open(ctx, key.lend(), Access::Write);
-        handover::hand_over(ctx, db, key.lend(), &mut mirror);
+        let mirror = Key::open(ctx, key.lend(), Access::Write);
+        handover::hand_over(ctx, db, key.lend(), mirror);
     }
 }
 
-/// Removes the mirrors of leases whose deadline has come. Usually the server has expired them by then.
+/// Removes the mirrors of leases whose deadline has come, when usually the server has expired them, and those of the other
+/// keys of a lock that has ended.
 fn remove_ended(ctx: &Ctx<'_>, now: Now) {
     for _ in 0..DUE_PER_TURN_MAX {
         let due = module::with(|state| state.node.due(now.monotonic).map(|due| (due.db, due.key.share())));
@@ -97,9 +98,13 @@ fn remove_ended(ctx: &Ctx<'_>, now: Now) {
         ctx.select_db(db);
         let mut mirror = Key::open(ctx, key.lend(), Access::Write);
         let adjusted = module::state().node.settle(now.monotonic, db, key.as_ref(), &mirror);
-        if adjusted == Adjusted::DeleteMirror {
+        if let Adjusted::DeleteMirror { expired } = adjusted {
             mirror.delete();
-            tell::expired(ctx, key.lend());
+            if expired {
+                tell::expired(ctx, key.lend());
+            } else {
+                tell::delete(ctx, key.lend());
+            }
         }
     }
 }

@@ -37,6 +37,7 @@ enum Fate {
 /// A lock that was handed over.
 pub(crate) struct Grant {
     pub(crate) db: u32,
+    /// One of its keys: what ends one ends all.
     pub(crate) key: Held,
     pub(crate) token: Held,
     pub(crate) fence: Fence,

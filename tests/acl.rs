@@ -7,7 +7,15 @@ use redis::{Cmd, Connection, Value, cmd};
 
 const OPERATIONS: &str = include_str!("../docs/operations.md");
 
-const LOCK_COMMANDS: [&str; 4] = ["lock.acquire", "lock.extend", "lock.inspect", "lock.release"];
+const LOCK_COMMANDS: [&str; 7] = [
+    "lock.acquire",
+    "lock.extend",
+    "lock.inspect",
+    "lock.macquire",
+    "lock.mextend",
+    "lock.mrelease",
+    "lock.release",
+];
 
 /// The user of the documentation, as the words of `ACL SETUSER`.
 fn documented_user() -> Vec<&'static str> {
@@ -46,7 +54,11 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
     for (name, arity) in commands {
         let mut run = cmd("ACL");
         run.arg("DRYRUN").arg(user).arg(&name);
-        for _ in 1..arity.unsigned_abs() {
+        let counts_keys = name.to_lowercase().starts_with("lock.m");
+        if counts_keys {
+            run.arg(1);
+        }
+        for _ in 1 + u64::from(counts_keys)..arity.unsigned_abs() {
             run.arg(key);
         }
         match run.query::<String>(connection).as_deref() {

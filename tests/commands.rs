@@ -104,13 +104,16 @@ fn inspect_shows_everything_but_the_token() {
 
     let fence = resp2.ask::<i64>("LOCK.ACQUIRE k a 60000 OWNER worker-7");
     let Map(lock) = resp3.reply("LOCK.INSPECT k") else { panic!("a map in RESP3") };
-    let [(k1, owner), (k2, shown), (k3, Int(ttl)), (k4, waiters)] = &lock[..] else { panic!("{lock:?}") };
-    assert_eq!([k1, k2, k3, k4], [&text("owner"), &text("fence"), &text("ttl"), &text("waiters")]);
-    assert_eq!((owner, shown, waiters), (&text("worker-7"), &Int(fence), &Int(0)));
+    let [(k1, owner), (k2, shown), (k3, Int(ttl)), (k4, waiters), (k5, keys)] = &lock[..] else {
+        panic!("{lock:?}")
+    };
+    let names = ["owner", "fence", "ttl", "waiters", "keys"].map(text);
+    assert!([k1, k2, k3, k4, k5].into_iter().eq(&names), "{lock:?}");
+    assert_eq!((owner, shown, waiters, keys), (&text("worker-7"), &Int(fence), &Int(0), &Int(1)));
     assert!((1..=60_000).contains(ttl));
 
     let Array(flat) = resp2.reply("LOCK.INSPECT k") else { panic!("an array in RESP2") };
-    assert_eq!(flat.len(), 8, "{flat:?}");
+    assert_eq!(flat.len(), 10, "{flat:?}");
     let names = flat.iter().step_by(2).eq(lock.iter().map(|(name, _)| name));
     assert!(names && flat[1] == text("worker-7") && flat[3] == Int(fence), "{flat:?}");
 }

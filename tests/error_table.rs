@@ -11,8 +11,10 @@ fn every_error_is_documented_word_for_word() {
     let (long, empty) = ("x".repeat(257), "");
     redis::cmd("LPUSH").arg("list").arg("x").exec(connection).expect("a list");
     redis::cmd("LOCK.ACQUIRE").arg("held").arg("token").arg(9000).exec(connection).expect("a lock");
+    let mut two = redis::cmd("LOCK.MACQUIRE");
+    two.arg(2).arg("one").arg("two").arg("token").arg(9000).exec(connection).expect("a lock of two keys");
 
-    let provoked: [&[&str]; 17] = [
+    let provoked: [&[&str]; 20] = [
         &["LOCK.ACQUIRE", "k"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
         &["LOCK.ACQUIRE", "k", "token", "soon"],
@@ -30,6 +32,9 @@ fn every_error_is_documented_word_for_word() {
         &["LOCK.ACQUIRE", "list", "token", "1000"],
         &["LOCK.RELEASE", "list", "token"],
         &["LOCK.INSPECT", "list"],
+        &["LOCK.MACQUIRE", "0", "k", "token", "1000"],
+        &["LOCK.MACQUIRE", "many", "k", "token", "1000"],
+        &["LOCK.EXTEND", "one", "token", "1000"],
     ];
     for command in provoked {
         let mut ask = redis::Cmd::new();

@@ -108,6 +108,12 @@ impl AsRef<[u8]> for Held {
     }
 }
 
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        self.share()
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: gives back the one reference that `keep` took.

@@ -17,8 +17,7 @@ pub(crate) trait Command {
     fn run(ctx: &Ctx<'_>, args: Args<'_>);
 }
 
-/// What `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and the hints of redis-cli tell of a command. Its key is always the
-/// first argument.
+/// What `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and the hints of redis-cli tell of a command.
 pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
     /// The flags of the server's command table.
@@ -28,8 +27,19 @@ pub(crate) struct Spec {
     pub(crate) since: &'static CStr,
     /// The number of arguments, the name included; negative when more may follow.
     pub(crate) arity: i32,
+    pub(crate) keys: Keys,
+    /// What it does to them.
     pub(crate) key: KeyFlags,
     pub(crate) args: &'static [ArgSpec],
+}
+
+/// Where the keys of a command are.
+#[derive(Clone, Copy)]
+pub(crate) enum Keys {
+    /// The first argument is the only one.
+    First,
+    /// The first argument says how many follow.
+    Counted,
 }
 
 /// One argument, as documentation and hints show it.
@@ -44,6 +54,8 @@ pub(crate) struct ArgSpec {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArgKind {
     Key,
+    /// One or more.
+    Keys,
     Text,
     Integer,
 }
@@ -92,7 +104,12 @@ pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
     // SAFETY: a live context while the module is being loaded; the server copies the strings.
     let created = unsafe {
         let (name, flags) = (spec.name.as_ptr(), spec.flags.as_ptr());
-        api!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(entry::call::<C>), flags, 1, 1, 1))
+        // A range of arguments that are keys; what it cannot say comes with the description.
+        let (first, last, step) = match spec.keys {
+            Keys::First => (1, 1, 1),
+            Keys::Counted => (0, 0, 0),
+        };
+        api!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(entry::call::<C>), flags, first, last, step))
     };
     created == raw::REDISMODULE_OK as i32 && describe(ctx, spec)
 }
@@ -107,7 +124,7 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
     let mut args: Vec<_> = spec.args.iter().map(arg).collect();
     // SAFETY: these are plain C structures; all zeroes is the entry that ends such a list.
     let (end_of_args, mut key_specs) =
-        unsafe { (std::mem::zeroed(), [key_spec(spec.key), std::mem::zeroed()]) };
+        unsafe { (std::mem::zeroed(), [key_spec(spec.keys, spec.key), std::mem::zeroed()]) };
     args.push(end_of_args);
     let info = raw::RedisModuleCommandInfo {
         version: &raw const version,
@@ -130,11 +147,18 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
 }
 
 fn arg(spec: &ArgSpec) -> raw::RedisModuleCommandArg {
-    let is_key = spec.kind == ArgKind::Key;
+    let is_key = matches!(spec.kind, ArgKind::Key | ArgKind::Keys);
+    let mut flags = 0;
+    if spec.option.is_some() {
+        flags |= raw::REDISMODULE_CMD_ARG_OPTIONAL as i32;
+    }
+    if spec.kind == ArgKind::Keys {
+        flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE as i32;
+    }
     raw::RedisModuleCommandArg {
         name: spec.name.as_ptr(),
         type_: match spec.kind {
-            ArgKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+            ArgKind::Key | ArgKind::Keys => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
             ArgKind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
             ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         },
@@ -142,22 +166,37 @@ fn arg(spec: &ArgSpec) -> raw::RedisModuleCommandArg {
         token: spec.option.map_or(ptr::null(), CStr::as_ptr),
         summary: spec.summary.as_ptr(),
         since: ptr::null(),
-        flags: if spec.option.is_some() { raw::REDISMODULE_CMD_ARG_OPTIONAL as i32 } else { 0 },
+        flags,
         deprecated_since: ptr::null(),
         subargs: ptr::null_mut(),
         display_text: ptr::null(),
     }
 }
 
-/// The key is the first argument.
-fn key_spec(flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
+fn key_spec(keys: Keys, flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
     // SAFETY: a plain C structure, of which the parts that matter are set below.
     let mut spec: raw::RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
     spec.flags = flags.bits();
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
-    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    spec.fk.range =
-        raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 { lastkey: 0, keystep: 1, limit: 0 };
+    match keys {
+        Keys::First => {
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+            spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
+                lastkey: 0,
+                keystep: 1,
+                limit: 0,
+            };
+        }
+        // Counted from the argument at which the search begins.
+        Keys::Counted => {
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+            spec.fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {
+                keynumidx: 0,
+                firstkey: 1,
+                keystep: 1,
+            };
+        }
+    }
     spec
 }

@@ -8,7 +8,7 @@ use redis_module::raw;
 use super::api::api;
 use super::command::{self, Command};
 use super::{Args, Ctx, LogLevel, events, info};
-use crate::commands::{Acquire, Extend, Inspect, Release};
+use crate::commands::{Acquire, AcquireAll, Extend, ExtendAll, Inspect, Release, ReleaseAll};
 use crate::module;
 
 #[global_allocator]
@@ -91,6 +91,9 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         && command::register::<Extend>(ctx)
         && command::register::<Release>(ctx)
         && command::register::<Inspect>(ctx)
+        && command::register::<AcquireAll>(ctx)
+        && command::register::<ExtendAll>(ctx)
+        && command::register::<ReleaseAll>(ctx)
         && info::register(ctx);
     if !known {
         ctx.log(

@@ -45,6 +45,11 @@ impl<'ctx> Key<'ctx> {
         Self { open: key, seen, lives: PhantomData }
     }
 
+    /// Opens keys for writing, none of which is named twice.
+    pub(crate) fn open_all(ctx: &Ctx<'ctx>, names: &[Arg<'_>]) -> Vec<Self> {
+        names.iter().map(|&name| Self::open(ctx, name, Access::Write)).collect()
+    }
+
     /// Writes a token that expires. Either both are there afterwards, or the key is not: a lock that never ends is
     /// worse than none.
     #[must_use]

@@ -25,14 +25,21 @@ pub(crate) async fn acquire(
     until: Option<Instant>,
 ) -> Result<Lock, AcquireError> {
     let started = Instant::now();
-    let turn = match until {
-        Some(until) => timeout_at(until, shared.slots.turn(&wanted.key)).await.ok(),
-        None => Some(shared.slots.turn(&wanted.key).await),
+    let taking_turns = async {
+        let mut turns = Vec::with_capacity(wanted.keys.iter().len());
+        for key in wanted.keys.iter() {
+            turns.push(shared.slots.turn(key).await);
+        }
+        turns
     };
-    let Some(turn) = turn else {
+    let turns = match until {
+        Some(until) => timeout_at(until, taking_turns).await.ok(),
+        None => Some(taking_turns.await),
+    };
+    let Some(turns) = turns else {
         return Err(AcquireError::TimedOut { waited: started.elapsed(), nodes: Nodes(Vec::new()) });
     };
-    let chase = Chase { shared, wanted, until, started, turn: &turn, attempts: 0, last: None };
+    let chase = Chase { shared, wanted, until, started, turns: &turns, attempts: 0, last: None };
     chase.run().await
 }
 
@@ -41,7 +48,8 @@ struct Chase<'a> {
     wanted: &'a Wanted,
     until: Option<Instant>,
     started: Instant,
-    turn: &'a Turn,
+    /// One's turn for each key.
+    turns: &'a [Turn],
     /// How many attempts there have been, waits included.
     attempts: u32,
     /// The last attempt that failed.
@@ -59,9 +67,9 @@ enum NoLock {
 
 impl Chase<'_> {
     async fn run(mut self) -> Result<Lock, AcquireError> {
-        let order = self.shared.order(&self.wanted.key);
+        let order = self.shared.order(self.wanted.keys.first());
         let mut pursuit = Pursuit::new(order, self.shared.round_trip());
-        let mut next = pursuit.first(self.turn.contended());
+        let mut next = pursuit.first(self.turns.iter().any(Turn::contended));
         loop {
             next = match next {
                 Move::AskAll => {
@@ -69,7 +77,7 @@ impl Chase<'_> {
                     let attempt = attempt::attempt(self.shared, self.wanted, yields_to, limit);
                     match attempt.instrument(self.span()).await? {
                         Ok(lock) => {
-                            self.turn.set_contended(false);
+                            self.set_contended(false);
                             return Ok(lock);
                         }
                         Err(failure) => self.lost(&mut pursuit, failure),
@@ -99,6 +107,10 @@ impl Chase<'_> {
         }
     }
 
+    fn set_contended(&self, contended: bool) {
+        self.turns.iter().for_each(|turn| turn.set_contended(contended));
+    }
+
     /// For observers: the attempt that begins now.
     fn span(&mut self) -> Span {
         self.attempts += 1;
@@ -117,7 +129,7 @@ impl Chase<'_> {
 
     /// Waits on a node, and takes the others when it grants.
     async fn wait(&self, node: usize, yields_to: &[usize]) -> Result<Result<Lock, NoLock>, AcquireError> {
-        self.turn.set_contended(true);
+        self.set_contended(true);
         let token = Token::random().map_err(attempt::no_token)?;
         let granted = match wait(self.shared, self.wanted, token, node, self.until).await {
             Waited::Granted(granted) => granted,
@@ -125,7 +137,7 @@ impl Chase<'_> {
             Waited::Refused(error) => return Ok(Err(NoLock::Refused(error))),
             Waited::Gone(error) => return Ok(Err(NoLock::Gone(error))),
         };
-        self.turn.set_contended(!granted.waited.is_zero());
+        self.set_contended(!granted.waited.is_zero());
         let limit = self.wanted.node_limit;
         let rest = attempt::attempt_after_wait(self.shared, self.wanted, node, granted, yields_to, limit);
         Ok(rest.await.map_err(NoLock::Lost))

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
+use crate::keys::Keys;
 use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::release::Undo;
@@ -21,7 +22,7 @@ use crate::{AcquireError, Answer, Handover, Lock, NodeError, Nodes, clock, obser
 
 /// What is to be acquired, checked.
 pub(crate) struct Wanted {
-    pub(crate) key: Arc<[u8]>,
+    pub(crate) keys: Keys,
     pub(crate) ttl: Ttl,
     pub(crate) min_validity: Duration,
     pub(crate) node_limit: Duration,
@@ -42,7 +43,7 @@ pub(crate) struct Failure {
 /// An attempt on its way. Dropped before it has come to a lock, it releases on every node that it may have reached.
 struct Attempt {
     shared: Arc<Shared>,
-    wanted_key: Arc<[u8]>,
+    wanted_keys: Keys,
     ttl: Ttl,
     /// Of the verbs to come.
     node_limit: Duration,
@@ -124,12 +125,12 @@ pub(crate) async fn resume(
     wanted: &Wanted,
     handover: Handover,
 ) -> Result<Result<Lock, Failure>, AcquireError> {
-    let (_, old, fence) = handover.into_parts();
+    let (old, fence) = handover.into_parts();
     shared.agreed_on_fence(fence, fence);
     let token = Token::random().map_err(no_token)?;
     let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
     // None is proposed: nodes that hold the lock with a larger fence than the others would refuse one that is below theirs.
-    let question = Question::take_over(&wanted.key, &old, &token, wanted.ttl);
+    let question = Question::take_over(&wanted.keys, &old, &token, wanted.ttl);
     let mut attempt = Attempt::asking(question, shared, wanted, token, fence, core);
     for node in 0..shared.nodes.len() {
         attempt.send(node);
@@ -140,13 +141,13 @@ pub(crate) async fn resume(
     };
     // Nodes where it is still the other's: nobody else would ever release it there.
     let left = lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No });
-    Undo::new(shared, &wanted.key, &old, left.collect(), wanted.ttl.duration()).spawn();
+    Undo::new(shared, &wanted.keys, &old, left.collect(), wanted.ttl.duration()).spawn();
     Ok(Ok(lock))
 }
 
 impl Attempt {
     fn new(shared: &Arc<Shared>, wanted: &Wanted, token: Token, hint: Fence, core: Acquisition) -> Self {
-        let question = Question::acquire(&wanted.key, &token, wanted.ttl, hint, wanted.owner.as_deref());
+        let question = Question::acquire(&wanted.keys, &token, wanted.ttl, hint, wanted.owner.as_deref());
         Self::asking(question, shared, wanted, token, hint, core)
     }
 
@@ -161,7 +162,7 @@ impl Attempt {
         let nodes = shared.nodes.len();
         Self {
             shared: Arc::clone(shared),
-            wanted_key: Arc::clone(&wanted.key),
+            wanted_keys: wanted.keys.clone(),
             ttl: wanted.ttl,
             node_limit: wanted.node_limit,
             max_hold: wanted.max_hold,
@@ -205,7 +206,8 @@ impl Attempt {
                         if self.told.is_empty() {
                             limit.as_mut().reset(Instant::now() + node_limit);
                         }
-                        let question = Question::extend(&self.wanted_key, &self.token, self.ttl, Some(fence));
+                        let question =
+                            Question::extend(&self.wanted_keys, &self.token, self.ttl, Some(fence));
                         self.tell(node, question);
                     }
                     Step::AskAgain { node } => {
@@ -277,7 +279,7 @@ impl Attempt {
         self.shared.agreed_on_fence(self.proposed, win.fence);
         let held = Arc::new(Held::new(Grant {
             shared: Arc::clone(&self.shared),
-            key: Arc::clone(&self.wanted_key),
+            keys: self.wanted_keys.clone(),
             token: self.token.clone(),
             owner: self.owner.take(),
             ttl: self.ttl,
@@ -311,7 +313,7 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.held {
             let reached = std::mem::take(&mut self.reached);
-            Undo::new(&self.shared, &self.wanted_key, &self.token, reached, self.ttl.duration()).spawn();
+            Undo::new(&self.shared, &self.wanted_keys, &self.token, reached, self.ttl.duration()).spawn();
         }
     }
 }

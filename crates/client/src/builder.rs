@@ -9,6 +9,7 @@ use tracing::Instrument as _;
 
 use crate::acquire::acquire;
 use crate::attempt::{self, Failure, Wanted};
+use crate::keys::Keys;
 use crate::quorum::Shared;
 use crate::run::run;
 use crate::{AcquireError, Handover, Lock, LockWatch, ResumeError, RunError, observe};
@@ -24,12 +25,13 @@ const MAX_HOLD: Duration = Duration::from_secs(60 * 60);
 /// Longest owner label that a node takes, in bytes.
 const OWNER_BYTES_MAX: usize = 256;
 
-/// What lock is wanted, for how long and how patiently. Made by [`Quorum::lock`](crate::Quorum::lock).
+/// What lock is wanted, for how long and how patiently. Made by [`Quorum::lock`](crate::Quorum::lock)
+/// and [`Quorum::lock_all`](crate::Quorum::lock_all).
 #[derive(Clone)]
 #[must_use = "a builder locks nothing: call acquire or try_acquire"]
 pub struct LockBuilder {
     shared: Arc<Shared>,
-    key: Arc<[u8]>,
+    keys: Keys,
     ttl: Duration,
     wait: Duration,
     min_validity: Option<Duration>,
@@ -39,10 +41,10 @@ pub struct LockBuilder {
 }
 
 impl LockBuilder {
-    pub(crate) fn new(shared: Arc<Shared>, key: Vec<u8>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, keys: Keys) -> Self {
         Self {
             shared,
-            key: key.into(),
+            keys,
             ttl: TTL,
             wait: WAIT,
             min_validity: None,
@@ -110,7 +112,7 @@ impl LockBuilder {
         &self,
         call: impl Future<Output = Result<Lock, AcquireError>>,
     ) -> Result<Lock, AcquireError> {
-        let span = tracing::debug_span!("acquire", key = %observe::key(&self.key));
+        let span = tracing::debug_span!("acquire", key = %self.keys);
         async {
             let started = Instant::now();
             let outcome = call.await;
@@ -124,7 +126,7 @@ impl LockBuilder {
     async fn attempt(&self) -> Result<Lock, AcquireError> {
         let wanted = self.check()?;
         // Who does not wait does not get past those who do.
-        let queue_node = self.shared.order(&wanted.key).first().copied();
+        let queue_node = self.shared.order(wanted.keys.first()).first().copied();
         let limit = wanted.node_limit;
         let Failure { loss, nodes, .. } =
             match attempt::attempt(&self.shared, &wanted, queue_node.as_slice(), limit).await? {
@@ -195,8 +197,8 @@ impl LockBuilder {
     pub async fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
         let unusable = |reason| ResumeError::Unusable { reason };
         let wanted = self.check().map_err(|error| unusable(error.to_string()))?;
-        if handover.key() != &*wanted.key {
-            return Err(unusable("the handover is of another key: resume it by Quorum::resume".into()));
+        if !handover.is_of(&wanted.keys) {
+            return Err(unusable("the handover is of other keys: resume it by Quorum::resume".into()));
         }
         let resumed = attempt::resume(&self.shared, &wanted, handover).await;
         let Failure { loss, nodes, .. } = match resumed.map_err(|error| unusable(error.to_string()))? {
@@ -238,15 +240,16 @@ impl LockBuilder {
                 self.max_hold
             )));
         }
-        let (key, owner) = (Arc::clone(&self.key), self.owner.clone());
-        Ok(Wanted { key, ttl, min_validity, node_limit, max_hold: self.max_hold, owner })
+        self.keys.check().map_err(unusable)?;
+        let (keys, owner) = (self.keys.clone(), self.owner.clone());
+        Ok(Wanted { keys, ttl, min_validity, node_limit, max_hold: self.max_hold, owner })
     }
 }
 
 impl fmt::Debug for LockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockBuilder")
-            .field("key", &observe::key(&self.key))
+            .field("key", &format_args!("{}", self.keys))
             .field("ttl", &self.ttl)
             .field("wait", &self.wait)
             .field("max_hold", &self.max_hold)

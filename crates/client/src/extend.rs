@@ -108,7 +108,7 @@ impl Round {
         let locks: Vec<_> = due
             .into_iter()
             .map(|Due { held, tell }| {
-                pipeline.add_command(Question::extend_command(&held.key, &held.token, held.ttl, None));
+                pipeline.add_command(Question::extend_command(&held.keys, &held.token, held.ttl, None));
                 let core =
                     Extension::new(shared.majority, sent, held.ttl).known_to_hold(held.holding_nodes());
                 Extending { held, core, tell }
@@ -188,7 +188,7 @@ impl Round {
                 if held.reach(index, &connection) {
                     let owner = held.owner.as_deref();
                     pipeline.add_command(Question::acquire_command(
-                        &held.key,
+                        &held.keys,
                         &held.token,
                         held.ttl,
                         held.fence,
@@ -236,7 +236,7 @@ impl Drop for Round {
 }
 
 fn give_back(held: &Held, node: usize) {
-    Undo::on(&held.shared, node, &held.key, &held.token, held.ttl.duration()).spawn();
+    Undo::on(&held.shared, node, &held.keys, &held.token, held.ttl.duration()).spawn();
 }
 
 fn ask_repair(

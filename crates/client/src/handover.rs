@@ -1,11 +1,11 @@
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quorlock_core::{Fence, Ttl};
 
 use crate::held::Held;
+use crate::keys::Keys;
 use crate::token::Token;
 
 /// What the text of a [`Handover`] begins with.
@@ -17,7 +17,7 @@ const VERSION: &str = "quorlock1";
 /// Of all who resume the same lock one at most succeeds.
 #[must_use = "the lock is nobody's until it is resumed, and ends by its deadline"]
 pub struct Handover {
-    key: Arc<[u8]>,
+    keys: Keys,
     token: Token,
     ttl: Ttl,
     fence: Fence,
@@ -51,7 +51,7 @@ pub enum HandoverError {
 impl Handover {
     pub(crate) fn new(held: &Held, remaining: Duration) -> Self {
         Self {
-            key: Arc::clone(&held.key),
+            keys: held.keys.clone(),
             token: held.token.clone(),
             ttl: held.ttl,
             fence: held.fence,
@@ -59,9 +59,18 @@ impl Handover {
         }
     }
 
-    /// The locked key.
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
-        &self.key
+        self.keys.first()
+    }
+
+    /// The locked keys, in the order of their bytes.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.keys.iter().map(AsRef::as_ref)
+    }
+
+    pub(crate) fn is_of(&self, keys: &Keys) -> bool {
+        self.keys == *keys
     }
 
     /// The fence of the lock so far. Who resumes it gets a larger one.
@@ -83,12 +92,13 @@ impl Handover {
     /// can take the lock, or release it.** Pass it on as you would a password.
     pub fn to_secret_text(&self) -> String {
         let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let (key, token) = (to_text(&self.key), self.token.as_str());
-        format!("{VERSION}:{key}:{token}:{}:{}:{until_ms}", self.ttl.ms(), self.fence)
+        let keys: Vec<_> = self.keys().map(to_text).collect();
+        let (keys, token) = (keys.join(","), self.token.as_str());
+        format!("{VERSION}:{keys}:{token}:{}:{}:{until_ms}", self.ttl.ms(), self.fence)
     }
 
-    pub(crate) fn into_parts(self) -> (Arc<[u8]>, Token, Fence) {
-        (self.key, self.token, self.fence)
+    pub(crate) fn into_parts(self) -> (Token, Fence) {
+        (self.token, self.fence)
     }
 }
 
@@ -97,7 +107,7 @@ impl FromStr for Handover {
 
     fn from_str(text: &str) -> Result<Self, HandoverError> {
         let parts: Vec<_> = text.trim().split(':').collect();
-        let (Some(&version), [_, key, token, ttl, fence, until]) = (parts.first(), parts.as_slice()) else {
+        let (Some(&version), [_, keys, token, ttl, fence, until]) = (parts.first(), parts.as_slice()) else {
             return Err(HandoverError::NotAHandover);
         };
         if version != VERSION {
@@ -107,7 +117,7 @@ impl FromStr for Handover {
         let read = || {
             let until = Duration::from_millis(until.parse().ok()?);
             Some(Self {
-                key: from_text(key)?.into(),
+                keys: keys.split(',').map(from_text).collect::<Option<_>>()?,
                 token: Token::from_text(token)?,
                 ttl: Ttl::from_ms(ttl.parse().ok()?).ok()?,
                 fence: Fence::new(fence.parse().ok()?)?,
@@ -121,7 +131,7 @@ impl FromStr for Handover {
 impl fmt::Debug for Handover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handover")
-            .field("key", &String::from_utf8_lossy(&self.key))
+            .field("key", &format_args!("{}", self.keys))
             .field("fence", &self.fence)
             .field("until", &self.until)
             .finish_non_exhaustive()
@@ -161,9 +171,9 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    fn handover(key: &[u8]) -> Handover {
+    fn handover<const N: usize>(keys: [&[u8]; N]) -> Handover {
         Handover {
-            key: key.into(),
+            keys: keys.into_iter().collect(),
             token: Token::random().unwrap(),
             ttl: Ttl::from_ms(10_000).unwrap(),
             fence: Fence::new(1_795_249_538_261_001).unwrap(),
@@ -174,7 +184,7 @@ mod tests {
     #[test]
     fn a_text_is_one_word_and_is_read_as_what_it_was() {
         for key in [&b"orders/42"[..], b"", b"a:b c%\n\x00\xff", "l\u{f6}ck".as_bytes()] {
-            let given = handover(key);
+            let given = handover([key]);
             let text = given.to_secret_text();
             assert!(text.chars().all(|c| c.is_ascii_graphic()), "{text}");
             let read: Handover = format!("{text}\n").parse().unwrap();
@@ -185,8 +195,14 @@ mod tests {
     }
 
     #[test]
+    fn several_keys_are_read_as_they_were() {
+        let read: Handover = handover([b"b,", b"a", b""]).to_secret_text().parse().unwrap();
+        assert!(read.keys().eq([&b""[..], b"a", b"b,"]));
+    }
+
+    #[test]
     fn what_is_not_a_handover_is_refused() {
-        let text = handover(b"k").to_secret_text();
+        let text = handover([b"k"]).to_secret_text();
         for other in
             ["", "quorlock1", "quorlock1:k:t:0:1:1", &text[..text.len() - 14], &text.replace(':', " ")]
         {
@@ -198,7 +214,7 @@ mod tests {
 
     #[test]
     fn the_token_is_only_in_the_text() {
-        let handover = handover(b"k");
+        let handover = handover([b"k"]);
         assert!(handover.to_secret_text().contains(handover.token.as_str()));
         assert!(!format!("{handover:?}").contains(handover.token.as_str()));
     }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::answers::report;
+use crate::keys::Keys;
 use crate::node::{Connection, Reached, Reply};
 use crate::quorum::Shared;
 use crate::reach::Reach;
@@ -24,7 +25,7 @@ pub(crate) struct Held {
     /// Tells the locks of one program apart.
     pub(crate) id: u64,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) key: Arc<[u8]>,
+    pub(crate) keys: Keys,
     pub(crate) token: Token,
     pub(crate) owner: Option<String>,
     pub(crate) ttl: Ttl,
@@ -39,7 +40,7 @@ pub(crate) struct Held {
 /// What a lock begins with.
 pub(crate) struct Grant {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) key: Arc<[u8]>,
+    pub(crate) keys: Keys,
     pub(crate) token: Token,
     pub(crate) owner: Option<String>,
     pub(crate) ttl: Ttl,
@@ -68,8 +69,19 @@ struct Known {
 impl Held {
     pub(crate) fn new(grant: Grant) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
-        let Grant { shared, key, token, owner, ttl, fence, node_limit, max_hold, lifetime, reached, answers } =
-            grant;
+        let Grant {
+            shared,
+            keys,
+            token,
+            owner,
+            ttl,
+            fence,
+            node_limit,
+            max_hold,
+            lifetime,
+            reached,
+            answers,
+        } = grant;
         let now = clock::now();
         let known = |(index, answer): (usize, Answer)| Known {
             answer,
@@ -79,7 +91,7 @@ impl Held {
         let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            key,
+            keys,
             token,
             owner,
             ttl,

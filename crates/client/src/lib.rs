@@ -100,6 +100,7 @@ mod gate;
 mod handover;
 mod held;
 mod keeper;
+mod keys;
 mod lock;
 mod node;
 mod observe;

@@ -45,9 +45,14 @@ impl Lock {
         Self { held: Some(held) }
     }
 
-    /// The locked key.
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
-        &self.held().key
+        self.held().keys.first()
+    }
+
+    /// The locked keys, in the order of their bytes.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.held().keys.iter().map(AsRef::as_ref)
     }
 
     /// The fencing token: larger than that of every earlier holder of the key. Pass it along with every write to what the
@@ -176,7 +181,7 @@ impl Drop for Lock {
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
-            .field("key", &String::from_utf8_lossy(self.key()))
+            .field("key", &format_args!("{}", self.held().keys))
             .field("fence", &self.fence())
             .field("ownership", &self.ownership())
             .field("coverage", &self.coverage())

@@ -1,18 +1,12 @@
 //! What a client tells of itself: events for `tracing`, and with the feature `metrics` figures for the `metrics` facade.
 //! Neither ever has a token in it.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use quorlock_core::quorum::ExtensionVerdict;
 
 use crate::held::Held;
 use crate::{AcquireError, Lock, Released};
-
-/// A key for people.
-pub(crate) fn key(key: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(key)
-}
 
 /// A call of `acquire` or `try_acquire` has come to an end.
 pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, took: Duration) {
@@ -43,20 +37,19 @@ pub(crate) fn attempted(took: Duration) {
 
 /// A round of extends was decided for a lock.
 pub(crate) fn extended(held: &Held, verdict: ExtensionVerdict) {
-    let key = || key(&held.key);
     let outcome = match verdict {
         ExtensionVerdict::Extended(_) => {
-            tracing::trace!(key = %key(), coverage = %held.coverage(), "extended");
+            tracing::trace!(key = %held.keys, coverage = %held.coverage(), "extended");
             "extended"
         }
         ExtensionVerdict::Uncertain if held.is_over() => "uncertain",
         ExtensionVerdict::Uncertain => {
-            tracing::warn!(key = %key(), nodes = %held.report(), "no majority confirmed the lock");
+            tracing::warn!(key = %held.keys, nodes = %held.report(), "no majority confirmed the lock");
             "uncertain"
         }
         ExtensionVerdict::Lost if held.is_over() => "lost",
         ExtensionVerdict::Lost => {
-            tracing::warn!(key = %key(), nodes = %held.report(), "the lock is lost");
+            tracing::warn!(key = %held.keys, nodes = %held.report(), "the lock is lost");
             "lost"
         }
     };
@@ -90,7 +83,7 @@ pub(crate) fn handed_over(held: &Held) {
 
 fn gone(held: &Held, outcome: &'static str) {
     let held_for = held.held_for();
-    tracing::debug!(key = %key(&held.key), ?held_for, outcome, "given back");
+    tracing::debug!(key = %held.keys, ?held_for, outcome, "given back");
     figures::count("quorlock_releases_total", outcome);
     figures::measure("quorlock_hold_seconds", held_for);
 }

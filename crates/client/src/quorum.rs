@@ -160,7 +160,26 @@ impl Quorum {
 
     /// Describes a lock on `key`, to be acquired. The key is any bytes; it is the name of the key on every node.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
-        LockBuilder::new(Arc::clone(&self.shared), key.as_ref().to_vec())
+        self.lock_all([key])
+    }
+
+    /// Describes one lock on several keys, at most 64: all of them or none, with one fence, and whatever ends it on one key
+    /// ends it on all. In whatever order the keys are named, and by however many callers: none of them waits for another while
+    /// it holds a key, so they never wait for each other.
+    ///
+    /// It excludes, and is excluded by, locks on each of its keys. Its fence is larger than that of every earlier holder of any
+    /// of them.
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// let transfer = quorum.lock_all(["account/17", "account/4"]).acquire().await?;
+    /// println!("fence {} for both", transfer.fence());
+    /// transfer.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
+        LockBuilder::new(Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
     /// Makes a lock that another process [handed over](crate::Lock::hand_over) this one's, for the ttl that it had there. For
@@ -172,7 +191,7 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future releases the lock in the background, wherever it is this one's already.
     pub async fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
-        self.lock(handover.key()).ttl(handover.ttl()).resume(handover).await
+        self.lock_all(handover.keys()).ttl(handover.ttl()).resume(handover).await
     }
 
     /// How many nodes there are, and how many of them are connected now.

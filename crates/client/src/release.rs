@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::answers::Answers;
 use crate::held::Held;
+use crate::keys::Keys;
 use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::token::Token;
@@ -43,14 +44,14 @@ pub(crate) struct Undo {
 impl Undo {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        key: &[u8],
+        keys: &Keys,
         token: &Token,
         reached: Vec<Reached>,
         lasts: Duration,
     ) -> Self {
         let mut this = Self {
             shared: Arc::clone(shared),
-            question: Question::release(key, token),
+            question: Question::release(keys, token),
             asked: FuturesUnordered::new(),
             unreached: Vec::new(),
             pauses: vec![PAUSE_MIN; shared.nodes.len()],
@@ -76,17 +77,17 @@ impl Undo {
     }
 
     /// To one node only.
-    pub(crate) fn on(shared: &Arc<Shared>, node: usize, key: &[u8], token: &Token, lasts: Duration) -> Self {
+    pub(crate) fn on(shared: &Arc<Shared>, node: usize, keys: &Keys, token: &Token, lasts: Duration) -> Self {
         let mut reached = vec![Reached::No; shared.nodes.len()];
         reached[node] = Reached::Somehow;
-        Self::new(shared, key, token, reached, lasts)
+        Self::new(shared, keys, token, reached, lasts)
     }
 
     /// Of a lock that its holder gives back; and how things stood with it until now.
     pub(crate) fn of(held: &Held) -> (Standing, Self) {
         let (standing, reached) = held.end();
         held.shared.keeper.forget(held);
-        let mut this = Self::new(&held.shared, &held.key, &held.token, reached, held.ttl.duration());
+        let mut this = Self::new(&held.shared, &held.keys, &held.token, reached, held.ttl.duration());
         this.persistent = !matches!(standing, Standing::Lost(_));
         (standing, this)
     }

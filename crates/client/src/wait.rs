@@ -10,6 +10,7 @@ use quorlock_core::quorum::Moment;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::attempt::Wanted;
+use crate::keys::Keys;
 use crate::node::{Question, Reply};
 use crate::quorum::Shared;
 use crate::release::Undo;
@@ -51,7 +52,7 @@ pub(crate) struct Granted {
 struct Wait {
     shared: Arc<Shared>,
     node: usize,
-    key: Arc<[u8]>,
+    keys: Keys,
     token: Token,
     lasts: Duration,
     answer: Option<BoxFuture<'static, Reply>>,
@@ -79,7 +80,7 @@ pub(crate) async fn wait(
     };
     let wait = until.map_or(Question::WAIT_MAX, |until| until.saturating_duration_since(Instant::now()));
     let question = Question::wait(
-        &wanted.key,
+        &wanted.keys,
         &token,
         wanted.ttl,
         wait,
@@ -89,7 +90,7 @@ pub(crate) async fn wait(
     let mut wait = Wait {
         shared: Arc::clone(shared),
         node,
-        key: Arc::clone(&wanted.key),
+        keys: wanted.keys.clone(),
         token: token.clone(),
         lasts: wanted.ttl.duration(),
         answer: None,
@@ -144,8 +145,8 @@ impl Drop for Wait {
     fn drop(&mut self) {
         let Some(answer) = self.answer.take() else { return };
         let (shared, node, lasts) = (Arc::clone(&self.shared), self.node, self.lasts);
-        let (key, token) = (Arc::clone(&self.key), self.token.clone());
-        self.shared.spawn(async move { leave(shared, node, key, token, lasts, answer).await });
+        let (keys, token) = (self.keys.clone(), self.token.clone());
+        self.shared.spawn(async move { leave(shared, node, keys, token, lasts, answer).await });
     }
 }
 
@@ -154,12 +155,12 @@ impl Drop for Wait {
 async fn leave(
     shared: Arc<Shared>,
     node: usize,
-    key: Arc<[u8]>,
+    keys: Keys,
     token: Token,
     lasts: Duration,
     mut answer: BoxFuture<'static, Reply>,
 ) {
-    let release = Question::release(&key, &token);
+    let release = Question::release(&keys, &token);
     let until = Instant::now() + lasts;
     let mut pause = LEAVE_PAUSE_MIN;
     let reply = loop {
@@ -177,6 +178,6 @@ async fn leave(
     // A connection that is closed is a place that is free.
     drop(answer);
     if !matches!(reply, Some(Reply::No)) {
-        Undo::on(&shared, node, &key, &token, lasts).spawn();
+        Undo::on(&shared, node, &keys, &token, lasts).spawn();
     }
 }

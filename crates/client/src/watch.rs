@@ -20,9 +20,14 @@ impl LockWatch {
         Self { held }
     }
 
-    /// The locked key.
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
-        &self.held.key
+        self.held.keys.first()
+    }
+
+    /// The locked keys, in the order of their bytes.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.held.keys.iter().map(AsRef::as_ref)
     }
 
     /// The fencing token: see [`Lock::fence`](crate::Lock::fence).
@@ -75,7 +80,7 @@ impl LockWatch {
 impl fmt::Debug for LockWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockWatch")
-            .field("key", &String::from_utf8_lossy(self.key()))
+            .field("key", &format_args!("{}", self.held.keys))
             .field("fence", &self.fence())
             .field("ownership", &self.ownership())
             .field("coverage", &self.coverage())

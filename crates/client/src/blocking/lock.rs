@@ -28,9 +28,14 @@ impl Lock {
         Self { lock, thread }
     }
 
-    /// The locked key.
+    /// The locked key; of several the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
         self.lock.key()
+    }
+
+    /// The locked keys, in the order of their bytes.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.lock.keys()
     }
 
     /// The fencing token: see [`crate::Lock::fence`].
@@ -97,9 +102,14 @@ impl Lock {
 }
 
 impl LockWatch {
-    /// The locked key.
+    /// The locked key; of several the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
         self.watch.key()
+    }
+
+    /// The locked keys, in the order of their bytes.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.watch.keys()
     }
 
     /// The fencing token: see [`crate::Lock::fence`].

@@ -49,12 +49,17 @@ impl Quorum {
         LockBuilder::new(self.quorum.lock(key), Arc::clone(&self.thread))
     }
 
+    /// Describes one lock on several keys, to be acquired: see [`crate::Quorum::lock_all`].
+    pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
+        LockBuilder::new(self.quorum.lock_all(keys), Arc::clone(&self.thread))
+    }
+
     /// Makes a lock that another process handed over this one's: see [`crate::Quorum::resume`].
     ///
     /// # Errors
     /// See [`ResumeError`].
     pub fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
-        self.lock(handover.key()).ttl(handover.ttl()).resume(handover)
+        self.lock_all(handover.keys()).ttl(handover.ttl()).resume(handover)
     }
 
     /// How many nodes there are, and how many of them are connected now.

@@ -1,9 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Cmd, RedisError, Value, cmd};
+use ::redis::{Cmd, RedisError, Value};
 use quorlock_core::{Fence, Ttl};
 
+use crate::keys::Keys;
 use crate::token::Token;
 use crate::{Answer, NodeError};
 
@@ -39,20 +40,20 @@ pub(crate) enum Reply {
 }
 
 impl Question {
-    pub(crate) fn acquire(key: &[u8], token: &Token, ttl: Ttl, hint: Fence, owner: Option<&str>) -> Self {
-        let command = Self::acquire_command(key, token, ttl, hint, owner);
+    pub(crate) fn acquire(keys: &Keys, token: &Token, ttl: Ttl, hint: Fence, owner: Option<&str>) -> Self {
+        let command = Self::acquire_command(keys, token, ttl, hint, owner);
         Self { command: Arc::new(command), yes: Yes::Fence }
     }
 
     pub(crate) fn acquire_command(
-        key: &[u8],
+        keys: &Keys,
         token: &Token,
         ttl: Ttl,
         hint: Fence,
         owner: Option<&str>,
     ) -> Cmd {
-        let mut command = cmd("LOCK.ACQUIRE");
-        command.arg(key).arg(token.as_str()).arg(ttl.ms()).arg("FENCE").arg(hint.get());
+        let mut command = keys.command("LOCK.ACQUIRE", "LOCK.MACQUIRE");
+        command.arg(token.as_str()).arg(ttl.ms()).arg("FENCE").arg(hint.get());
         if let Some(owner) = owner {
             command.arg("OWNER").arg(owner);
         }
@@ -63,38 +64,31 @@ impl Question {
     pub(crate) const WAIT_MAX: Duration = Duration::from_millis(Ttl::MAX_MS);
 
     pub(crate) fn wait(
-        key: &[u8],
+        keys: &Keys,
         token: &Token,
         ttl: Ttl,
         wait: Duration,
         hint: Fence,
         owner: Option<&str>,
     ) -> Self {
-        let mut command = cmd("LOCK.ACQUIRE");
+        let mut command = keys.command("LOCK.ACQUIRE", "LOCK.MACQUIRE");
         // At least one, because zero is not to wait at all.
         let wait_ms = u64::try_from(wait.min(Self::WAIT_MAX).as_millis()).unwrap_or(Ttl::MAX_MS).max(1);
-        command
-            .arg(key)
-            .arg(token.as_str())
-            .arg(ttl.ms())
-            .arg("WAIT")
-            .arg(wait_ms)
-            .arg("FENCE")
-            .arg(hint.get());
+        command.arg(token.as_str()).arg(ttl.ms()).arg("WAIT").arg(wait_ms).arg("FENCE").arg(hint.get());
         if let Some(owner) = owner {
             command.arg("OWNER").arg(owner);
         }
         Self { command: Arc::new(command), yes: Yes::FenceAfterWait }
     }
 
-    pub(crate) fn extend(key: &[u8], token: &Token, ttl: Ttl, fence: Option<Fence>) -> Self {
-        let command = Self::extend_command(key, token, ttl, fence);
+    pub(crate) fn extend(keys: &Keys, token: &Token, ttl: Ttl, fence: Option<Fence>) -> Self {
+        let command = Self::extend_command(keys, token, ttl, fence);
         Self { command: Arc::new(command), yes: Yes::Fence }
     }
 
-    pub(crate) fn extend_command(key: &[u8], token: &Token, ttl: Ttl, fence: Option<Fence>) -> Cmd {
-        let mut command = cmd("LOCK.EXTEND");
-        command.arg(key).arg(token.as_str()).arg(ttl.ms());
+    pub(crate) fn extend_command(keys: &Keys, token: &Token, ttl: Ttl, fence: Option<Fence>) -> Cmd {
+        let mut command = keys.command("LOCK.EXTEND", "LOCK.MEXTEND");
+        command.arg(token.as_str()).arg(ttl.ms());
         if let Some(fence) = fence {
             command.arg("FENCE").arg(fence.get());
         }
@@ -102,15 +96,15 @@ impl Question {
     }
 
     /// Swaps the token: from then on only the new one holds the lock.
-    pub(crate) fn take_over(key: &[u8], old: &Token, new: &Token, ttl: Ttl) -> Self {
-        let mut command = Self::extend_command(key, old, ttl, None);
+    pub(crate) fn take_over(keys: &Keys, old: &Token, new: &Token, ttl: Ttl) -> Self {
+        let mut command = Self::extend_command(keys, old, ttl, None);
         command.arg("TOKEN").arg(new.as_str());
         Self { command: Arc::new(command), yes: Yes::Fence }
     }
 
-    pub(crate) fn release(key: &[u8], token: &Token) -> Self {
-        let mut command = cmd("LOCK.RELEASE");
-        command.arg(key).arg(token.as_str());
+    pub(crate) fn release(keys: &Keys, token: &Token) -> Self {
+        let mut command = keys.command("LOCK.RELEASE", "LOCK.MRELEASE");
+        command.arg(token.as_str());
         Self { command: Arc::new(command), yes: Yes::One }
     }
 

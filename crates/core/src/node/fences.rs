@@ -25,13 +25,15 @@ impl Fences {
         self.max_clock_skew_us = ms.saturating_mul(1000);
     }
 
-    /// The fence of a new grant: above every fence given for the key before, and the hint when that is larger. A hint
-    /// too far ahead of the node's own wall clock is not believed, else one client could use up every fence there is.
-    pub(super) fn next(&mut self, hash: u64, hint: Option<Fence>, wall_us: u64) -> Fence {
+    /// The fence of a new grant: above every fence given for any of the keys before, and the hint when that is larger. A
+    /// hint too far ahead of the node's own wall clock is not believed, else one client could use up every fence there is.
+    pub(super) fn next(&mut self, hashes: &[u64], hint: Option<Fence>, wall_us: u64) -> Fence {
         let wall = Fence::of_wall_us(wall_us);
         let hint = hint.filter(|&hint| hint <= self.ceiling(wall_us)).unwrap_or(wall);
-        let fence = self.last(hash).next().max(hint);
-        *self.counter(hash) = fence;
+        let fence = hashes.iter().fold(hint, |fence, &hash| fence.max(self.last(hash).next()));
+        for &hash in hashes {
+            *self.counter(hash) = fence;
+        }
         fence
     }
 

@@ -3,7 +3,7 @@ use std::hash::{Hash, Hasher};
 use super::abstention::Abstention;
 use super::fences::Fences;
 use super::queue::{Queues, Ticket, Waiter};
-use super::table::{Lease, NewLease, Table};
+use super::table::{Lease, NewLock, Table};
 use super::{Event, Lend, Mirror, Monotonic, Now, Reason, Seen, Stats};
 use crate::{Fence, Ttl};
 
@@ -42,8 +42,8 @@ const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
 /// How often it is looked whether the key of a lost mirror, taken by somebody else, is free again.
 const REPAIR_AGAIN_US: u64 = 1_000_000;
 
-/// How often a key that somebody waits for is looked at when it is not known when it becomes free: it holds a string
-/// without an expiry.
+/// How often a key that somebody waits for is looked at when it is not known when it becomes of use to them: it holds a
+/// string without an expiry, or it is free and they lack another.
 const LOOK_AGAIN_US: u64 = 1_000_000;
 /// How often it is looked whether memory is to be given back, in microseconds.
 const MEMORY_EVERY_US: u64 = 1_000_000;
@@ -66,13 +66,16 @@ pub struct Settings {
     pub hash_seed: u64,
 }
 
-/// `LOCK.ACQUIRE`, parsed.
+/// The most keys that one lock may have.
+pub const KEYS_MAX: usize = 64;
+
+/// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`, parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire<'a, L> {
     /// The number of the database.
     pub db: u32,
-    /// The key to lock.
-    pub key: &'a L,
+    /// The keys to lock, at least one, each once and in the order of their bytes.
+    pub keys: &'a [L],
     /// What will prove who holds it.
     pub token: &'a L,
     /// For how long.
@@ -89,14 +92,14 @@ pub struct Acquire<'a, L> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Acquired {
-    /// The lock is the caller's: write the mirror (the token, expiring at `expires_at_ms`), then answer the fence.
+    /// The lock is the caller's: write the mirrors (the token, expiring at `expires_at_ms`), then answer the fence.
     Granted {
         /// The fence of this grant.
         fence: Fence,
-        /// When the mirror expires, in milliseconds of the wall clock.
+        /// When the mirrors expire, in milliseconds of the wall clock.
         expires_at_ms: u64,
     },
-    /// Somebody holds the key, or waits for it.
+    /// Somebody holds one of the keys, or waits for it.
     Refused,
     /// The same, and the client may wait: pass it to [`Node::enqueue`].
     MustWait,
@@ -105,29 +108,29 @@ pub enum Acquired {
         /// How many may.
         max_waiters: usize,
     },
-    /// The node may have forgotten who holds it.
+    /// The node may have forgotten who holds them.
     Abstaining {
         /// Why.
         reason: Reason,
         /// For how much longer, in milliseconds; a replica, which has no end of it, names the largest ttl.
         left_ms: u64,
     },
-    /// The key holds something that is not a string.
+    /// One of the keys holds something that is not a string.
     WrongType,
 }
 
-/// `LOCK.EXTEND`, parsed.
+/// `LOCK.EXTEND` or `LOCK.MEXTEND`, parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct Extend<'a, L> {
     /// The number of the database.
     pub db: u32,
-    /// The locked key.
-    pub key: &'a L,
-    /// The token that holds it.
+    /// The locked keys, at least one, each once and in the order of their bytes.
+    pub keys: &'a [L],
+    /// The token that holds them.
     pub token: &'a L,
     /// The lock is to last at least this long from now.
     pub ttl: Ttl,
-    /// Raise the lease's fence to this.
+    /// Raise the lock's fence to this.
     pub fence: Option<Fence>,
     /// Hand the lock over to this token.
     pub new_token: Option<&'a L>,
@@ -156,16 +159,16 @@ pub enum MirrorWrite {
 pub enum Extended {
     /// The token holds the lock.
     Held {
-        /// The lease's fence now.
+        /// Its fence now.
         fence: Fence,
-        /// What its mirror needs.
-        mirror: MirrorWrite,
     },
     /// The token does not hold the lock: it never did, or does no more.
     NotHeld,
+    /// The token holds these keys, and they are not all keys of one lock.
+    OtherKeys,
     /// The token holds the lock, and the proposed fence cannot be.
     BadFence(FenceError),
-    /// The key holds something that is not a string.
+    /// One of the keys holds something that is not a string.
     WrongType,
 }
 
@@ -217,6 +220,8 @@ pub enum Inspected<'a> {
     Lease {
         /// How many wait for it.
         waiters: usize,
+        /// How many keys its lock has.
+        keys: usize,
         /// The label that its holder gave.
         owner: Option<&'a [u8]>,
         /// Its fence.
@@ -249,7 +254,10 @@ pub struct Due<'a, B> {
 #[must_use]
 pub enum Adjusted {
     /// Delete the key: it carries the token of a lease that has ended.
-    DeleteMirror,
+    DeleteMirror {
+        /// Whether by its deadline, and not with another key of its lock.
+        expired: bool,
+    },
     /// Nothing.
     Nothing,
 }
@@ -269,8 +277,25 @@ pub enum Repair<'a, B> {
     Nothing,
 }
 
-/// A lock that is handed over to the first in its queue: write the mirror, then answer whoever has the ticket. When the
-/// mirror cannot be written, [`Node::revoke`] it.
+/// Who is next for a key: see [`Node::hand_over`].
+#[derive(Debug)]
+#[must_use]
+pub enum Next<'a, B> {
+    /// Nobody, for now.
+    Nobody,
+    /// This one, whose the lock is.
+    Granted(HandOver<'a, B>),
+    /// This one, if its other keys are free as well: look at all of them and call [`Node::hand_over_all`].
+    Several {
+        /// Who waits.
+        ticket: Ticket,
+        /// For which keys.
+        keys: Vec<&'a B>,
+    },
+}
+
+/// A lock that is handed over to the next in its queue: write the mirrors, then answer whoever has the ticket. When one
+/// cannot be written, [`Node::revoke`] it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct HandOver<'a, B> {
@@ -282,7 +307,7 @@ pub struct HandOver<'a, B> {
     pub fence: Fence,
     /// How long it waited, in microseconds. The lock's time begins only now.
     pub waited_us: u64,
-    /// When the mirror expires, in milliseconds of the wall clock.
+    /// When the mirrors expire, in milliseconds of the wall clock.
     pub expires_at_ms: u64,
 }
 
@@ -293,12 +318,13 @@ enum Flushed {
     All,
 }
 
-/// Who is granted what.
+/// Who is granted a lock, and for how long.
 struct Granted<B> {
     db: u32,
-    key: B,
     token: B,
     owner: Option<B>,
+    fence: Option<Fence>,
+    ttl: Ttl,
 }
 
 /// A lease as a command finds it, once it has looked at the key.
@@ -310,7 +336,25 @@ enum Standing {
     None,
 }
 
-impl<B: AsRef<[u8]>> Node<B> {
+/// A key, as it looks to who wants it.
+enum Sight {
+    /// Nobody holds it. There may be a lease that is over, whose mirror is to be written over.
+    Free(Option<u32>),
+    Taken,
+    WrongType,
+}
+
+/// What a token has of a key.
+enum Share {
+    /// This lease.
+    Lease(u32),
+    /// A foreign string with its value and an expiry.
+    Foreign,
+    Nothing,
+    WrongType,
+}
+
+impl<B: AsRef<[u8]> + Clone> Node<B> {
     /// A node without leases, which knows nothing of the time before and abstains for it.
     pub fn new(settings: Settings, now: Now) -> Self {
         let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
@@ -331,65 +375,60 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
     }
 
-    /// Takes the lock, if nobody has it. Strict: a held lock is refused even to its own token.
-    pub fn acquire<L: Lend<Kept = B>>(
+    /// Takes the lock, if nobody has any of its keys. Strict: a held lock is refused even to its own token.
+    pub fn acquire<L: Lend<Kept = B>, M: Mirror>(
         &mut self,
         now: Now,
         ask: &Acquire<'_, L>,
-        mirror: &impl Mirror,
+        mirrors: &[M],
     ) -> Acquired {
         self.settle_flushes();
         if let Some((reason, left_ms)) = self.abstention.why(now.monotonic) {
             self.stats.abstained += 1;
             return Acquired::Abstaining { reason, left_ms: left_ms.unwrap_or(self.max_ttl.ms()) };
         }
-        let hash = self.table.hash(ask.db, ask.key.bytes());
-        match self.standing(hash, ask.db, ask.key.bytes(), now.monotonic) {
-            Standing::Live(slot) if self.overwritten(slot, mirror) => {
-                self.end_by_operator(slot);
-                if let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
-                    return taken;
+        if let ([key], [mirror]) = (ask.keys, mirrors) {
+            let hash = self.table.hash(ask.db, key.bytes());
+            return match self.look(now.monotonic, hash, ask.db, key.bytes(), mirror) {
+                Sight::Free(_) if self.is_spoken_for(hash, ask.db, key.bytes()) => self.refuse(ask.may_wait),
+                Sight::Free(over) => {
+                    self.end_over(over);
+                    self.grant_acquire(now, ask, &[hash])
                 }
-            }
-            Standing::Live(_) => return self.refuse(ask.may_wait),
-            Standing::Over(slot) => {
-                let ours = self.owns_mirror(slot, mirror);
-                self.end_by_deadline(slot);
-                if !ours && let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
-                    return taken;
-                }
-            }
-            Standing::None => {
-                if let Some(taken) = self.taken_by_another(mirror, ask.may_wait) {
-                    return taken;
-                }
-            }
+                Sight::Taken => self.refuse(ask.may_wait),
+                Sight::WrongType => Acquired::WrongType,
+            };
         }
-        // Those who wait come first, also in the moment between the end of a lock and its handover.
-        if self.queues.find(hash, ask.db, ask.key.bytes()).is_some() {
+        let mut hashes = Vec::with_capacity(ask.keys.len());
+        let mut free = true;
+        for (key, mirror) in ask.keys.iter().zip(mirrors) {
+            let hash = self.table.hash(ask.db, key.bytes());
+            free &= match self.look(now.monotonic, hash, ask.db, key.bytes(), mirror) {
+                Sight::Free(_) => !self.is_spoken_for(hash, ask.db, key.bytes()),
+                Sight::Taken => false,
+                Sight::WrongType => return Acquired::WrongType,
+            };
+            hashes.push(hash);
+        }
+        if !free {
             return self.refuse(ask.may_wait);
         }
-        let granted = Granted {
-            db: ask.db,
-            key: ask.key.keep(),
-            token: ask.token.keep(),
-            owner: ask.owner.map(Lend::keep),
-        };
-        let fence = self.grant(now, hash, ask.fence, ask.ttl, granted);
-        Acquired::Granted { fence, expires_at_ms: now.wall_ms().saturating_add(ask.ttl.ms()) }
+        // Only now, when all their mirrors are going to be written over.
+        for (&hash, key) in hashes.iter().zip(ask.keys) {
+            self.end_over(self.table.find(hash, ask.db, key.bytes()));
+        }
+        self.grant_acquire(now, ask, &hashes)
     }
 
-    /// Puts a client that [must wait](Acquired::MustWait) at the end of the queue of its key, for `wait_ms`.
-    pub fn enqueue<L: Lend<Kept = B>>(
+    /// Puts a client that [must wait](Acquired::MustWait) at the end of the queue of each of its keys, for `wait_ms`.
+    pub fn enqueue<L: Lend<Kept = B>, M: Mirror>(
         &mut self,
         now: Now,
         ask: &Acquire<'_, L>,
         wait_ms: u64,
         ticket: Ticket,
-        mirror: &impl Mirror,
+        mirrors: &[M],
     ) {
-        let (db, key) = (ask.db, ask.key.bytes());
-        let hash = self.table.hash(db, key);
         let waiter = Waiter {
             ticket,
             token: ask.token.keep(),
@@ -399,36 +438,77 @@ impl<B: AsRef<[u8]>> Node<B> {
             since: now.monotonic,
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
-        let look_at = self.free_at(hash, db, key, now, mirror);
-        self.queues.push(hash, db, key, || ask.key.keep(), waiter, look_at);
+        let (table, queues) = (&self.table, &mut self.queues);
+        let keys = ask.keys.iter().zip(mirrors).map(|(key, mirror)| {
+            let hash = table.hash(ask.db, key.bytes());
+            (hash, key, free_at(table, hash, ask.db, key.bytes(), now, mirror))
+        });
+        queues.push(waiter, ask.db, keys);
     }
 
-    /// Hands a key that is free over to the first in its queue, if anybody waits and the node may grant.
-    pub fn hand_over<L: Lend<Kept = B>>(
+    /// Hands a key that is free over to the next who waits for it, if the node may grant.
+    ///
+    /// Those who wait for it alone have it in the order of their coming. Who needs other keys, too, has them all when they
+    /// are free, and is passed otherwise: nobody keeps a key from others while it waits for another.
+    pub fn hand_over(&mut self, now: Now, db: u32, key: &[u8], mirror: &impl Mirror) -> Next<'_, B> {
+        let hash = self.table.hash(db, key);
+        let Some(queue) = self.queues.find(hash, db, key) else { return Next::Nobody };
+        self.settle_flushes();
+        let Sight::Free(over) = self.look(now.monotonic, hash, db, key, mirror) else {
+            let look_at = free_at(&self.table, hash, db, key, now, mirror);
+            self.queues.look_at(queue, look_at);
+            return Next::Nobody;
+        };
+        if self.abstention.why(now.monotonic).is_none() && !self.loading {
+            let mut place = None;
+            while let Some((next, guest)) = self.queues.next_in_turn(queue, place, now.monotonic) {
+                if self.queues.waits_for_one(guest) {
+                    self.end_over(over);
+                    let key = self.queues.key(queue).1.clone();
+                    return Next::Granted(self.grant_guest(now, guest, db, &[hash], [key].into_iter()));
+                }
+                let Some(lacking) = self.lacking(guest, queue, now.monotonic) else {
+                    let ticket = self.queues.ticket(guest);
+                    let keys = self.queues.queues_of(guest).map(|queue| self.queues.key(queue).1);
+                    return Next::Several { ticket, keys: keys.collect() };
+                };
+                self.queues.lacks(guest, lacking);
+                place = Some(next);
+            }
+        }
+        // Whoever lacks another key has its turn when that is free; whoever is out of time will be told so.
+        self.queues.look_at(queue, now.monotonic.plus_us(LOOK_AGAIN_US));
+        Next::Nobody
+    }
+
+    /// Hands all keys that somebody waits for over to it, if they are free. `None` when one is not; then somebody else may
+    /// be [next](Self::hand_over) for the key that was.
+    pub fn hand_over_all<M: Mirror>(
         &mut self,
         now: Now,
-        db: u32,
-        key: &L,
-        mirror: &impl Mirror,
+        ticket: Ticket,
+        mirrors: &[M],
     ) -> Option<HandOver<'_, B>> {
-        let hash = self.table.hash(db, key.bytes());
-        let queue = self.queues.find(hash, db, key.bytes())?;
-        self.settle_flushes();
-        match self.standing(hash, db, key.bytes(), now.monotonic) {
-            Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
-            Standing::Over(slot) if self.owns_mirror(slot, mirror) || mirror.seen() == Seen::Missing => {
-                self.end_by_deadline(slot);
-                return self.grant_first(now, hash, db, key, queue);
+        let guest = self.queues.by_ticket(ticket)?;
+        let queues: Vec<_> = self.queues.queues_of(guest).collect();
+        let (mut hashes, mut keys) = (Vec::with_capacity(queues.len()), Vec::with_capacity(queues.len()));
+        let mut in_db = 0;
+        for (&queue, mirror) in queues.iter().zip(mirrors) {
+            let (db, key) = self.queues.key(queue);
+            let (hash, key) = (self.queues.hash(queue), key.clone());
+            if !matches!(self.look(now.monotonic, hash, db, key.as_ref(), mirror), Sight::Free(_)) {
+                self.queues.look_at(queue, free_at(&self.table, hash, db, key.as_ref(), now, mirror));
+                self.queues.lacks(guest, queue);
+                return None;
             }
-            Standing::Over(slot) => self.end_by_deadline(slot),
-            Standing::None if mirror.seen() == Seen::Missing => {
-                return self.grant_first(now, hash, db, key, queue);
-            }
-            Standing::Live(_) | Standing::None => {}
+            hashes.push(hash);
+            keys.push(key);
+            in_db = db;
         }
-        let look_at = self.free_at(hash, db, key.bytes(), now, mirror);
-        self.queues.look_at(queue, look_at);
-        None
+        for (&hash, key) in hashes.iter().zip(&keys) {
+            self.end_over(self.table.find(hash, in_db, key.as_ref()));
+        }
+        Some(self.grant_guest(now, guest, in_db, &hashes, keys.into_iter()))
     }
 
     /// A key that somebody waits for and that may have become free: to be passed to [`Node::hand_over`].
@@ -460,41 +540,42 @@ impl<B: AsRef<[u8]>> Node<B> {
         self.queues.waiters()
     }
 
-    /// Moves the deadline forward, never back, and only while the token holds the lock. A foreign string with this
-    /// value and an expiry becomes a lease.
-    pub fn extend<L: Lend<Kept = B>>(
+    /// Moves the deadline forward, never back, and only while the token holds all keys of the lock. Foreign strings with
+    /// this value and an expiry become a lease. What is to be done to each mirror is put into `writes`.
+    pub fn extend<L: Lend<Kept = B>, M: Mirror>(
         &mut self,
         now: Now,
         ask: &Extend<'_, L>,
-        mirror: &impl Mirror,
+        mirrors: &[M],
+        writes: &mut [MirrorWrite],
     ) -> Extended {
         self.settle_flushes();
-        let (db, key, token) = (ask.db, ask.key.bytes(), ask.token.bytes());
-        let hash = self.table.hash(db, key);
-        match self.standing(hash, db, key, now.monotonic) {
-            Standing::Live(slot) => {
-                if self.overwritten(slot, mirror) {
-                    self.end_by_operator(slot);
-                    // What is there instead may well be a lock of this token.
-                    return self.adopt(now, hash, ask, mirror);
+        // The leases of a lock's keys lead to one another in the order of the keys, and from the last to the first.
+        let (mut first, mut last) = (None, None);
+        let (mut foreign, mut in_order) = (false, true);
+        for (key, mirror) in ask.keys.iter().zip(mirrors) {
+            match self.share(now.monotonic, ask.db, key.bytes(), ask.token.bytes(), mirror) {
+                Share::Lease(slot) => {
+                    in_order &= last.is_none_or(|last| self.table.next(last) == slot);
+                    first = first.or(Some(slot));
+                    last = Some(slot);
                 }
-                if self.table.get(slot).token.as_ref() != token {
-                    return Extended::NotHeld;
-                }
-                self.extend_live(now, hash, slot, ask, mirror)
+                Share::Foreign => foreign = true,
+                Share::Nothing => return Extended::NotHeld,
+                Share::WrongType => return Extended::WrongType,
             }
-            Standing::Over(_) if mirror.seen() == Seen::OtherType => Extended::WrongType,
-            // A string that is not ours may still be a lock of this token; our own mirror is what has ended.
-            Standing::Over(slot) if !self.owns_mirror(slot, mirror) && mirror.seen() == Seen::Text => {
-                self.end_by_deadline(slot);
-                self.adopt(now, hash, ask, mirror)
+        }
+        match (first, last) {
+            (Some(first), Some(last)) if !foreign && in_order && self.table.next(last) == first => {
+                self.extend_live(now, first, ask, mirrors, writes)
             }
-            Standing::Over(_) => Extended::NotHeld,
-            Standing::None => self.adopt(now, hash, ask, mirror),
+            (None, None) => self.adopt(now, ask, mirrors, writes),
+            _ => Extended::OtherKeys,
         }
     }
 
-    /// Gives the lock back. Safe to repeat.
+    /// Gives the lock back that the token holds on this key: on all its keys. Those of the others are removed by [`Node::settle`].
+    /// Safe to repeat.
     pub fn release(
         &mut self,
         now: Monotonic,
@@ -515,8 +596,7 @@ impl<B: AsRef<[u8]>> Node<B> {
                     return Released::NotHeld(false);
                 }
                 let ours = self.owns_mirror(slot, mirror);
-                self.table.remove(slot);
-                self.stats.releases += 1;
+                self.stats.releases += self.end(slot);
                 return Released::Released(ours);
             }
             Standing::Over(slot) => {
@@ -565,6 +645,7 @@ impl<B: AsRef<[u8]>> Node<B> {
                 let lease = self.table.get(slot);
                 Inspected::Lease {
                     waiters,
+                    keys: self.table.keys(slot),
                     owner: lease.owner.as_ref().map(AsRef::as_ref),
                     fence: lease.fence,
                     ttl_ms: lease.deadline.ms_since(now.monotonic),
@@ -735,23 +816,27 @@ impl<B: AsRef<[u8]>> Node<B> {
         match self.standing(hash, db, key, now) {
             Standing::Over(slot) => {
                 let ours = self.owns_mirror(slot, mirror);
+                let expired = !self.table.get(slot).has_ended();
                 self.end_by_deadline(slot);
-                if ours { Adjusted::DeleteMirror } else { Adjusted::Nothing }
+                if ours { Adjusted::DeleteMirror { expired } } else { Adjusted::Nothing }
             }
             Standing::Live(_) | Standing::None => Adjusted::Nothing,
         }
     }
 
-    /// Takes back a grant whose mirror could not be written.
+    /// Takes back a grant of which a mirror could not be written. Those of its other keys are to be deleted.
     pub fn revoke(&mut self, db: u32, key: &[u8]) {
         let hash = self.table.hash(db, key);
-        if let Some(slot) = self.table.find(hash, db, key) {
-            self.table.remove(slot);
-            self.stats.grants = self.stats.grants.saturating_sub(1);
+        let Some(slot) = self.table.find(hash, db, key) else { return };
+        let mut keys = 1;
+        while let Some(other) = self.table.end_next(slot) {
+            self.look_soon(other);
+            self.table.remove(other);
+            keys += 1;
         }
-        if let Some(queue) = self.queues.find(hash, db, key) {
-            self.queues.look_at(queue, Monotonic::default());
-        }
+        self.look_soon(slot);
+        self.table.remove(slot);
+        self.stats.grants = self.stats.grants.saturating_sub(keys);
     }
 
     /// Lets memory follow the number of leases down, once a second at most: it is not for the commands to pay for.
@@ -794,8 +879,13 @@ impl<B: AsRef<[u8]>> Node<B> {
     }
 
     fn end_all_by_operator(&mut self, ended: impl Fn(u32) -> bool) {
-        let count = self.table.retain(|lease| !ended(lease.db));
-        self.stats.ended_by_operator += count as u64;
+        let mut count = 0;
+        self.table.retain(|lease| {
+            let ends = ended(lease.db);
+            count += u64::from(ends && !lease.has_ended());
+            !ends
+        });
+        self.stats.ended_by_operator += count;
     }
 
     fn due_lease(&self, slot: u32) -> Due<'_, B> {
@@ -831,12 +921,69 @@ impl<B: AsRef<[u8]>> Node<B> {
             }
     }
 
-    /// Why a key without a lease cannot be granted, if it cannot.
-    fn taken_by_another(&mut self, mirror: &impl Mirror, may_wait: bool) -> Option<Acquired> {
+    /// Looks at a key for who wants it. A lease that somebody has written over has ended; one that is over stays until its
+    /// mirror is removed or written over.
+    fn look(&mut self, now: Monotonic, hash: u64, db: u32, key: &[u8], mirror: &impl Mirror) -> Sight {
+        let over = match self.standing(hash, db, key, now) {
+            Standing::Live(slot) if self.overwritten(slot, mirror) => {
+                self.end_by_operator(slot);
+                None
+            }
+            Standing::Live(_) => return Sight::Taken,
+            Standing::Over(slot) if mirror.seen() == Seen::Missing || self.owns_mirror(slot, mirror) => {
+                return Sight::Free(Some(slot));
+            }
+            Standing::Over(slot) => {
+                self.end_by_deadline(slot);
+                None
+            }
+            Standing::None => None,
+        };
         match mirror.seen() {
-            Seen::Missing => None,
-            Seen::OtherType => Some(Acquired::WrongType),
-            Seen::Text => Some(self.refuse(may_wait)),
+            Seen::Missing => Sight::Free(over),
+            Seen::Text => Sight::Taken,
+            Seen::OtherType => Sight::WrongType,
+        }
+    }
+
+    /// Whether somebody waits for a key who can have it as soon as it is free: they come first, also in the moment between
+    /// the end of a lock and its handover. Who lacks another key does not keep this one from anybody.
+    fn is_spoken_for(&self, hash: u64, db: u32, key: &[u8]) -> bool {
+        self.queues.find(hash, db, key).is_some_and(|queue| self.queues.is_for_it_alone(queue))
+    }
+
+    /// A waiter's turn has come in this queue: the queue of another of its keys that it cannot have yet, as far as can be
+    /// told without a look at the key. That is leased, or somebody comes first who waits for it alone.
+    fn lacking(&self, guest: u32, queue: u32, now: Monotonic) -> Option<u32> {
+        self.queues.queues_of(guest).filter(|&other| other != queue).find(|&other| {
+            let (db, key) = self.queues.key(other);
+            let standing = self.standing(self.queues.hash(other), db, key.as_ref(), now);
+            matches!(standing, Standing::Live(_)) || self.queues.is_behind_one_alone(guest, other, now)
+        })
+    }
+
+    /// What a token has of a key. A lease of it that has ended by its deadline is nothing.
+    fn share(&mut self, now: Monotonic, db: u32, key: &[u8], token: &[u8], mirror: &impl Mirror) -> Share {
+        let hash = self.table.hash(db, key);
+        match self.standing(hash, db, key, now) {
+            // What is there instead may well be a lock of this token.
+            Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
+            Standing::Live(slot) if self.table.get(slot).token.as_ref() == token => {
+                return Share::Lease(slot);
+            }
+            Standing::Live(_) => return Share::Nothing,
+            // A string that is not ours may still be a lock of this token; our own mirror is what has ended.
+            Standing::Over(slot) if !self.owns_mirror(slot, mirror) && mirror.seen() == Seen::Text => {
+                self.end_by_deadline(slot);
+            }
+            Standing::Over(_) if mirror.seen() != Seen::OtherType => return Share::Nothing,
+            Standing::Over(_) | Standing::None => {}
+        }
+        match mirror.seen() {
+            Seen::OtherType => Share::WrongType,
+            // A string that never expires is data, whatever it says.
+            Seen::Text if mirror.expires_at_ms().is_some() && mirror.holds(token) => Share::Foreign,
+            Seen::Text | Seen::Missing => Share::Nothing,
         }
     }
 
@@ -852,68 +999,79 @@ impl<B: AsRef<[u8]>> Node<B> {
         }
     }
 
-    fn grant(&mut self, now: Now, hash: u64, hint: Option<Fence>, ttl: Ttl, new: Granted<B>) -> Fence {
-        let fence = self.fences.next(hash, hint, now.wall_us);
-        let Granted { db, key, token, owner } = new;
-        let deadline = now.monotonic.plus_us(ttl.us());
-        self.table.insert(hash, NewLease { db, key, token, owner, fence, deadline });
-        self.stats.grants += 1;
-        fence
-    }
-
-    /// Grants a free key to the first in its queue whose time is not over.
-    fn grant_first<L: Lend<Kept = B>>(
+    /// Grants free keys to who asks for them.
+    fn grant_acquire<L: Lend<Kept = B>>(
         &mut self,
         now: Now,
-        hash: u64,
-        db: u32,
-        key: &L,
-        queue: u32,
-    ) -> Option<HandOver<'_, B>> {
-        if self.abstention.why(now.monotonic).is_some() || self.loading {
-            return None;
-        }
-        let Some(waiter) = self.queues.pop_in_time(queue, now.monotonic) else {
-            // The time of all of them is over, and they will be told so before anything else is done.
-            self.queues.look_at(queue, now.monotonic.plus_us(LOOK_AGAIN_US));
-            return None;
+        ask: &Acquire<'_, L>,
+        hashes: &[u64],
+    ) -> Acquired {
+        let granted = Granted {
+            db: ask.db,
+            token: ask.token.keep(),
+            owner: ask.owner.map(Lend::keep),
+            fence: ask.fence,
+            ttl: ask.ttl,
         };
-        let Waiter { ticket, token, owner, ttl, fence: hint, since, .. } = waiter;
-        let fence = self.grant(now, hash, hint, ttl, Granted { db, key: key.keep(), token, owner });
+        let (_, fence) = self.grant(now, hashes, ask.keys.iter().map(Lend::keep), granted);
+        Acquired::Granted { fence, expires_at_ms: now.wall_ms().saturating_add(ask.ttl.ms()) }
+    }
+
+    /// Grants free keys to somebody who waits for them.
+    fn grant_guest(
+        &mut self,
+        now: Now,
+        guest: u32,
+        db: u32,
+        hashes: &[u64],
+        keys: impl Iterator<Item = B>,
+    ) -> HandOver<'_, B> {
+        let Waiter { ticket, token, owner, ttl, fence, since, .. } = self.queues.remove(guest);
+        let (slot, fence) = self.grant(now, hashes, keys, Granted { db, token, owner, fence, ttl });
         let waited_us = now.monotonic.us_since(since);
         self.stats.handovers += 1;
         self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
-        let slot = self.table.find(hash, db, key.bytes())?;
-        let lease = self.table.get(slot);
-        if let Some(queue) = self.queues.find(hash, db, key.bytes()) {
-            self.queues.look_at(queue, lease.deadline);
-        }
         let expires_at_ms = self.expires_at_ms(slot, now);
-        Some(HandOver { ticket, token: &lease.token, fence, waited_us, expires_at_ms })
+        HandOver { ticket, token: &self.table.get(slot).token, fence, waited_us, expires_at_ms }
     }
 
-    /// When the key may become free at the earliest, unless somebody frees it.
-    fn free_at(&self, hash: u64, db: u32, key: &[u8], now: Now, mirror: &impl Mirror) -> Monotonic {
-        if let Standing::Live(slot) = self.standing(hash, db, key, now.monotonic) {
-            return self.table.get(slot).deadline;
-        }
-        match mirror.expires_at_ms() {
-            // A millisecond more: the server expires a key only when its time is past.
-            Some(at) => now.monotonic.plus_us((at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000)),
-            None if mirror.seen() == Seen::Missing => now.monotonic,
-            None => now.monotonic.plus_us(LOOK_AGAIN_US),
-        }
-    }
-
-    fn extend_live<L: Lend<Kept = B>>(
+    /// The lease of the first key, and the fence of all.
+    fn grant(
         &mut self,
         now: Now,
-        hash: u64,
-        slot: u32,
+        hashes: &[u64],
+        keys: impl Iterator<Item = B>,
+        granted: Granted<B>,
+    ) -> (u32, Fence) {
+        let Granted { db, token, owner, fence: hint, ttl } = granted;
+        let fence = self.fences.next(hashes, hint, now.wall_us);
+        let deadline = now.monotonic.plus_us(ttl.us());
+        (self.insert(hashes, keys, NewLock { db, token, owner, fence, deadline }), fence)
+    }
+
+    fn insert(&mut self, hashes: &[u64], keys: impl Iterator<Item = B>, new: NewLock<B>) -> u32 {
+        let deadline = new.deadline;
+        let first = self.table.insert_lock(hashes, keys, new);
+        self.stats.grants += hashes.len() as u64;
+        if self.waiters() > 0 {
+            let mut slot = first;
+            for _ in hashes {
+                self.look_at(slot, deadline);
+                slot = self.table.next(slot);
+            }
+        }
+        first
+    }
+
+    fn extend_live<L: Lend<Kept = B>, M: Mirror>(
+        &mut self,
+        now: Now,
+        first: u32,
         ask: &Extend<'_, L>,
-        mirror: &impl Mirror,
+        mirrors: &[M],
+        writes: &mut [MirrorWrite],
     ) -> Extended {
-        let current = self.table.get(slot).fence;
+        let current = self.table.get(first).fence;
         if let Some(fence) = ask.fence {
             let largest = self.fences.ceiling(now.wall_us);
             if fence < current {
@@ -922,96 +1080,152 @@ impl<B: AsRef<[u8]>> Node<B> {
             if fence > current && fence > largest {
                 return Extended::BadFence(FenceError::TooFarAhead { largest });
             }
-            self.fences.raise(hash, fence);
-            self.table.get_mut(slot).fence = fence;
+            let fences = &mut self.fences;
+            self.table.each_of(first, |lease| {
+                fences.raise(lease.hash(), fence);
+                lease.fence = fence;
+            });
         }
-        let handed_over = ask.new_token.map(Lend::keep);
-        if let Some(token) = &handed_over
-            && token.as_ref() != self.table.get(slot).token.as_ref()
+        if let Some(token) = ask.new_token
+            && token.bytes() != self.table.get(first).token.as_ref()
         {
-            let fence = self.fences.next(hash, ask.fence, now.wall_us);
-            self.table.get_mut(slot).fence = fence;
+            let mut hashes = Vec::with_capacity(ask.keys.len());
+            self.table.each_of(first, |lease| hashes.push(lease.hash()));
+            let fence = self.fences.next(&hashes, ask.fence, now.wall_us);
+            self.table.each_of(first, |lease| lease.fence = fence);
         }
-        let old = self.table.get(slot).deadline;
+        let old = self.table.get(first).deadline;
         let deadline = old.max(now.monotonic.plus_us(ask.ttl.us()));
         if deadline != old {
-            self.table.set_deadline(slot, deadline);
+            self.table.set_deadline(first, deadline);
         }
-        self.stats.extends += 1;
+        self.stats.extends += ask.keys.len() as u64;
 
-        let expires_at_ms = self.expires_at_ms(slot, now);
-        if self.owns_mirror(slot, mirror) || mirror.seen() == Seen::Missing {
-            // Nothing else is under the key, so the mirror is ours again, or can be written again.
-            self.table.regain_mirror(slot);
+        let expires_at_ms = self.expires_at_ms(first, now);
+        let mut slot = first;
+        for (mirror, write) in mirrors.iter().zip(writes) {
+            if self.owns_mirror(slot, mirror) || mirror.seen() == Seen::Missing {
+                // Nothing else is under the key, so the mirror is ours again, or can be written again.
+                self.table.regain_mirror(slot);
+            }
+            *write = match mirror.seen() {
+                Seen::Missing => MirrorWrite::Set { expires_at_ms },
+                _ if self.table.get(slot).mirror_lost() => MirrorWrite::Nothing,
+                _ if ask.new_token.is_some() => MirrorWrite::Set { expires_at_ms },
+                _ if deadline != old => MirrorWrite::Expire { expires_at_ms },
+                _ => MirrorWrite::Nothing,
+            };
+            slot = self.table.next(slot);
         }
-        let lease = self.table.get_mut(slot);
-        let write = match mirror.seen() {
-            Seen::Missing => MirrorWrite::Set { expires_at_ms },
-            _ if lease.mirror_lost() => MirrorWrite::Nothing,
-            _ if handed_over.is_some() => MirrorWrite::Set { expires_at_ms },
-            _ if deadline != old => MirrorWrite::Expire { expires_at_ms },
-            _ => MirrorWrite::Nothing,
-        };
-        if let Some(token) = handed_over {
-            lease.token = token;
+        if let Some(token) = ask.new_token {
+            self.table.each_of(first, |lease| lease.token = token.keep());
         }
-        Extended::Held { fence: lease.fence, mirror: write }
+        Extended::Held { fence: self.table.get(first).fence }
     }
 
-    /// Makes a foreign string with this value and an expiry a lease. That is a grant.
-    fn adopt<L: Lend<Kept = B>>(
+    /// Makes foreign strings with this value and an expiry the lease of one lock. That is a grant.
+    fn adopt<L: Lend<Kept = B>, M: Mirror>(
         &mut self,
         now: Now,
-        hash: u64,
         ask: &Extend<'_, L>,
-        mirror: &impl Mirror,
+        mirrors: &[M],
+        writes: &mut [MirrorWrite],
     ) -> Extended {
-        match mirror.seen() {
-            Seen::Missing => return Extended::NotHeld,
-            Seen::OtherType => return Extended::WrongType,
-            Seen::Text => {}
-        }
-        // A string that never expires is data, whatever it says.
-        let Some(old_expiry_ms) = mirror.expires_at_ms() else { return Extended::NotHeld };
-        if !mirror.holds(ask.token.bytes()) {
-            return Extended::NotHeld;
-        }
         if let Some(fence) = ask.fence {
             let largest = self.fences.ceiling(now.wall_us);
             if fence > largest {
                 return Extended::BadFence(FenceError::TooFarAhead { largest });
             }
         }
-        let fence = self.fences.next(hash, ask.fence, now.wall_us);
+        let hashes: Vec<_> = ask.keys.iter().map(|key| self.table.hash(ask.db, key.bytes())).collect();
+        let fence = self.fences.next(&hashes, ask.fence, now.wall_us);
+        let last_expiry_ms = mirrors.iter().filter_map(Mirror::expires_at_ms).max().unwrap_or_default();
         let remaining_ms =
-            old_expiry_ms.saturating_sub(now.wall_ms()).max(ask.ttl.ms()).min(self.max_ttl.ms());
-        let new = NewLease {
+            last_expiry_ms.saturating_sub(now.wall_ms()).max(ask.ttl.ms()).min(self.max_ttl.ms());
+        let new = NewLock {
             db: ask.db,
-            key: ask.key.keep(),
             token: ask.new_token.unwrap_or(ask.token).keep(),
             owner: None,
             fence,
             deadline: now.monotonic.plus_us(remaining_ms.saturating_mul(1000)),
         };
-        self.table.insert(hash, new);
-        self.stats.grants += 1;
+        self.insert(&hashes, ask.keys.iter().map(Lend::keep), new);
         let expires_at_ms = now.wall_ms().saturating_add(remaining_ms);
-        let mirror = match ask.new_token {
-            Some(_) => MirrorWrite::Set { expires_at_ms },
-            None if expires_at_ms != old_expiry_ms => MirrorWrite::Expire { expires_at_ms },
-            None => MirrorWrite::Nothing,
-        };
-        Extended::Held { fence, mirror }
+        for (mirror, write) in mirrors.iter().zip(writes) {
+            *write = match ask.new_token {
+                Some(_) => MirrorWrite::Set { expires_at_ms },
+                None if mirror.expires_at_ms() != Some(expires_at_ms) => {
+                    MirrorWrite::Expire { expires_at_ms }
+                }
+                None => MirrorWrite::Nothing,
+            };
+        }
+        Extended::Held { fence }
+    }
+
+    /// A key's mirror is about to be written over: its lease that is over, if there is one, has ended by its deadline.
+    fn end_over(&mut self, over: Option<u32>) {
+        if let Some(slot) = over {
+            self.end_by_deadline(slot);
+        }
     }
 
     fn end_by_operator(&mut self, slot: u32) {
-        self.table.remove(slot);
-        self.stats.ended_by_operator += 1;
+        self.stats.ended_by_operator += self.end(slot);
     }
 
     fn end_by_deadline(&mut self, slot: u32) {
+        self.stats.ended_by_deadline += self.end(slot);
+    }
+
+    /// Removes a lease, and ends its lock on the other keys: their leases stay until their mirrors are gone. How many keys
+    /// have ended by it.
+    fn end(&mut self, slot: u32) -> u64 {
+        let mut keys = u64::from(!self.table.get(slot).has_ended());
+        while let Some(other) = self.table.end_next(slot) {
+            self.look_soon(other);
+            keys += 1;
+        }
+        self.look_soon(slot);
         self.table.remove(slot);
-        self.stats.ended_by_deadline += 1;
+        keys
+    }
+
+    /// Whoever waits for the key of this lease may have it soon.
+    fn look_soon(&mut self, slot: u32) {
+        self.look_at(slot, Monotonic::default());
+    }
+
+    fn look_at(&mut self, slot: u32, at: Monotonic) {
+        if self.waiters() == 0 {
+            return;
+        }
+        let lease = self.table.get(slot);
+        if let Some(queue) = self.queues.find(lease.hash(), lease.db, lease.key.as_ref()) {
+            self.queues.look_at(queue, at);
+        }
+    }
+}
+
+/// When a key may become free at the earliest, unless somebody frees it.
+fn free_at<B: AsRef<[u8]>>(
+    table: &Table<B>,
+    hash: u64,
+    db: u32,
+    key: &[u8],
+    now: Now,
+    mirror: &impl Mirror,
+) -> Monotonic {
+    if let Some(slot) = table.find(hash, db, key)
+        && now.monotonic < table.get(slot).deadline
+    {
+        return table.get(slot).deadline;
+    }
+    match mirror.expires_at_ms() {
+        // A millisecond more: the server expires a key only when its time is past.
+        Some(at) => now.monotonic.plus_us((at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000)),
+        None if mirror.seen() == Seen::Missing => now.monotonic,
+        None => now.monotonic.plus_us(LOOK_AGAIN_US),
     }
 }
 

@@ -25,8 +25,8 @@ pub use clock::{Monotonic, Now};
 pub use event::Event;
 pub use lend::Lend;
 pub use machine::{
-    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, HandOver, Inspected, MirrorWrite, Node,
-    Released, Repair, Settings,
+    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, HandOver, Inspected, KEYS_MAX,
+    MirrorWrite, Next, Node, Released, Repair, Settings,
 };
 pub use mirror::{Mirror, Seen};
 pub use queue::Ticket;

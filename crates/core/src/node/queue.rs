@@ -5,15 +5,15 @@ use foldhash::fast::FixedState;
 use hashbrown::{HashMap, HashTable};
 use slab::Slab;
 
-use super::Monotonic;
 use super::deadlines::Deadlines;
+use super::{Lend, Monotonic};
 use crate::{Fence, Ttl};
 
 /// Names one who waits. The caller chooses it, and no two that wait at the same time have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// One who waits for a key.
+/// One who waits for a key, or for several at once.
 #[derive(Clone, Debug)]
 pub(super) struct Waiter<B> {
     pub(super) ticket: Ticket,
@@ -38,8 +38,8 @@ impl<B: AsRef<[u8]>> Waiter<B> {
 /// All of a waiter.
 type WholeWaiter<'a> = (Ticket, &'a [u8], Option<&'a [u8]>, Ttl, Option<Fence>, Monotonic, Monotonic);
 
-/// All of a queue: its key, when to look at that, and who waits.
-type Line<'a> = (u32, &'a [u8], Monotonic, Vec<WholeWaiter<'a>>);
+/// All of a queue: its key, when to look at that, and who waits, with the key that keeps them from having this one.
+type Line<'a> = (u32, &'a [u8], Monotonic, Vec<(WholeWaiter<'a>, Option<&'a [u8]>)>);
 
 /// Those who wait for one key, first come first served.
 #[derive(Clone, Debug)]
@@ -50,25 +50,42 @@ struct Queue<B> {
     first: u32,
     last: u32,
     len: usize,
+    /// How many of them wait for this key alone: those who come first whenever it is free.
+    for_it_alone: usize,
 }
 
-/// A waiter's place in its queue.
+/// One who waits, and where.
 #[derive(Clone, Debug)]
-struct Place<B> {
+struct Guest<B> {
     waiter: Waiter<B>,
+    /// Its place in the queue of its first key, which leads to those in the queues of the others.
+    first_place: u32,
+    /// The queue of another of its keys, which was not free when it was last looked at: until that is free, its turns in the
+    /// other queues pass.
+    lacks: Option<u32>,
+}
+
+/// A waiter's place in the queue of one of its keys.
+#[derive(Clone, Debug)]
+struct Place {
+    guest: u32,
     queue: u32,
     token_hash: u64,
     before: Option<u32>,
     behind: Option<u32>,
+    /// The same waiter's place in the queue of its next key.
+    next_key: Option<u32>,
 }
 
 /// All queues of a node, found by key, by ticket, by token, and by the time at which there is something to be done.
 #[derive(Clone, Debug)]
 pub(super) struct Queues<B> {
     hasher: FixedState,
-    places: Slab<Place<B>>,
+    guests: Slab<Guest<B>>,
+    places: Slab<Place>,
     rows: Slab<Queue<B>>,
     by_ticket: HashMap<Ticket, u32, FixedState>,
+    /// The places of each token.
     by_token: HashTable<u32>,
     by_key: HashTable<u32>,
     /// When the time of each waiter is over.
@@ -83,6 +100,7 @@ impl<B: AsRef<[u8]>> Queues<B> {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             hasher: FixedState::with_seed(seed),
+            guests: Slab::new(),
             places: Slab::new(),
             rows: Slab::new(),
             by_ticket: HashMap::with_hasher(FixedState::with_seed(seed)),
@@ -96,7 +114,7 @@ impl<B: AsRef<[u8]>> Queues<B> {
 
     /// How many wait, in all queues.
     pub(super) fn waiters(&self) -> usize {
-        self.places.len()
+        self.guests.len()
     }
 
     /// The queue of a key, if anybody waits for it.
@@ -112,8 +130,14 @@ impl<B: AsRef<[u8]>> Queues<B> {
         self.by_key.find(hash, is_it).copied()
     }
 
+    /// How many wait for the key, those included who wait for others with it.
     pub(super) fn len(&self, queue: u32) -> usize {
         self.rows[queue as usize].len
+    }
+
+    /// Whether somebody waits for the key who needs no other.
+    pub(super) fn is_for_it_alone(&self, queue: u32) -> bool {
+        self.rows[queue as usize].for_it_alone > 0
     }
 
     pub(super) fn key(&self, queue: u32) -> (u32, &B) {
@@ -121,89 +145,155 @@ impl<B: AsRef<[u8]>> Queues<B> {
         (*db, key)
     }
 
-    /// Adds a waiter at the end of the queue of its key, for which `new_key` is kept when it is the first.
-    pub(super) fn push(
-        &mut self,
-        hash: u64,
-        db: u32,
-        key: &[u8],
-        new_key: impl FnOnce() -> B,
-        waiter: Waiter<B>,
-        look_at: Monotonic,
-    ) {
-        let token_hash = self.token_hash(hash, waiter.token.as_ref());
-        let (ticket, until) = (waiter.ticket, waiter.until);
-        let found = self.find(hash, db, key);
-        let place = Place { waiter, queue: 0, token_hash, before: None, behind: None };
-        let slot = slot_of(self.places.insert(place));
-        let queue = found.unwrap_or_else(|| {
-            let queue = Queue { db, key: new_key(), hash, first: slot, last: slot, len: 0 };
-            let new = slot_of(self.rows.insert(queue));
-            let rows = &self.rows;
-            self.by_key.insert_unique(hash, new, |&slot| rows[slot as usize].hash);
-            self.looks.insert(new, look_at);
-            new
-        });
-        if found.is_some() {
-            let last = std::mem::replace(&mut self.rows[queue as usize].last, slot);
-            self.places[last as usize].behind = Some(slot);
-            self.places[slot as usize].before = Some(last);
-        }
-        self.rows[queue as usize].len += 1;
-        self.places[slot as usize].queue = queue;
-        let places = &self.places;
-        self.by_token.insert_unique(token_hash, slot, |&slot| places[slot as usize].token_hash);
-        self.by_ticket.insert(ticket, slot);
-        self.time_outs.insert(slot, until);
+    pub(super) fn hash(&self, queue: u32) -> u64 {
+        self.rows[queue as usize].hash
     }
 
-    /// Takes the first of the queue whose time is not over. Those before it stay: they are to be told that it is.
-    pub(super) fn pop_in_time(&mut self, queue: u32, now: Monotonic) -> Option<Waiter<B>> {
-        let mut next = Some(self.rows[queue as usize].first);
-        while let Some(slot) = next {
-            let place = &self.places[slot as usize];
-            if now < place.waiter.until {
-                return Some(self.remove(slot));
+    /// Adds a waiter at the end of the queue of each of its keys, of which there is at least one, in their order. When it is
+    /// the first in a queue, the key is to be looked at by the time that comes with it.
+    pub(super) fn push<'k, L: Lend<Kept = B> + 'k>(
+        &mut self,
+        waiter: Waiter<B>,
+        db: u32,
+        keys: impl ExactSizeIterator<Item = (u64, &'k L, Monotonic)>,
+    ) {
+        let (ticket, until, is_for_one) = (waiter.ticket, waiter.until, keys.len() == 1);
+        let guest = slot_of(self.guests.insert(Guest { waiter, first_place: 0, lacks: None }));
+        self.by_ticket.insert(ticket, guest);
+        self.time_outs.insert(guest, until);
+        let mut last = None;
+        for (hash, key, look_at) in keys {
+            let queue = self.find(hash, db, key.bytes());
+            let queue = queue.unwrap_or_else(|| self.open(hash, db, key.keep(), look_at));
+            let place = self.stand(guest, queue);
+            self.rows[queue as usize].for_it_alone += usize::from(is_for_one);
+            match last.replace(place) {
+                Some(last) => self.places[last as usize].next_key = Some(place),
+                None => self.guests[guest as usize].first_place = place,
             }
-            next = place.behind;
         }
-        None
+    }
+
+    /// A queue in which nobody stands yet.
+    fn open(&mut self, hash: u64, db: u32, key: B, look_at: Monotonic) -> u32 {
+        let queue = Queue { db, key, hash, first: 0, last: 0, len: 0, for_it_alone: 0 };
+        let new = slot_of(self.rows.insert(queue));
+        let rows = &self.rows;
+        self.by_key.insert_unique(hash, new, |&slot| rows[slot as usize].hash);
+        self.looks.insert(new, look_at);
+        new
+    }
+
+    /// Takes a place at the end of a queue.
+    fn stand(&mut self, guest: u32, queue: u32) -> u32 {
+        let token = self.guests[guest as usize].waiter.token.as_ref();
+        let row = &self.rows[queue as usize];
+        let token_hash = self.token_hash(row.hash, token);
+        let before = (row.len > 0).then_some(row.last);
+        let place = Place { guest, queue, token_hash, before, behind: None, next_key: None };
+        let slot = slot_of(self.places.insert(place));
+        let row = &mut self.rows[queue as usize];
+        row.last = slot;
+        row.len += 1;
+        match before {
+            Some(before) => self.places[before as usize].behind = Some(slot),
+            None => row.first = slot,
+        }
+        let places = &self.places;
+        self.by_token.insert_unique(token_hash, slot, |&slot| places[slot as usize].token_hash);
+        slot
+    }
+
+    /// The first in the queue, behind that place, whose time is not over and whose turn has come as far as is known: it
+    /// lacks no other key. Its place, and who it is. Those before it stay: some of them are to be told that their time is over.
+    pub(super) fn next_in_turn(&self, queue: u32, after: Option<u32>, now: Monotonic) -> Option<(u32, u32)> {
+        let first = match after {
+            Some(place) => self.places[place as usize].behind,
+            None => Some(self.rows[queue as usize].first),
+        };
+        let places = std::iter::successors(first, |&slot| self.places[slot as usize].behind);
+        places.map(|slot| (slot, self.places[slot as usize].guest)).find(|&(_, guest)| {
+            let Guest { waiter, lacks, .. } = &self.guests[guest as usize];
+            now < waiter.until && lacks.is_none_or(|lacks| lacks == queue)
+        })
+    }
+
+    /// Whether somebody comes before this waiter in a queue who waits for its key alone.
+    pub(super) fn is_behind_one_alone(&self, guest: u32, queue: u32, now: Monotonic) -> bool {
+        self.is_for_it_alone(queue) && {
+            let first = Some(self.rows[queue as usize].first);
+            let places = std::iter::successors(first, |&slot| self.places[slot as usize].behind);
+            let ahead =
+                places.map(|slot| self.places[slot as usize].guest).take_while(|&other| other != guest);
+            let in_time = |&other: &u32| now < self.guests[other as usize].waiter.until;
+            ahead.filter(in_time).any(|other| self.waits_for_one(other))
+        }
+    }
+
+    /// The queues of the keys that somebody waits for, in the order of the keys.
+    pub(super) fn queues_of(&self, guest: u32) -> impl Iterator<Item = u32> {
+        let first = Some(self.guests[guest as usize].first_place);
+        let places = std::iter::successors(first, |&slot| self.places[slot as usize].next_key);
+        places.map(|slot| self.places[slot as usize].queue)
+    }
+
+    /// Whether somebody waits for one key alone.
+    pub(super) fn waits_for_one(&self, guest: u32) -> bool {
+        let first = self.guests[guest as usize].first_place;
+        self.places[first as usize].next_key.is_none()
+    }
+
+    /// The key of this queue is not free, so that this waiter cannot have what it waits for.
+    pub(super) fn lacks(&mut self, guest: u32, queue: u32) {
+        self.guests[guest as usize].lacks = Some(queue);
+    }
+
+    pub(super) fn by_ticket(&self, ticket: Ticket) -> Option<u32> {
+        self.by_ticket.get(&ticket).copied()
+    }
+
+    pub(super) fn ticket(&self, guest: u32) -> Ticket {
+        self.guests[guest as usize].waiter.ticket
     }
 
     /// Takes out one who waits no more. False when it does not wait.
     pub(super) fn cancel(&mut self, ticket: Ticket) -> bool {
-        let slot = self.by_ticket.get(&ticket).copied();
-        slot.map(|slot| self.remove(slot)).is_some()
+        let guest = self.by_ticket(ticket);
+        guest.map(|guest| self.remove(guest)).is_some()
     }
 
     /// Takes out those that wait for the key with this token; they are to be told.
     pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) {
         let hash = self.token_hash(self.rows[queue as usize].hash, token);
         loop {
-            let places = &self.places;
+            let (places, guests) = (&self.places, &self.guests);
             let is_it = |&slot: &u32| {
                 let place = &places[slot as usize];
-                place.queue == queue && place.waiter.token.as_ref() == token
+                place.queue == queue && guests[place.guest as usize].waiter.token.as_ref() == token
             };
             let Some(slot) = self.by_token.find(hash, is_it).copied() else { return };
-            self.dismiss(slot);
+            let (guest, last) = (self.places[slot as usize].guest, self.rows[queue as usize].len == 1);
+            self.dismiss(guest);
+            if last {
+                return;
+            }
         }
     }
 
     /// Takes out everybody; they are to be told.
     pub(super) fn dismiss_all(&mut self) {
-        let slots: Vec<_> = self.places.iter().map(|(slot, _)| slot_of(slot)).collect();
-        for slot in slots {
-            self.dismiss(slot);
+        let guests: Vec<_> = self.guests.iter().map(|(slot, _)| slot_of(slot)).collect();
+        for guest in guests {
+            self.dismiss(guest);
         }
     }
 
     /// One who is to be told that it waits no more: its time is over, or it was taken out.
     pub(super) fn pop_dismissed(&mut self, now: Monotonic) -> Option<Ticket> {
-        if let Some((until, slot)) = self.time_outs.soonest()
+        if let Some((until, guest)) = self.time_outs.soonest()
             && until <= now
         {
-            self.dismiss(slot);
+            self.dismiss(guest);
         }
         self.dismissed.pop_front()
     }
@@ -236,15 +326,27 @@ impl<B: AsRef<[u8]>> Queues<B> {
         time_out.into_iter().chain(look).min()
     }
 
-    fn dismiss(&mut self, slot: u32) {
-        let waiter = self.remove(slot);
+    fn dismiss(&mut self, guest: u32) {
+        let waiter = self.remove(guest);
         self.dismissed.push_back(waiter.ticket);
     }
 
-    fn remove(&mut self, slot: u32) -> Waiter<B> {
-        self.time_outs.remove(slot);
-        let Place { waiter, queue, token_hash, before, behind } = self.places.remove(slot as usize);
+    /// Takes a waiter out of all queues that it stands in.
+    pub(super) fn remove(&mut self, guest: u32) -> Waiter<B> {
+        self.time_outs.remove(guest);
+        let Guest { waiter, first_place, .. } = self.guests.remove(guest as usize);
         self.by_ticket.remove(&waiter.ticket);
+        let is_for_one = self.places[first_place as usize].next_key.is_none();
+        let mut next = Some(first_place);
+        while let Some(slot) = next {
+            next = self.leave(slot, is_for_one);
+        }
+        waiter
+    }
+
+    /// Gives up a place. Returns the same waiter's place in the queue of its next key.
+    fn leave(&mut self, slot: u32, is_for_one: bool) -> Option<u32> {
+        let Place { queue, token_hash, before, behind, next_key, .. } = self.places.remove(slot as usize);
         if let Ok(entry) = self.by_token.find_entry(token_hash, |&other| other == slot) {
             entry.remove();
         }
@@ -256,15 +358,17 @@ impl<B: AsRef<[u8]>> Queues<B> {
             Some(behind) => self.places[behind as usize].before = before,
             None => self.rows[queue as usize].last = before.unwrap_or(slot),
         }
-        self.rows[queue as usize].len -= 1;
-        if self.rows[queue as usize].len == 0 {
+        let row = &mut self.rows[queue as usize];
+        row.len -= 1;
+        row.for_it_alone -= usize::from(is_for_one);
+        if row.len == 0 {
             self.looks.remove(queue);
             let gone = self.rows.remove(queue as usize);
             if let Ok(entry) = self.by_key.find_entry(gone.hash, |&other| other == queue) {
                 entry.remove();
             }
         }
-        waiter
+        next_key
     }
 
     /// Those who wait, in the order of their keys and then of their coming, wherever they happen to be kept; and those who
@@ -276,8 +380,11 @@ impl<B: AsRef<[u8]>> Queues<B> {
             .map(|(slot, queue)| {
                 let places =
                     std::iter::successors(Some(queue.first), |&slot| self.places[slot as usize].behind);
-                let waiters = places.map(|slot| self.places[slot as usize].waiter.whole()).collect();
-                (queue.db, queue.key.as_ref(), self.looks.at(slot), waiters)
+                let waiters = places.map(|slot| {
+                    let Guest { waiter, lacks, .. } = &self.guests[self.places[slot as usize].guest as usize];
+                    (waiter.whole(), lacks.map(|queue| self.key(queue).1.as_ref()))
+                });
+                (queue.db, queue.key.as_ref(), self.looks.at(slot), waiters.collect())
             })
             .collect();
         lines.sort_unstable();

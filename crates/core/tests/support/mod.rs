@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 
 use quorlock_core::node::{
-    Acquire, Acquired, Adjusted, Event, Extend, Extended, Inspected, Mirror, MirrorWrite, Monotonic, Node,
-    Now, Released, Repair, Seen, Settings, Ticket,
+    Acquire, Acquired, Adjusted, Event, Extend, Extended, Inspected, Mirror, MirrorWrite, Monotonic, Next,
+    Node, Now, Released, Repair, Seen, Settings, Ticket,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -138,23 +138,19 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        self.expire_keys();
-        let ask = Acquire {
-            db: 0,
-            key: &key,
-            token: &token,
-            ttl: Ttl::from_ms(ttl_ms).unwrap(),
-            owner: None,
-            fence,
-            may_wait: false,
-        };
-        let now = self.now();
-        match self.node.acquire(now, &ask, &Seeing(self.keys.get(key))) {
-            Acquired::Granted { fence, expires_at_ms } => {
-                self.keys
-                    .insert(key.into(), Value { text: token.into(), expires_at_ms: Some(expires_at_ms) });
-                Some(fence)
-            }
+        self.acquire_all(&[key], token, ttl_ms, fence)
+    }
+
+    /// MACQUIRE of keys that are in order.
+    pub(crate) fn acquire_all(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+    ) -> Option<Fence> {
+        match self.ask(keys, token, ttl_ms, fence, None) {
+            Acquired::Granted { fence, .. } => Some(fence),
             Acquired::Refused | Acquired::Abstaining { .. } => None,
             Acquired::MustWait | Acquired::QueueFull { .. } => unreachable!("it may not wait"),
             Acquired::WrongType => unreachable!("there are only strings"),
@@ -163,22 +159,20 @@ impl Server {
 
     /// ACQUIRE … WAIT.
     pub(crate) fn acquire_or_wait(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, wait_ms: u64) -> Patient {
-        self.expire_keys();
-        let ttl = Ttl::from_ms(ttl_ms).unwrap();
-        let ask = Acquire { db: 0, key: &key, token: &token, ttl, owner: None, fence: None, may_wait: true };
-        let now = self.now();
-        match self.node.acquire(now, &ask, &Seeing(self.keys.get(key))) {
-            Acquired::Granted { fence, expires_at_ms } => {
-                self.keys
-                    .insert(key.into(), Value { text: token.into(), expires_at_ms: Some(expires_at_ms) });
-                Patient::Granted(fence)
-            }
-            Acquired::MustWait => {
-                self.tickets += 1;
-                let ticket = Ticket(self.tickets);
-                self.node.enqueue(now, &ask, wait_ms, ticket, &Seeing(self.keys.get(key)));
-                Patient::Waits(ticket)
-            }
+        self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
+    }
+
+    /// MACQUIRE … WAIT of keys that are in order.
+    pub(crate) fn acquire_all_or_wait(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> Patient {
+        match self.ask(keys, token, ttl_ms, None, Some(wait_ms)) {
+            Acquired::Granted { fence, .. } => Patient::Granted(fence),
+            Acquired::MustWait => Patient::Waits(Ticket(self.tickets)),
             Acquired::QueueFull { .. } => Patient::QueueFull,
             Acquired::Abstaining { .. } => Patient::Abstaining,
             Acquired::Refused | Acquired::WrongType => {
@@ -187,14 +181,59 @@ impl Server {
         }
     }
 
+    fn ask(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+        wait_ms: Option<u64>,
+    ) -> Acquired {
+        self.expire_keys();
+        let (ttl, may_wait) = (Ttl::from_ms(ttl_ms).unwrap(), wait_ms.is_some());
+        let ask = Acquire { db: 0, keys, token: &token, ttl, owner: None, fence, may_wait };
+        let now = self.now();
+        let mirrors: Vec<_> = keys.iter().map(|key| Seeing(self.keys.get(*key))).collect();
+        let acquired = self.node.acquire(now, &ask, &mirrors);
+        match acquired {
+            Acquired::Granted { expires_at_ms, .. } => self.write(keys, token, expires_at_ms),
+            Acquired::MustWait => {
+                self.tickets += 1;
+                self.node.enqueue(now, &ask, wait_ms.unwrap(), Ticket(self.tickets), &mirrors);
+            }
+            _ => {}
+        }
+        acquired
+    }
+
+    fn write(&mut self, keys: &[&[u8]], token: &[u8], expires_at_ms: u64) {
+        for &key in keys {
+            self.keys.insert(key.into(), Value { text: token.into(), expires_at_ms: Some(expires_at_ms) });
+        }
+    }
+
     /// Hands the key over, if it is free and somebody waits.
     fn hand_over(&mut self, key: &[u8]) {
         let now = self.now();
-        if let Some(next) = self.node.hand_over(now, 0, &key, &Seeing(self.keys.get(key))) {
-            let value = Value { text: next.token.to_vec(), expires_at_ms: Some(next.expires_at_ms) };
-            self.keys.insert(key.into(), value);
-            let granted = Told::Granted { fence: next.fence, waited_us: next.waited_us };
-            self.told.push((next.ticket, granted));
+        loop {
+            let (ticket, keys) = match self.node.hand_over(now, 0, key, &Seeing(self.keys.get(key))) {
+                Next::Nobody => return,
+                Next::Granted(next) => {
+                    let granted = Told::Granted { fence: next.fence, waited_us: next.waited_us };
+                    self.told.push((next.ticket, granted));
+                    let (token, expires_at_ms) = (next.token.clone(), next.expires_at_ms);
+                    return self.write(&[key], &token, expires_at_ms);
+                }
+                Next::Several { ticket, keys } => (ticket, keys.into_iter().cloned().collect::<Vec<_>>()),
+            };
+            let mirrors: Vec<_> = keys.iter().map(|key| Seeing(self.keys.get(&**key))).collect();
+            if let Some(next) = self.node.hand_over_all(now, ticket, &mirrors) {
+                let granted = Told::Granted { fence: next.fence, waited_us: next.waited_us };
+                self.told.push((ticket, granted));
+                let (token, expires_at_ms) = (next.token.clone(), next.expires_at_ms);
+                let keys: Vec<_> = keys.iter().map(AsRef::as_ref).collect();
+                return self.write(&keys, &token, expires_at_ms);
+            }
         }
     }
 
@@ -213,27 +252,57 @@ impl Server {
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
     ) -> Extended {
+        self.extend_all_with(&[key], token, ttl_ms, fence, new_token)
+    }
+
+    /// MEXTEND of keys that are in order.
+    pub(crate) fn extend_all_with(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+        new_token: Option<&[u8]>,
+    ) -> Extended {
         self.expire_keys();
         let ttl = Ttl::from_ms(ttl_ms).unwrap();
-        let ask = Extend { db: 0, key: &key, token: &token, ttl, fence, new_token: new_token.as_ref() };
+        let ask = Extend { db: 0, keys, token: &token, ttl, fence, new_token: new_token.as_ref() };
         let now = self.now();
-        let extended = self.node.extend(now, &ask, &Seeing(self.keys.get(key)));
-        if let Extended::Held { mirror, .. } = extended {
-            match mirror {
-                MirrorWrite::Nothing => {}
-                MirrorWrite::Set { expires_at_ms } => {
-                    let text = new_token.unwrap_or(token).into();
-                    self.keys.insert(key.into(), Value { text, expires_at_ms: Some(expires_at_ms) });
-                }
-                MirrorWrite::Expire { expires_at_ms } => {
-                    self.keys.get_mut(key).unwrap().expires_at_ms = Some(expires_at_ms);
+        let mirrors: Vec<_> = keys.iter().map(|key| Seeing(self.keys.get(*key))).collect();
+        let mut writes = vec![MirrorWrite::Nothing; keys.len()];
+        let extended = self.node.extend(now, &ask, &mirrors, &mut writes);
+        if let Extended::Held { .. } = extended {
+            for (&key, write) in keys.iter().zip(writes) {
+                match write {
+                    MirrorWrite::Nothing => {}
+                    MirrorWrite::Set { expires_at_ms } => {
+                        self.write(&[key], new_token.unwrap_or(token), expires_at_ms);
+                    }
+                    MirrorWrite::Expire { expires_at_ms } => {
+                        self.keys.get_mut(key).unwrap().expires_at_ms = Some(expires_at_ms);
+                    }
                 }
             }
         }
         extended
     }
 
+    /// MRELEASE.
+    pub(crate) fn release_all(&mut self, keys: &[&[u8]], token: &[u8]) -> bool {
+        let released: Vec<_> = keys.iter().map(|key| self.release_only(key, token)).collect();
+        for key in keys {
+            self.hand_over(key);
+        }
+        released.contains(&true)
+    }
+
     pub(crate) fn release(&mut self, key: &[u8], token: &[u8]) -> bool {
+        let released = self.release_only(key, token);
+        self.hand_over(key);
+        released
+    }
+
+    fn release_only(&mut self, key: &[u8], token: &[u8]) -> bool {
         self.expire_keys();
         let now = self.now().monotonic;
         let (released, delete) = match self.node.release(now, 0, key, token, &Seeing(self.keys.get(key))) {
@@ -244,7 +313,6 @@ impl Server {
         if delete {
             self.keys.remove(key).expect("there is something to delete");
         }
-        self.hand_over(key);
         released
     }
 
@@ -262,7 +330,8 @@ impl Server {
         }
         while let Some(due) = self.node.due(now) {
             let key = due.key.clone();
-            if self.node.settle(now, 0, &key, &Seeing(self.keys.get(&*key))) == Adjusted::DeleteMirror {
+            let adjusted = self.node.settle(now, 0, &key, &Seeing(self.keys.get(&*key)));
+            if let Adjusted::DeleteMirror { .. } = adjusted {
                 self.keys.remove(&*key);
             }
         }

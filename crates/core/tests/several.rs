@@ -1,0 +1,595 @@
+//! Several keys as one lock: all of them or none, with one end and one fence, and nobody keeps a key while it waits for
+//! another.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::{BTreeSet, HashMap};
+
+use proptest::prelude::*;
+use quorlock_core::Fence;
+use quorlock_core::node::{Event, Extended, FenceError, Inspected, Ticket};
+use support::{Patient, Server, Told};
+
+const A: &[u8] = b"a";
+const B: &[u8] = b"b";
+const C: &[u8] = b"c";
+
+fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
+    match server.acquire_all_or_wait(keys, token, 1000, 5000) {
+        Patient::Waits(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn granted(server: &Server) -> Vec<Ticket> {
+    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
+    granted.map(|&(ticket, _)| ticket).collect()
+}
+
+fn is_free(server: &mut Server, key: &[u8]) -> bool {
+    matches!(server.inspect(key), Inspected::Free)
+}
+
+#[test]
+fn all_keys_are_taken_or_none() {
+    let mut server = Server::new();
+    server.acquire(B, b"other", 1000, None).unwrap();
+    assert_eq!(server.acquire_all(&[A, B], b"t", 1000, None), None);
+    assert!(is_free(&mut server, A) && !server.keys.contains_key(A));
+    server.release(B, b"other");
+    let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
+    for key in [A, B] {
+        assert_eq!(server.keys[key].text, b"t");
+        let Inspected::Lease { fence: shown, keys, .. } = server.inspect(key) else { panic!("held") };
+        assert_eq!((shown, keys), (fence, 2));
+        assert_eq!(server.acquire(key, b"other", 1000, None), None);
+    }
+    assert_eq!((server.node.leases(), server.node.stats().grants), (2, 3));
+}
+
+#[test]
+fn the_fence_is_above_every_keys_counter_and_all_of_them_go_on_from_it() {
+    let mut server = Server::new();
+    server.pass_ms(10_000);
+    let ahead = server.acquire(B, b"x", 1000, None).unwrap().saturating_add(1_000_000);
+    assert!(matches!(server.extend_with(B, b"x", 1000, Some(ahead), None), Extended::Held { .. }));
+    server.release(B, b"x");
+    let fence = server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
+    assert!(fence > ahead);
+    server.release_all(&[A, B, C], b"t");
+    for key in [A, B, C] {
+        assert!(server.acquire(key, b"y", 1000, None).unwrap() > fence);
+    }
+}
+
+#[test]
+fn an_extension_moves_all_keys_or_none() {
+    let mut server = Server::new();
+    server.pass_ms(10_000);
+    let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
+    let higher = fence.next().next();
+    assert_eq!(server.extend_all_with(&[A, B], b"x", 9000, Some(higher), None), Extended::NotHeld);
+    for keys in [&[A][..], &[B]] {
+        assert_eq!(server.extend_all_with(keys, b"t", 9000, Some(higher), None), Extended::OtherKeys);
+    }
+    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 9000, Some(higher), None), Extended::NotHeld);
+    assert_eq!(server.extend(A, b"t", 9000), None);
+    for key in [A, B] {
+        assert!(
+            matches!(server.inspect(key), Inspected::Lease { fence: shown, ttl_ms: 1000, .. } if shown == fence)
+        );
+    }
+    assert_eq!(
+        server.extend_all_with(&[A, B], b"t", 9000, Some(higher), None),
+        Extended::Held { fence: higher }
+    );
+    for key in [A, B] {
+        assert!(
+            matches!(server.inspect(key), Inspected::Lease { fence: shown, ttl_ms: 9000, .. } if shown == higher)
+        );
+        assert_eq!(server.keys[key].expires_at_ms, Some(server.wall_ms + 9000));
+    }
+    assert_eq!(
+        server.extend_all_with(&[A, B], b"t", 9000, Some(fence), None),
+        Extended::BadFence(FenceError::Below { current: higher })
+    );
+}
+
+#[test]
+fn two_locks_of_one_token_are_not_extended_as_one() {
+    let mut server = Server::new();
+    server.acquire_all(&[A, C], b"t", 1000, None).unwrap();
+    server.acquire(B, b"t", 1000, None).unwrap();
+    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::OtherKeys);
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::OtherKeys);
+    assert!(server.extend(B, b"t", 2000).is_some());
+    assert!(matches!(server.extend_all_with(&[A, C], b"t", 1000, None, None), Extended::Held { .. }));
+}
+
+#[test]
+fn a_hand_over_gives_all_keys_to_the_new_token() {
+    let mut server = Server::new();
+    let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
+    let Extended::Held { fence: next } = server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u")) else {
+        panic!("held")
+    };
+    assert!(next > fence);
+    assert!(!server.release_all(&[A, B], b"t"));
+    assert!([A, B].iter().all(|&key| server.keys[key].text == b"u"));
+    assert!(server.release_all(&[A, B], b"u"));
+    assert!(server.keys.is_empty());
+}
+
+#[test]
+fn whatever_ends_one_key_ends_all() {
+    type End = fn(&mut Server);
+    let ends: [(&str, End); 6] = [
+        ("a release of one key", |server| assert!(server.release(B, b"t"))),
+        ("a release of all", |server| assert!(server.release_all(&[A, B, C], b"t"))),
+        ("DEL of one key", |server| server.take_away(B, Event::Removed)),
+        ("one key replaced", |server| {
+            server.node.observe(server.now().monotonic, 0, B, Event::Replaced);
+            server.keys.remove(B);
+        }),
+        ("the deadline", |server| server.pass_ms(1000)),
+        ("the deadline, after the wall clock was stepped back", |server| {
+            server.wall_ms -= 3_600_000;
+            server.mono_us += 1_000_000;
+        }),
+    ];
+    for (name, end) in ends {
+        let mut server = Server::new();
+        server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
+        let waiters = [waits(&mut server, &[A], b"u"), waits(&mut server, &[C], b"v")];
+        server.turn();
+        assert_eq!(granted(&server), [], "{name}: not before");
+        end(&mut server);
+        // At once, also where a key is still there.
+        assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
+        assert_eq!(server.extend_all_with(&[A, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
+        server.turn();
+        let served: BTreeSet<_> = granted(&server).into_iter().collect();
+        assert_eq!(served, BTreeSet::from(waiters), "{name}");
+        assert!(!server.keys.contains_key(B), "{name}");
+        assert_eq!(server.node.leases(), 2, "{name}");
+        let stats = *server.node.stats();
+        assert_eq!(stats.grants, 5, "{name}");
+        assert_eq!(
+            stats.releases + stats.ended_by_deadline + stats.ended_by_operator,
+            3,
+            "{name}: each once"
+        );
+    }
+}
+
+#[test]
+fn an_overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
+    let mut server = Server::new();
+    server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
+    server.set(B, b"other", None);
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::NotHeld);
+    server.turn();
+    assert!(is_free(&mut server, A) && !server.keys.contains_key(A));
+    assert_eq!(server.keys[B].text, b"other");
+}
+
+#[test]
+fn an_accident_to_one_key_leaves_the_lock_as_it_is() {
+    let mut server = Server::new();
+    let fence = server.acquire_all(&[A, B], b"t", 10_000, None).unwrap();
+    server.take_away(A, Event::Expired);
+    server.take_away(B, Event::Evicted);
+    assert_eq!(server.acquire_all(&[A, B], b"u", 1000, None), None);
+    server.pass_ms(100);
+    server.turn();
+    assert!([A, B].iter().all(|&key| server.keys[key].text == b"t"), "written again");
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 20_000, None, None), Extended::Held { fence });
+}
+
+#[test]
+fn what_was_restored_is_one_lock_again_when_all_of_it_is_there() {
+    let mut server = Server::that_rejoins_after_ms(5000);
+    server.set(A, b"t", Some(3000));
+    server.set(B, b"t", Some(4000));
+    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld);
+    assert_eq!(server.node.leases(), 0, "nothing is adopted unless all is");
+    assert!(matches!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::Held { .. }));
+    for key in [A, B] {
+        assert!(matches!(server.inspect(key), Inspected::Lease { ttl_ms: 4000, keys: 2, .. }));
+        assert_eq!(server.keys[key].expires_at_ms, Some(server.wall_ms + 4000));
+    }
+    server.take_away(A, Event::Removed);
+    server.turn();
+    assert!(server.keys.is_empty());
+}
+
+#[test]
+fn an_ended_key_is_not_adopted_back_while_it_is_still_there() {
+    let mut server = Server::new();
+    server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
+    server.take_away(A, Event::Removed);
+    assert!(server.keys.contains_key(B), "an event's callback writes nothing");
+    assert_eq!(server.extend(B, b"t", 1000), None);
+    assert!(!server.release(B, b"t"));
+    assert!(server.keys.is_empty());
+}
+
+#[test]
+fn who_waits_for_several_keys_holds_none_of_them_meanwhile() {
+    let mut server = Server::new();
+    server.acquire(B, b"other", 1000, None).unwrap();
+    let both = waits(&mut server, &[A, B], b"t");
+    server.turn();
+    assert!(server.acquire(A, b"newcomer", 1000, None).is_some(), "a free key is anybody's");
+    assert!(server.release(B, b"other"));
+    assert_eq!(granted(&server), []);
+    assert!(server.acquire(B, b"newcomer", 1000, None).is_some());
+    assert!(server.release(A, b"newcomer"));
+    assert_eq!(granted(&server), []);
+    assert!(server.release(B, b"newcomer"));
+    assert_eq!(granted(&server), [both]);
+    assert_eq!((&server.keys[A].text[..], &server.keys[B].text[..]), (&b"t"[..], &b"t"[..]));
+    assert_eq!(server.node.waiters(), 0);
+}
+
+#[test]
+fn who_lacks_a_key_is_passed_and_has_its_turn_when_it_does_not() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 9000, None).unwrap();
+    server.acquire(B, b"y", 9000, None).unwrap();
+    let both = waits(&mut server, &[A, B], b"t");
+    let behind = waits(&mut server, &[A], b"u");
+    let last = waits(&mut server, &[A], b"v");
+    server.release(A, b"x");
+    assert_eq!(granted(&server), [behind]);
+    server.release(B, b"y");
+    server.release(A, b"u");
+    assert_eq!(granted(&server), [behind, both], "it came before the last");
+    server.release(B, b"t");
+    server.turn();
+    assert_eq!(granted(&server), [behind, both, last]);
+}
+
+#[test]
+fn who_waits_for_several_keys_does_not_get_past_who_waits_for_one() {
+    let mut server = Server::new();
+    server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
+    let one = waits(&mut server, &[A], b"t");
+    let both = waits(&mut server, &[A, B], b"u");
+    server.pass_ms(1000);
+    server.turn();
+    assert_eq!(granted(&server), [one]);
+    server.release(A, b"t");
+    assert_eq!(granted(&server), [one, both]);
+}
+
+#[test]
+fn a_foreign_string_under_one_of_the_keys_is_waited_for() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 1000, None).unwrap();
+    let both = waits(&mut server, &[A, B], b"t");
+    // Nobody is told of a SET.
+    server.set(B, b"old client", Some(700));
+    server.release(A, b"x");
+    assert_eq!(granted(&server), []);
+    server.pass_ms(702);
+    server.turn();
+    assert_eq!(granted(&server), [both]);
+}
+
+#[test]
+fn a_release_takes_out_who_waits_for_several_keys() {
+    for keys in [&[A][..], &[A, B], &[B]] {
+        let mut server = Server::new();
+        server.acquire(A, b"x", 1000, None).unwrap();
+        let both = waits(&mut server, &[A, B], b"t");
+        assert!(!server.release_all(keys, b"t"));
+        server.turn();
+        assert_eq!(server.told, [(both, Told::Dismissed)]);
+        assert_eq!(server.node.waiters(), 0);
+    }
+}
+
+#[test]
+fn an_operator_who_empties_the_database_ends_all_and_serves_all() {
+    let mut server = Server::new();
+    server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
+    let both = waits(&mut server, &[A, B], b"t");
+    server.keys.clear();
+    server.node.observe_flush(None);
+    server.turn();
+    assert_eq!(granted(&server), [both]);
+    assert_eq!(server.node.stats().ended_by_operator, 2);
+}
+
+#[test]
+fn memory_is_given_back_and_the_keys_of_a_lock_still_belong_together() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire(&n.to_be_bytes(), b"x", 1000, None).unwrap();
+    }
+    server.acquire_all(&[A, B, C], b"t", 50_000, None).unwrap();
+    server.pass_ms(2000);
+    server.turn();
+    server.node.give_back_memory(server.now().monotonic);
+    assert!(matches!(server.extend_all_with(&[A, B, C], b"t", 60_000, None, None), Extended::Held { .. }));
+    server.take_away(B, Event::Removed);
+    server.turn();
+    assert!(server.keys.is_empty());
+    assert_eq!(server.node.leases(), 0);
+}
+
+#[test]
+fn nodes_are_not_equal_when_the_same_leases_are_other_locks() {
+    let mut one = Server::new();
+    let mut other = Server::new();
+    let fence = one.acquire_all(&[A, B], b"t", 1000, None).unwrap();
+    for key in [A, B] {
+        other.acquire(key, b"t", 1000, Some(fence)).unwrap();
+    }
+    assert!(one.node != other.node);
+}
+
+/// Something that happens.
+#[derive(Clone, Debug)]
+enum Happening {
+    Acquire { keys: u8, ttl_ms: u64 },
+    Wait { keys: u8, ttl_ms: u64, wait_ms: u64 },
+    Extend { nth: usize, keys: u8, ttl_ms: u64 },
+    ExtendOwn { nth: usize, ttl_ms: u64 },
+    HandOver { nth: usize },
+    Release { nth: usize, keys: u8 },
+    Cancel { nth: usize },
+    TakeAway { key: u8, event: Event },
+    Foreign { key: u8, expires_in_ms: u64 },
+    Flush,
+    WallStep { ms: i64 },
+    Pass { ms: u64 },
+}
+
+const KEYS: u8 = 4;
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
+    let event = prop_oneof![Just(Event::Removed), Just(Event::Evicted), Just(Event::Expired)];
+    prop_oneof![
+        3 => (keys.clone(), ttl.clone()).prop_map(|(keys, ttl_ms)| Happening::Acquire { keys, ttl_ms }),
+        8 => (keys.clone(), ttl.clone(), 0..4000_u64)
+            .prop_map(|(keys, ttl_ms, wait_ms)| Happening::Wait { keys, ttl_ms, wait_ms }),
+        2 => (nth.clone(), keys.clone(), ttl.clone())
+            .prop_map(|(nth, keys, ttl_ms)| Happening::Extend { nth, keys, ttl_ms }),
+        2 => (nth.clone(), ttl).prop_map(|(nth, ttl_ms)| Happening::ExtendOwn { nth, ttl_ms }),
+        1 => nth.clone().prop_map(|nth| Happening::HandOver { nth }),
+        5 => (nth.clone(), keys).prop_map(|(nth, keys)| Happening::Release { nth, keys }),
+        1 => nth.prop_map(|nth| Happening::Cancel { nth }),
+        1 => (0..KEYS, event).prop_map(|(key, event)| Happening::TakeAway { key, event }),
+        1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Happening::Foreign { key, expires_in_ms }),
+        1 => Just(Happening::Flush),
+        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+    ]
+}
+
+/// A lock, as its holder believes it to be.
+#[derive(Clone, Debug)]
+struct Belief {
+    token: Vec<u8>,
+    keys: u8,
+    fence: Fence,
+    until_us: u64,
+}
+
+struct Waiting {
+    token: Vec<u8>,
+    keys: u8,
+    ttl_ms: u64,
+    until_us: u64,
+}
+
+fn names(keys: u8) -> Vec<[u8; 1]> {
+    (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect()
+}
+
+fn slices(names: &[[u8; 1]]) -> Vec<&[u8]> {
+    names.iter().map(<[u8; 1]>::as_slice).collect()
+}
+
+#[derive(Default)]
+struct Beliefs {
+    held: Vec<Belief>,
+    fences: HashMap<u8, Fence>,
+}
+
+impl Beliefs {
+    fn expire(&mut self, now_us: u64) {
+        self.held.retain(|held| now_us < held.until_us);
+    }
+
+    /// Somebody's command ends whatever has this key.
+    fn end(&mut self, keys: u8) {
+        self.held.retain(|held| held.keys & keys == 0);
+    }
+
+    fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
+        let taken = self.held.iter().find(|other| other.keys & held.keys != 0);
+        prop_assert!(taken.is_none(), "two holders: {taken:?} and {held:?}");
+        for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
+            let before = self.fences.insert(key, held.fence);
+            prop_assert!(before.is_none_or(|before| before < held.fence), "a fence that did not grow");
+        }
+        self.held.push(held);
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    /// Locks of one key and of several, waited for or not, whatever operators, clocks and memory do: one holder for each
+    /// key, all keys of a lock alike, fences that grow for each key, nothing left of what has ended, and nobody forgotten.
+    #[test]
+    fn all_keys_or_none_and_no_waiter_is_forgotten(happenings in prop::collection::vec(happening(), 1..80)) {
+        let mut server = Server::new();
+        let mut beliefs = Beliefs::default();
+        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut tokens = 0_u32;
+        for happening in happenings {
+            beliefs.expire(server.mono_us);
+            let now_us = server.mono_us;
+            let nth_of = |beliefs: &Beliefs, nth: usize| {
+                (!beliefs.held.is_empty()).then(|| beliefs.held[nth % beliefs.held.len()].clone())
+            };
+            match happening {
+                Happening::Acquire { keys, ttl_ms } => {
+                    tokens += 1;
+                    let token = tokens.to_le_bytes().to_vec();
+                    let names = names(keys);
+                    if let Some(fence) = server.acquire_all(&slices(&names), &token, ttl_ms, None) {
+                        let passed = waiting.values().any(|other| other.keys.count_ones() == 1 && other.keys & keys != 0);
+                        prop_assert!(!passed, "jumped a queue");
+                        beliefs.granted(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
+                    }
+                }
+                Happening::Wait { keys, ttl_ms, wait_ms } => {
+                    tokens += 1;
+                    let token = tokens.to_le_bytes().to_vec();
+                    let names = names(keys);
+                    match server.acquire_all_or_wait(&slices(&names), &token, ttl_ms, wait_ms) {
+                        Patient::Granted(fence) => {
+                            beliefs.granted(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
+                        }
+                        Patient::Waits(ticket) => {
+                            let until_us = now_us + wait_ms * 1000;
+                            waiting.insert(ticket, Waiting { token, keys, ttl_ms, until_us });
+                        }
+                        other => prop_assert_eq!(other, Patient::QueueFull),
+                    }
+                }
+                Happening::Extend { nth, keys, ttl_ms } => {
+                    if let Some(held) = nth_of(&beliefs, nth) {
+                        let names = names(keys);
+                        let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
+                        match extended {
+                            Extended::Held { fence } => {
+                                prop_assert_eq!((keys, fence), (held.keys, held.fence));
+                                let lasts = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
+                                lasts.until_us = lasts.until_us.max(now_us + ttl_ms * 1000);
+                            }
+                            Extended::OtherKeys => prop_assert!(keys != held.keys && keys & held.keys == keys),
+                            other => {
+                                prop_assert_eq!(other, Extended::NotHeld);
+                                prop_assert!(keys & !held.keys != 0, "it holds all of them");
+                            }
+                        }
+                    }
+                }
+                Happening::ExtendOwn { nth, ttl_ms } => {
+                    if let Some(held) = nth_of(&beliefs, nth) {
+                        let names = names(held.keys);
+                        let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
+                        prop_assert_eq!(extended, Extended::Held { fence: held.fence });
+                        let lasts = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
+                        lasts.until_us = lasts.until_us.max(now_us + ttl_ms * 1000);
+                    }
+                }
+                Happening::HandOver { nth } => {
+                    if let Some(held) = nth_of(&beliefs, nth) {
+                        tokens += 1;
+                        let token = tokens.to_le_bytes().to_vec();
+                        let names = names(held.keys);
+                        let extended = server.extend_all_with(&slices(&names), &held.token, 1, None, Some(&token));
+                        let Extended::Held { fence } = extended else { panic!("{extended:?}") };
+                        beliefs.held.retain(|other| other.token != held.token);
+                        let until_us = held.until_us.max(now_us + 1000);
+                        beliefs.granted(Belief { token, fence, until_us, ..held })?;
+                    }
+                }
+                Happening::Release { nth, keys } => {
+                    if let Some(held) = nth_of(&beliefs, nth) {
+                        let names = names(keys);
+                        let released = server.release_all(&slices(&names), &held.token);
+                        prop_assert_eq!(released, keys & held.keys != 0);
+                        beliefs.held.retain(|other| !released || other.token != held.token);
+                    }
+                }
+                Happening::Cancel { nth } => {
+                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
+                    tickets.sort_unstable();
+                    if let Some(ticket) = tickets.get(nth) {
+                        if server.node.cancel(*ticket) {
+                            waiting.remove(ticket);
+                        }
+                    }
+                }
+                Happening::TakeAway { key, event } => {
+                    let is_mirror = server.keys.get([key].as_slice())
+                        .is_some_and(|value| beliefs.held.iter().any(|held| held.token == value.text));
+                    server.take_away(&[key], event);
+                    if is_mirror && event == Event::Removed {
+                        beliefs.end(1 << key);
+                    }
+                }
+                Happening::Foreign { key, expires_in_ms } => {
+                    if !server.keys.contains_key([key].as_slice()) {
+                        server.set(&[key], b"old client", Some(expires_in_ms));
+                    }
+                }
+                Happening::Flush => {
+                    server.keys.clear();
+                    server.node.observe_flush(None);
+                    beliefs.held.clear();
+                }
+                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Happening::Pass { ms } => server.pass_ms(ms),
+            }
+            server.turn();
+            let now_us = server.mono_us;
+            beliefs.expire(now_us);
+            for (ticket, told) in std::mem::take(&mut server.told) {
+                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
+                match told {
+                    Told::Granted { fence, .. } => {
+                        prop_assert!(now_us < who.until_us, "served after its time");
+                        let passed = waiting.iter().any(|(&other, waits)| {
+                            waits.keys.count_ones() == 1 && waits.keys & who.keys != 0
+                                && other < ticket && now_us < waits.until_us
+                        });
+                        prop_assert!(!passed, "got past who waits for one of its keys alone");
+                        let until_us = now_us + who.ttl_ms * 1000;
+                        beliefs.granted(Belief { token: who.token, keys: who.keys, fence, until_us })?;
+                    }
+                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
+                }
+            }
+            // The keys of a lock are alike, and what has ended has left nothing.
+            let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
+            prop_assert_eq!(server.node.leases(), held_keys as usize);
+            for held in &beliefs.held {
+                for name in names(held.keys) {
+                    let Inspected::Lease { fence, keys, ttl_ms, .. } = server.inspect(&name) else { panic!("held") };
+                    prop_assert_eq!((fence, keys), (held.fence, held.keys.count_ones() as usize));
+                    prop_assert_eq!(ttl_ms, (held.until_us - now_us).div_ceil(1000));
+                }
+            }
+            let ours = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
+            prop_assert!(server.keys.values().all(|value| ours(&value.text)), "a mirror of what has ended");
+            // Nobody is forgotten.
+            prop_assert!(waiting.values().all(|who| now_us < who.until_us));
+            prop_assert_eq!(server.node.waiters(), waiting.len());
+            for who in waiting.values() {
+                let names = names(who.keys);
+                prop_assert!(!names.iter().all(|name| is_free(&mut server, name)), "free keys keep a waiter");
+            }
+            prop_assert!(waiting.is_empty() || server.node.next_wake().is_some());
+        }
+        server.pass_ms(10_000);
+        server.turn();
+        prop_assert_eq!((server.node.waiters(), server.node.leases()), (0, 0));
+        prop_assert!(server.keys.values().all(|value| value.text == b"old client"));
+        let stats = server.node.stats();
+        let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
+        prop_assert_eq!(stats.grants, ended, "each key of each lock ends once");
+    }
+}

@@ -1,0 +1,435 @@
+//! Several keys as one lock, on a real server: all of them or none, and whatever ends one ends all.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::{Cli, PATIENCE, command, server, server_and_cli};
+use quorlock_testkit::{Server, eventually};
+use redis::Value::{self, Array, Int, Nil};
+use redis::{RedisResult, cmd};
+
+/// What `LOCK.INSPECT` says of a key: its fence, its ttl and how many keys its lock has.
+fn inspect(cli: &mut Cli, key: &str) -> Option<(i64, i64, i64)> {
+    let shown: Option<std::collections::HashMap<String, Value>> = cli.ask(&format!("LOCK.INSPECT {key}"));
+    let field = |shown: &std::collections::HashMap<String, Value>, name: &str| match shown[name] {
+        Int(value) => value,
+        ref other => panic!("{name}: {other:?}"),
+    };
+    shown.map(|shown| (field(&shown, "fence"), field(&shown, "ttl"), field(&shown, "keys")))
+}
+
+fn exist(cli: &mut Cli, keys: &str) -> Value {
+    cli.reply(&format!("EXISTS {keys}"))
+}
+
+/// A client that waits in a thread of its own.
+struct Waiter {
+    id: i64,
+    answer: JoinHandle<RedisResult<Value>>,
+}
+
+impl Waiter {
+    /// Returns when the client is in the queues.
+    fn new(server: &Server, line: &str) -> Self {
+        let mut connection = server.connection();
+        connection.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+        let id = cmd("CLIENT").arg("ID").query(&mut connection).unwrap();
+        let before = field(server, "lock_waiters");
+        let line = command(line);
+        let answer = thread::spawn(move || line.query(&mut connection));
+        eventually(PATIENCE, "the client waits", || field(server, "lock_waiters") == before + 1);
+        Self { id, answer }
+    }
+
+    fn granted(self) -> i64 {
+        match self.answer.join().unwrap().unwrap() {
+            Array(granted) => match granted[..] {
+                [Int(fence), Int(_)] => fence,
+                ref other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(self) {
+        assert_eq!(self.answer.join().unwrap().unwrap(), Nil);
+    }
+
+    fn waits(&self) -> bool {
+        !self.answer.is_finished()
+    }
+}
+
+fn field(server: &Server, name: &str) -> u64 {
+    let info: String = cmd("INFO").arg("lock").query(&mut server.connection()).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn all_keys_are_taken_or_none() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE b other 60000");
+    assert_eq!(cli.reply("LOCK.MACQUIRE 3 a b c t 60000"), Nil);
+    assert_eq!(exist(&mut cli, "a c"), Int(0));
+    cli.ask::<i64>("LOCK.RELEASE b other");
+    let fence: i64 = cli.ask("LOCK.MACQUIRE 3 c a b t 60000 OWNER me");
+    for key in ["a", "b", "c"] {
+        assert_eq!(cli.ask::<String>(&format!("GET {key}")), "t");
+        assert!((1..=60_000).contains(&cli.ask::<i64>(&format!("PTTL {key}"))));
+        assert_eq!(inspect(&mut cli, key).map(|(fence, _, keys)| (fence, keys)), Some((fence, 3)));
+        assert_eq!(cli.reply(&format!("LOCK.ACQUIRE {key} other 1000")), Nil);
+    }
+    assert_eq!(cli.reply("LOCK.MACQUIRE 2 c d other 1000"), Nil);
+    assert_eq!(exist(&mut cli, "d"), Int(0));
+    assert_eq!((field(&server, "lock_leases"), field(&server, "lock_grants")), (3, 4));
+    assert_eq!(cli.reply("LOCK.MRELEASE 3 a b c t"), Int(1));
+    assert_eq!(cli.reply("LOCK.MRELEASE 3 a b c t"), Int(0));
+    assert_eq!(exist(&mut cli, "a b c"), Int(0));
+    assert_eq!(field(&server, "lock_leases"), 0);
+}
+
+#[test]
+fn the_fence_is_above_that_of_every_key_and_each_goes_on_from_it() {
+    let (_server, mut cli) = server_and_cli();
+    let mut highest = 0;
+    for _ in 0..5 {
+        highest = cli.ask("LOCK.ACQUIRE b x 60000");
+        cli.ask::<i64>("LOCK.RELEASE b x");
+    }
+    let fence: i64 = cli.ask("LOCK.MACQUIRE 3 a b c t 60000");
+    assert!(fence > highest);
+    cli.ask::<i64>("LOCK.MRELEASE 3 a b c t");
+    for key in ["a", "b", "c"] {
+        assert!(cli.ask::<i64>(&format!("LOCK.ACQUIRE {key} y 60000")) > fence, "{key}");
+    }
+}
+
+#[test]
+fn an_extension_names_all_keys_of_the_lock_and_no_other() {
+    let (_server, mut cli) = server_and_cli();
+    let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 20000");
+    let other_keys = "ERR the token holds these keys, but they are not one lock";
+    assert!(cli.error("LOCK.EXTEND a t 60000").starts_with(other_keys));
+    assert!(cli.error("LOCK.MEXTEND 1 b t 60000").starts_with(other_keys));
+    assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.MEXTEND 2 a b x 60000"), Nil);
+    for key in ["a", "b"] {
+        assert!(cli.ask::<i64>(&format!("PTTL {key}")) <= 20_000, "{key}");
+    }
+    assert_eq!(cli.reply("LOCK.MEXTEND 2 b a t 60000"), Int(fence));
+    for key in ["a", "b"] {
+        assert!(cli.ask::<i64>(&format!("PTTL {key}")) > 20_000, "{key}");
+    }
+    let higher: i64 = cli.ask("LOCK.MEXTEND 2 a b t 60000 TOKEN u");
+    assert!(higher > fence);
+    assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(0));
+    assert_eq!(cli.ask::<Vec<String>>("MGET a b"), ["u", "u"]);
+    assert_eq!(cli.reply("LOCK.MRELEASE 2 a b u"), Int(1));
+}
+
+#[test]
+fn a_lock_of_one_key_is_the_same_whoever_took_it() {
+    let (_server, mut cli) = server_and_cli();
+    let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a a t 20000");
+    assert_eq!(
+        inspect(&mut cli, "a").map(|(_, _, keys)| keys),
+        Some(1),
+        "a key that is named twice counts once"
+    );
+    assert_eq!(cli.reply("LOCK.EXTEND a t 60000"), Int(fence));
+    assert_eq!(cli.reply("LOCK.MEXTEND 1 a t 60000"), Int(fence));
+    assert_eq!(cli.reply("LOCK.RELEASE a t"), Int(1));
+    cli.ask::<i64>("LOCK.ACQUIRE a t 20000");
+    assert_eq!(cli.reply("LOCK.MRELEASE 1 a t"), Int(1));
+}
+
+#[test]
+fn whatever_ends_one_key_ends_all_and_serves_all_queues() {
+    for end in
+        ["LOCK.RELEASE b t", "LOCK.MRELEASE 1 b t", "DEL b", "UNLINK b", "RENAME b d", "GETDEL b", "FLUSHALL"]
+    {
+        let (server, mut cli) = server_and_cli();
+        cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 60000");
+        let waiters =
+            ["a", "c"].map(|key| Waiter::new(&server, &format!("LOCK.ACQUIRE {key} u 60000 WAIT 60000")));
+        assert_ne!(cli.reply(end), Int(0), "{end}");
+        assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil, "{end}");
+        waiters.into_iter().for_each(|waiter| assert!(waiter.granted() > 0));
+        assert_eq!(cli.ask::<Vec<String>>("MGET a c"), ["u", "u"], "{end}");
+        assert_eq!(inspect(&mut cli, "b"), None, "{end}");
+        assert_eq!(field(&server, "lock_leases"), 2, "{end}");
+    }
+}
+
+#[test]
+fn the_other_keys_are_gone_before_the_next_turn() {
+    let (server, mut cli) = server_and_cli();
+    for end in ["LOCK.RELEASE b t", "DEL b"] {
+        cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 60000");
+        cli.reply(end);
+        assert_eq!(exist(&mut cli, "a b c"), Int(0), "{end}");
+        assert_eq!(field(&server, "lock_leases"), 0, "{end}");
+    }
+    // Noticed when one of them is next touched.
+    cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
+    cli.reply("SET b other");
+    assert_eq!(cli.reply("LOCK.MEXTEND 2 a b t 60000"), Nil);
+    assert_eq!(exist(&mut cli, "a"), Int(0));
+    assert_eq!(cli.ask::<String>("GET b"), "other");
+}
+
+#[test]
+fn an_ended_lock_is_free_within_the_same_turn() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
+    let (_, extended, taken): (Value, Value, Value) = redis::pipe()
+        .add_command(command("DEL a"))
+        .add_command(command("LOCK.EXTEND b t 60000"))
+        .add_command(command("LOCK.ACQUIRE b u 60000"))
+        .query(&mut cli.0)
+        .unwrap();
+    assert_eq!(extended, Nil);
+    assert!(matches!(taken, Int(_)));
+    assert_eq!(cli.ask::<String>("GET b"), "u");
+    assert_eq!(exist(&mut cli, "a"), Int(0));
+}
+
+#[test]
+fn all_keys_end_at_the_deadline() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 5");
+    eventually(PATIENCE, "it has ended", || field(&server, "lock_leases") == 0);
+    assert_eq!(exist(&mut cli, "a b c"), Int(0));
+    assert_eq!(field(&server, "lock_ended_by_deadline"), 3);
+}
+
+#[test]
+fn what_is_wrong_with_one_key_leaves_the_others_alone() {
+    let (_server, mut cli) = server_and_cli();
+    cli.reply("LPUSH list x");
+    assert!(cli.error("LOCK.MACQUIRE 2 a list t 1000").starts_with("WRONGTYPE"));
+    assert!(cli.error("LOCK.MEXTEND 1 list t 1000").starts_with("WRONGTYPE"));
+    assert!(cli.error("LOCK.MRELEASE 2 a list t").starts_with("WRONGTYPE"));
+    assert_eq!(exist(&mut cli, "a"), Int(0));
+    for line in [
+        "LOCK.MACQUIRE 0 a t 1000",
+        "LOCK.MACQUIRE -1 a t 1000",
+        "LOCK.MACQUIRE 65 a t 1000",
+        "LOCK.MEXTEND 9223372036854775807 a t 1000",
+    ] {
+        assert!(cli.error(line).starts_with("ERR numkeys must be between 1 and 64"), "{line}");
+    }
+    assert!(cli.error("LOCK.MACQUIRE 4 a b t 1000").starts_with("ERR wrong number of arguments"));
+    assert!(cli.error("LOCK.MACQUIRE 2 a b t").starts_with("ERR wrong number of arguments"));
+    let many = |count: usize| {
+        let mut macquire = cmd("LOCK.MACQUIRE");
+        macquire.arg(count).arg((0..count).map(|n| format!("k{n}")).collect::<Vec<_>>()).arg("t").arg(60_000);
+        macquire
+    };
+    cli.run::<i64>(&many(64));
+    assert_eq!(cli.reply("LOCK.RELEASE k40 t"), Int(1));
+    assert_eq!(exist(&mut cli, "k0 k40 k63"), Int(0));
+}
+
+#[test]
+fn who_listens_hears_of_each_key() {
+    let (server, mut cli) = server_and_cli();
+    cli.reply("CONFIG SET notify-keyspace-events KEA");
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.psubscribe("__keyevent*__:*").unwrap();
+    let mut events_of = |line: &str| {
+        let mut watcher = Cli::new(&server);
+        watcher.reply("WATCH b");
+        cli.reply(line);
+        watcher.reply("MULTI");
+        assert_eq!(watcher.reply("EXEC"), Nil, "{line}: WATCH of the other key");
+        cli.reply("PUBLISH __keyevent@0__:end .");
+        let messages = std::iter::from_fn(|| {
+            let message = listener.get_message().unwrap();
+            let event = message.get_channel_name().rsplit(':').next().unwrap().to_owned();
+            (event != "end").then(|| format!("{event} {}", message.get_payload::<String>().unwrap()))
+        });
+        messages.collect::<Vec<_>>()
+    };
+    let sets = ["set a", "expire a", "set b", "expire b"];
+    assert_eq!(events_of("LOCK.MACQUIRE 2 a b t 30000"), sets);
+    assert_eq!(events_of("LOCK.MEXTEND 2 a b t 60000"), ["expire a", "expire b"]);
+    assert_eq!(events_of("LOCK.MEXTEND 2 a b t 60000 TOKEN u"), sets);
+    assert_eq!(events_of("LOCK.MRELEASE 2 a b u"), ["del a", "del b"]);
+    assert_eq!(events_of("LOCK.MACQUIRE 2 a b t 30000"), sets);
+    assert_eq!(events_of("LOCK.RELEASE a t"), ["del a", "del b"]);
+}
+
+#[test]
+fn a_replica_has_all_keys_and_loses_all_of_them() {
+    let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
+    let replica = Server::builder().start().unwrap();
+    let (mut cli, mut copy) = (Cli::new(&master), Cli::new(&replica));
+    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
+    copy.reply(&format!("REPLICAOF 127.0.0.1 {port}"));
+    eventually(PATIENCE, "it follows", || {
+        copy.ask::<String>("INFO replication").contains("master_link_status:up")
+    });
+    cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
+    eventually(PATIENCE, "both are there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
+    cli.ask::<i64>("LOCK.MEXTEND 2 a b t 59000 TOKEN u");
+    eventually(PATIENCE, "the new token is there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
+    for key in ["a", "b"] {
+        assert_eq!(copy.expires_at_ms(key), cli.expires_at_ms(key));
+    }
+    cli.reply("DEL a");
+    eventually(PATIENCE, "both are gone", || exist(&mut copy, "a b") == Int(0));
+}
+
+#[test]
+fn what_a_restart_has_left_is_one_lock_again_by_its_token() {
+    let mut server =
+        Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
+    let mut cli = Cli::new(&server);
+    let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 60000");
+    server.restart().unwrap();
+    let mut cli = Cli::new(&server);
+    assert_eq!(inspect_foreign(&mut cli, "a"), Nil);
+    assert_eq!(cli.reply("LOCK.MEXTEND 2 a b x 60000"), Nil);
+    assert!(cli.ask::<i64>("LOCK.MEXTEND 2 a b t 60000") > fence);
+    assert_eq!(inspect(&mut cli, "b").map(|(_, _, keys)| keys), Some(2));
+    assert_eq!(cli.reply("LOCK.RELEASE a t"), Int(1));
+    assert_eq!(exist(&mut cli, "a b"), Int(0));
+}
+
+/// The fence of a key that is there without a lease.
+fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
+    let Array(shown) = cli.reply(&format!("LOCK.INSPECT {key}")) else { panic!("it is there") };
+    shown[3].clone()
+}
+
+#[test]
+fn a_key_that_expired_early_is_written_again() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
+    // To the module it is the same as a step of the wall clock: the server removes the key before the lock's deadline.
+    cli.reply("PEXPIRE a 1");
+    eventually(PATIENCE, "it is written again", || cli.ask::<i64>("PTTL a") > 1000);
+    assert_eq!(inspect(&mut cli, "a").map(|(_, _, keys)| keys), Some(2));
+    assert_eq!(field(&server, "lock_saved_from_clock_step"), 1);
+    assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(1));
+}
+
+#[test]
+fn who_waits_for_several_keys_has_them_when_all_are_free_and_holds_none_meanwhile() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
+    let before: i64 = cli.ask("LOCK.ACQUIRE b y 60000");
+    let both = Waiter::new(&server, "LOCK.MACQUIRE 2 b a t 60000 WAIT 60000");
+    let one = Waiter::new(&server, "LOCK.ACQUIRE a u 60000 WAIT 60000");
+    cli.reply("LOCK.RELEASE a x");
+    one.granted();
+    cli.reply("LOCK.RELEASE b y");
+    assert!(matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)), "a free key is anybody's");
+    cli.reply("LOCK.RELEASE a u");
+    assert!(both.waits());
+    assert_eq!(cli.reply("DEL b"), Int(1));
+    assert!(both.granted() > before);
+    assert_eq!(cli.ask::<Vec<String>>("MGET a b"), ["t", "t"]);
+    assert_eq!((field(&server, "lock_waiters"), field(&server, "lock_handovers")), (0, 2));
+}
+
+#[test]
+fn a_wait_for_several_keys_ends_as_any_other() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
+    let waits = |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
+    waits(30).refused();
+    let unblocked = waits(60_000);
+    assert_eq!(cli.reply(&format!("CLIENT UNBLOCK {}", unblocked.id)), Int(1));
+    unblocked.refused();
+    let left = waits(60_000);
+    assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(0));
+    left.refused();
+    let killed = waits(60_000);
+    assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.id)), Int(1));
+    assert!(killed.answer.join().unwrap().is_err());
+    eventually(PATIENCE, "nobody waits", || field(&server, "lock_waiters") == 0);
+    let sent_away = waits(60_000);
+    cli.reply("SWAPDB 0 1");
+    let error = sent_away.answer.join().unwrap().unwrap_err();
+    assert_eq!(error.code(), Some("ABSTAIN"));
+}
+
+#[test]
+fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
+    let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
+    // In one turn of the loop: it is granted the lock, and cut off before it can be told.
+    redis::pipe()
+        .add_command(command("LOCK.RELEASE b x"))
+        .add_command(command(&format!("CLIENT KILL ID {}", both.id)))
+        .exec(&mut cli.0)
+        .unwrap();
+    drop(both.answer.join());
+    eventually(PATIENCE, "it is given back, or was never granted", || exist(&mut cli, "a b") == Int(0));
+    assert_eq!(field(&server, "lock_leases"), 0);
+}
+
+#[test]
+fn in_a_transaction_nobody_waits() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
+    let (refused, granted): (Value, (i64, i64)) = redis::pipe()
+        .atomic()
+        .add_command(command("LOCK.MACQUIRE 2 a b t 60000 WAIT 60000"))
+        .add_command(command("LOCK.MACQUIRE 2 a c t 60000 WAIT 60000"))
+        .query(&mut cli.0)
+        .unwrap();
+    assert_eq!((refused, granted.1), (Nil, 0));
+}
+
+#[test]
+fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
+    const EACH: usize = 40;
+    let server = server();
+    let orders = ["2 a b", "2 b a", "2 b c", "2 c a", "3 c b a", "1 b"];
+    let clients = orders.into_iter().enumerate().map(|(client, keys)| {
+        let mut connection = server.connection();
+        connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        thread::spawn(move || {
+            for turn in 0..EACH {
+                let token = format!("{client}-{turn}");
+                let acquire = format!("LOCK.MACQUIRE {keys} {token} 60000 WAIT 60000");
+                let (fence, _): (i64, i64) = command(&acquire).query(&mut connection).unwrap();
+                for key in keys.split(' ').skip(1) {
+                    // Whoever writes later has a larger fence, or two hold the key.
+                    let before: Option<i64> =
+                        cmd("GETSET").arg(format!("seen:{key}")).arg(fence).query(&mut connection).unwrap();
+                    assert!(before.is_none_or(|before| before < fence), "{key}: {before:?} {fence}");
+                }
+                let released: i64 =
+                    command(&format!("LOCK.MRELEASE {keys} {token}")).query(&mut connection).unwrap();
+                assert_eq!(released, 1);
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.join().unwrap();
+    }
+    assert_eq!((field(&server, "lock_leases"), field(&server, "lock_waiters")), (0, 0));
+}
+
+/// What the command is for: with one lock after the other, two that name them in opposite orders wait for each other.
+#[test]
+fn two_that_take_one_key_after_the_other_wait_for_each_other() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE a first 60000");
+    cli.ask::<i64>("LOCK.ACQUIRE b second 60000");
+    let first = Waiter::new(&server, "LOCK.ACQUIRE b first 60000 WAIT 300");
+    let second = Waiter::new(&server, "LOCK.ACQUIRE a second 60000 WAIT 300");
+    first.refused();
+    second.refused();
+}
