@@ -69,8 +69,8 @@ impl fmt::Display for Row {
         };
         let target = match self.target {
             None => String::new(),
-            Some(target) if self.misses_its_target() => format!("≤ {target}, **missed**"),
-            Some(target) => format!("≤ {target}, met"),
+            Some(target) if self.misses_its_target() => format!("≤ {target:.2}, **missed**"),
+            Some(target) => format!("≤ {target:.2}, met"),
         };
         write!(f, "| {case} | {ours} | {peer_name} {peer} | {ratio} | {target} |")
     }

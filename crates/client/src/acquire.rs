@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{Instrument as _, Span};
 
 use crate::attempt::{self, Failure, Wanted};
-use crate::quorum::Shared;
+use crate::quorum::{Order, Shared};
 use crate::slots::Turn;
 use crate::token::Token;
 use crate::wait::{Waited, wait};
@@ -67,22 +67,32 @@ enum NoLock {
 
 impl Chase<'_> {
     async fn run(mut self) -> Result<Lock, AcquireError> {
-        let order = self.shared.order(self.wanted.keys.first());
-        let mut pursuit = Pursuit::new(order, self.shared.round_trip());
-        let mut next = pursuit.first(self.turns.iter().any(Turn::contended));
+        let shared = self.shared;
+        let mut order = shared.order(&self.wanted.keys);
+        let contended = self.turns.iter().any(Turn::contended);
+        // In what order the nodes come matters only to those who wait, or are refused.
+        let failed = if contended {
+            None
+        } else {
+            match self.ask_all(&mut order).await? {
+                Ok(lock) => return Ok(lock),
+                Err(failure) => Some(failure),
+            }
+        };
+        let mut pursuit = Pursuit::new(order.nodes().to_vec(), shared.round_trip());
+        let mut next = match failed {
+            Some(failure) => self.lost(&mut pursuit, failure),
+            None => pursuit.first(contended),
+        };
         loop {
+            if self.time_is_up() {
+                return Err(self.gave_up());
+            }
             next = match next {
-                Move::AskAll => {
-                    let (limit, yields_to) = (self.node_limit(), pursuit.yields_to(next));
-                    let attempt = attempt::attempt(self.shared, self.wanted, yields_to, limit);
-                    match attempt.instrument(self.span()).await? {
-                        Ok(lock) => {
-                            self.set_contended(false);
-                            return Ok(lock);
-                        }
-                        Err(failure) => self.lost(&mut pursuit, failure),
-                    }
-                }
+                Move::AskAll => match self.ask_all(&mut order).await? {
+                    Ok(lock) => return Ok(lock),
+                    Err(failure) => self.lost(&mut pursuit, failure),
+                },
                 Move::WaitOn { node } => match self.wait_on(node, pursuit.yields_to(next)).await? {
                     Ok(lock) => return Ok(lock),
                     Err(NoLock::Lost(failure)) => self.lost(&mut pursuit, failure),
@@ -101,10 +111,17 @@ impl Chase<'_> {
                     pursuit.resume()
                 }
             };
-            if self.time_is_up() {
-                return Err(self.gave_up());
-            }
         }
+    }
+
+    async fn ask_all(&mut self, order: &mut Order<'_>) -> Result<Result<Lock, Failure>, AcquireError> {
+        let (limit, span) = (self.node_limit(), self.span());
+        let attempt = attempt::attempt(self.shared, self.wanted, order, limit);
+        let ended = attempt.instrument(span).await?;
+        if ended.is_ok() {
+            self.set_contended(false);
+        }
+        Ok(ended)
     }
 
     fn set_contended(&self, contended: bool) {
@@ -124,7 +141,8 @@ impl Chase<'_> {
     ) -> Result<Result<Lock, NoLock>, AcquireError> {
         let span = self.span();
         tracing::debug!(parent: &span, node = self.shared.nodes[node].name(), "waiting");
-        self.wait(node, yields_to).instrument(span).await
+        // On the heap: it is much larger than the rest, and most locks are had without.
+        Box::pin(self.wait(node, yields_to)).instrument(span).await
     }
 
     /// Waits on a node, and takes the others when it grants.

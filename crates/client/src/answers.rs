@@ -1,31 +1,28 @@
 //! The last answer of each node: what an attempt or a round has heard so far.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use quorlock_core::quorum::Vote;
 
 use crate::node::{Node, Reply};
 use crate::{Answer, NodeAnswer, NodeError, Nodes};
 
-/// The last answer of each node. Shared with the task that waits for stragglers.
-#[derive(Clone)]
-pub(crate) struct Answers(Arc<Mutex<Vec<Answer>>>);
+/// The last answer of each node.
+pub(crate) struct Answers(Vec<Answer>);
 
 impl Answers {
     pub(crate) fn new(nodes: usize) -> Self {
-        Self(Arc::new(Mutex::new(vec![Answer::Pending; nodes])))
+        Self(vec![Answer::Pending; nodes])
     }
 
-    pub(crate) fn set(&self, node: usize, answer: Answer) {
-        self.lock()[node] = answer;
+    pub(crate) fn set(&mut self, node: usize, answer: Answer) {
+        self.0[node] = answer;
     }
 
-    pub(crate) fn all(&self) -> Vec<Answer> {
-        self.lock().clone()
+    pub(crate) fn take_all(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.0)
     }
 
     /// Takes down a node's answer, and says what it is as a vote.
-    pub(crate) fn take_vote(&self, node: usize, reply: &Reply) -> Vote {
+    pub(crate) fn take_vote(&mut self, node: usize, reply: &Reply) -> Vote {
         let vote = match reply {
             Reply::Yes(Some(fence)) => Vote::Granted(*fence),
             Reply::No => Vote::Refused,
@@ -42,24 +39,20 @@ impl Answers {
     }
 
     /// Takes down an answer that is a plain yes or no; `None` for no answer.
-    pub(crate) fn take(&self, node: usize, reply: &Reply) -> Option<bool> {
+    pub(crate) fn take(&mut self, node: usize, reply: &Reply) -> Option<bool> {
         self.set(node, reply.answer());
         reply.holds()
     }
 
     /// Whoever has not answered failed, for this reason.
-    pub(crate) fn time_is_up(&self, error: &NodeError) {
-        for answer in self.lock().iter_mut().filter(|answer| **answer == Answer::Pending) {
+    pub(crate) fn time_is_up(&mut self, error: &NodeError) {
+        for answer in self.0.iter_mut().filter(|answer| **answer == Answer::Pending) {
             *answer = Answer::Failed(error.clone());
         }
     }
 
     pub(crate) fn report(&self, nodes: &[Node]) -> Nodes {
-        report(nodes, &self.lock())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Answer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        report(nodes, &self.0)
     }
 }
 

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
 use crate::keys::Keys;
 use crate::node::{Asked, Question, Reached, Reply};
-use crate::quorum::Shared;
+use crate::pending::Pending;
+use crate::quorum::{Order, Shared};
 use crate::release::Undo;
 use crate::token::Token;
 use crate::wait::Granted;
@@ -53,13 +51,16 @@ struct Attempt {
     proposed: Fence,
     core: Acquisition,
     reached: Vec<Reached>,
-    asked: FuturesUnordered<Asked>,
+    /// Which start of its server each node was asked in.
+    incarnations: Vec<u64>,
+    asked: Asked,
     /// Answers to EXTEND … FENCE, which come from nodes that have answered ACQUIRE.
-    told: FuturesUnordered<Asked>,
+    told: Asked,
     /// Nodes that refused and are asked again after a pause.
-    again: FuturesUnordered<BoxFuture<'static, usize>>,
+    again: Pending<usize>,
     question: Question,
-    pauses: Vec<Duration>,
+    /// How often each node was asked again.
+    asked_again: Vec<u32>,
     answers: Answers,
     held: bool,
 }
@@ -71,23 +72,22 @@ pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
     AcquireError::Unusable { reason: format!("no random bits for a token: {error}") }
 }
 
-/// One attempt. The outer error says that nothing could even be tried. It yields to the nodes that are named.
+/// One attempt, which yields to the queue node. The outer error says that nothing could even be tried.
 pub(crate) async fn attempt(
     shared: &Arc<Shared>,
     wanted: &Wanted,
-    yields_to: &[usize],
+    order: &mut Order<'_>,
     node_limit: Duration,
 ) -> Result<Result<Lock, Failure>, AcquireError> {
     let token = Token::random().map_err(no_token)?;
     // The clock is read before the first byte is sent: a lock begins no later than this.
     let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
-    let core = core.that_yields_to(yields_to);
     let mut attempt = Attempt::new(shared, wanted, token, shared.propose_fence(), core);
     let started = Instant::now();
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
-    let ended = attempt.run(node_limit).await;
+    let ended = attempt.run(Some(order), node_limit).await;
     let took = started.elapsed();
     shared.saw_round_trip(took);
     observe::attempted(took);
@@ -115,7 +115,7 @@ pub(crate) async fn attempt_after_wait(
     for other in (0..shared.nodes.len()).filter(|other| *other != node) {
         attempt.send(other);
     }
-    attempt.run(node_limit).await
+    attempt.run(None, node_limit).await
 }
 
 /// Swaps the token of a lock that another process gave for one of this attempt's own. The outer error says that nothing
@@ -135,7 +135,7 @@ pub(crate) async fn resume(
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
-    let lock = match attempt.run(wanted.node_limit).await {
+    let lock = match attempt.run(None, wanted.node_limit).await {
         Ok(lock) => lock,
         Err(failure) => return Ok(Err(failure)),
     };
@@ -172,22 +172,24 @@ impl Attempt {
             proposed,
             core,
             reached: vec![Reached::No; nodes],
-            asked: FuturesUnordered::new(),
-            told: FuturesUnordered::new(),
-            again: FuturesUnordered::new(),
-            pauses: vec![AGAIN_PAUSE_MIN; nodes],
+            incarnations: vec![0; nodes],
+            asked: Asked::with_capacity(nodes),
+            told: Asked::new(),
+            again: Pending::new(),
+            asked_again: Vec::new(),
             answers: Answers::new(nodes),
             held: false,
         }
     }
 
     fn send(&mut self, index: usize) {
-        let node = self.shared.nodes[index].clone();
+        let node = &self.shared.nodes[index];
+        self.incarnations[index] = node.incarnation();
         match node.connection() {
             Ok(connection) => {
                 self.reached[index] = Reached::Through(connection.clone());
                 let question = self.question.clone();
-                self.asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+                self.asked.push(async move { (index, connection.ask(&question).await) });
             }
             Err(error) => {
                 self.answers.set(index, Answer::Failed(error));
@@ -196,7 +198,8 @@ impl Attempt {
         }
     }
 
-    async fn run(mut self, node_limit: Duration) -> Result<Lock, Failure> {
+    /// If there is an order, it yields to the first node of it.
+    async fn run(&mut self, order: Option<&mut Order<'_>>, node_limit: Duration) -> Result<Lock, Failure> {
         let limit = sleep_until(Instant::now() + node_limit);
         tokio::pin!(limit);
         loop {
@@ -211,14 +214,13 @@ impl Attempt {
                         self.tell(node, question);
                     }
                     Step::AskAgain { node } => {
-                        let pause = self.pauses[node];
-                        self.pauses[node] = pause * 2;
-                        self.again.push(Box::pin(async move {
+                        let pause = self.pause_before_asking_again(node);
+                        self.again.push(async move {
                             sleep(pause).await;
                             node
-                        }));
+                        });
                     }
-                    Step::Won(win) => return Ok(self.into_lock(win)),
+                    Step::Won(win) => return Ok(self.lock(win)),
                     Step::Lost(loss) => {
                         let nodes = self.answers.report(&self.shared.nodes);
                         tracing::debug!(?loss, %nodes, "not granted");
@@ -238,6 +240,9 @@ impl Attempt {
                     let vote = self.answers.take_vote(node, &reply);
                     if vote != Vote::Silent {
                         self.reached[node] = Reached::Somehow;
+                    }
+                    if let (Vote::Refused, Some(order)) = (vote, &order) {
+                        self.core.yield_to(order.queue_node());
                     }
                     self.core.vote(node, vote, clock::now());
                 }
@@ -260,21 +265,27 @@ impl Attempt {
     }
 
     fn tell(&mut self, index: usize, question: Question) {
-        let node = self.shared.nodes[index].clone();
         let connection = match &self.reached[index] {
             Reached::Through(connection) => Ok(connection.clone()),
-            Reached::No | Reached::Somehow => node.connection(),
+            Reached::No | Reached::Somehow => self.shared.nodes[index].connection(),
         };
-        self.told.push(Box::pin(async move {
+        self.told.push(async move {
             let reply = match connection {
-                Ok(connection) => node.ask(connection, &question).await,
+                Ok(connection) => connection.ask(&question).await,
                 Err(error) => Reply::Failed(error),
             };
             (index, reply)
-        }));
+        });
     }
 
-    fn into_lock(mut self, win: Win) -> Lock {
+    fn pause_before_asking_again(&mut self, node: usize) -> Duration {
+        self.asked_again.resize(self.shared.nodes.len(), 0);
+        let times = &mut self.asked_again[node];
+        *times += 1;
+        AGAIN_PAUSE_MIN * 2_u32.saturating_pow(*times - 1)
+    }
+
+    fn lock(&mut self, win: Win) -> Lock {
         self.held = true;
         self.shared.agreed_on_fence(self.proposed, win.fence);
         let held = Arc::new(Held::new(Grant {
@@ -288,25 +299,13 @@ impl Attempt {
             max_hold: self.max_hold,
             lifetime: win.lifetime,
             reached: std::mem::take(&mut self.reached),
-            answers: self.answers.all(),
+            incarnations: std::mem::take(&mut self.incarnations),
+            answers: self.answers.take_all(),
+            stragglers: std::mem::replace(&mut self.asked, Asked::new()),
         }));
         tracing::debug!(fence = win.fence.get(), coverage = %held.coverage(), nodes = %held.report(), "granted");
-        let asked = std::mem::take(&mut self.asked);
-        if !asked.is_empty() {
-            self.shared.spawn(count_stragglers(asked, Arc::clone(&held)));
-        }
         Lock::new(held)
     }
-}
-
-/// Nodes that grant after it was decided hold the lock as well.
-async fn count_stragglers(mut asked: FuturesUnordered<Asked>, held: Arc<Held>) {
-    let count = async {
-        while let Some((node, reply)) = asked.next().await {
-            held.heard_of_acquire(node, &reply);
-        }
-    };
-    let _ = timeout(held.ttl.duration(), count).await;
 }
 
 impl Drop for Attempt {

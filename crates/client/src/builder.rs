@@ -5,7 +5,7 @@ use std::time::Duration;
 use quorlock_core::Ttl;
 use quorlock_core::quorum::{Loss, reliable};
 use tokio::time::Instant;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::acquire::acquire;
 use crate::attempt::{self, Failure, Wanted};
@@ -104,32 +104,24 @@ impl LockBuilder {
     /// # Cancel safety
     /// Dropping the future releases, in the background, what any node may have granted.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
-        self.observed(self.attempt()).await
+        let (started, span) = (Instant::now(), self.span());
+        let outcome = self.attempt().instrument(span.clone()).await;
+        span.in_scope(|| observe::acquired(&outcome, started.elapsed()));
+        outcome
     }
 
     /// A call, as observers see it.
-    async fn observed(
-        &self,
-        call: impl Future<Output = Result<Lock, AcquireError>>,
-    ) -> Result<Lock, AcquireError> {
-        let span = tracing::debug_span!("acquire", key = %self.keys);
-        async {
-            let started = Instant::now();
-            let outcome = call.await;
-            observe::acquired(&outcome, started.elapsed());
-            outcome
-        }
-        .instrument(span)
-        .await
+    fn span(&self) -> Span {
+        tracing::debug_span!("acquire", key = %self.keys)
     }
 
     async fn attempt(&self) -> Result<Lock, AcquireError> {
         let wanted = self.check()?;
         // Who does not wait does not get past those who do.
-        let queue_node = self.shared.order(wanted.keys.first()).first().copied();
+        let mut order = self.shared.order(&wanted.keys);
         let limit = wanted.node_limit;
         let Failure { loss, nodes, .. } =
-            match attempt::attempt(&self.shared, &wanted, queue_node.as_slice(), limit).await? {
+            match attempt::attempt(&self.shared, &wanted, &mut order, limit).await? {
                 Ok(lock) => return Ok(lock),
                 Err(failure) => failure,
             };
@@ -151,13 +143,17 @@ impl LockBuilder {
     /// # Cancel safety
     /// Dropping the future leaves the queue and releases, in the background, what any node may have granted.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
-        let call = async {
-            let wanted = self.check()?;
-            // A wait beyond the end of time has no end.
-            let until = Instant::now().checked_add(self.wait);
-            acquire(&self.shared, &wanted, until).await
+        let (started, span) = (Instant::now(), self.span());
+        let outcome = match self.check() {
+            Ok(wanted) => {
+                // A wait beyond the end of time has no end.
+                let until = started.checked_add(self.wait);
+                acquire(&self.shared, &wanted, until).instrument(span.clone()).await
+            }
+            Err(error) => Err(error),
         };
-        self.observed(call).await
+        span.in_scope(|| observe::acquired(&outcome, started.elapsed()));
+        outcome
     }
 
     /// Acquires the lock as [`acquire`](Self::acquire) does, does something under it, and releases it. Meanwhile the lock is

@@ -127,10 +127,9 @@ impl Round {
         for (index, node) in shared.nodes.iter().enumerate() {
             match node.connection() {
                 Ok(connection) => {
-                    let (node, pipeline) = (node.clone(), Arc::clone(&pipeline));
-                    let through = connection.generation;
+                    let (pipeline, through) = (Arc::clone(&pipeline), connection.generation());
                     round.asked.push(Box::pin(async move {
-                        (index, through, node.ask_fences(connection, &pipeline).await)
+                        (index, through, connection.ask_fences(&pipeline).await)
                     }));
                 }
                 Err(error) => {
@@ -202,8 +201,7 @@ impl Round {
             }
             tracing::debug!(node = node.name(), locks = repaired.len(), "repairing locks that it missed");
             self.repairs.extend(repaired.iter().map(|&lock| (index, lock)));
-            let (node, pipeline) = (node.clone(), Arc::new(pipeline));
-            self.repairing.push(ask_repair(index, node, connection, pipeline, repaired));
+            self.repairing.push(ask_repair(index, connection, pipeline, repaired));
         }
     }
 
@@ -211,7 +209,7 @@ impl Round {
     fn repaired(&mut self, node: usize, locks: &[usize], replies: &[Reply]) {
         for (&lock, reply) in locks.iter().zip(replies) {
             let held = &self.locks[lock].held;
-            held.heard_of_acquire(node, reply);
+            held.heard_of_repair(node, reply);
             observe::repaired(reply.holds() == Some(true));
             if !matches!(reply, Reply::Failed(_)) {
                 self.repairs.retain(|&repair| repair != (node, lock));
@@ -239,15 +237,9 @@ fn give_back(held: &Held, node: usize) {
     Undo::on(&held.shared, node, &held.keys, &held.token, held.ttl.duration()).spawn();
 }
 
-fn ask_repair(
-    index: usize,
-    node: crate::node::Node,
-    connection: Connection,
-    pipeline: Arc<Pipeline>,
-    locks: Vec<usize>,
-) -> Repaired {
+fn ask_repair(index: usize, connection: Connection, pipeline: Pipeline, locks: Vec<usize>) -> Repaired {
     Box::pin(async move {
-        let replies = node.ask_fences(connection, &pipeline).await;
+        let replies = connection.ask_fences(&pipeline).await;
         (index, locks, replies)
     })
 }

@@ -1,17 +1,17 @@
 //! Everything there is to a held lock; shared by its handle, those who watch it, and the rounds that extend it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quorlock_core::quorum::{End, ExtensionVerdict, Lifetime, Moment, Standing, Tenure};
 use quorlock_core::{Fence, Ttl};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::answers::report;
 use crate::keys::Keys;
-use crate::node::{Connection, Reached, Reply};
+use crate::node::{Asked, Connection, Reached, Reply};
 use crate::quorum::Shared;
 use crate::reach::Reach;
 use crate::token::Token;
@@ -33,8 +33,17 @@ pub(crate) struct Held {
     pub(crate) node_limit: Duration,
     max_hold: Duration,
     since: Moment,
+    /// Whether it is, or was, extended by itself.
+    kept: AtomicBool,
     reach: Reach<Connection>,
-    state: watch::Sender<State>,
+    /// Which start of its server each node was asked in, when the lock was acquired.
+    incarnations: Vec<u64>,
+    /// Nodes that had not answered when it was decided. If they grant, they hold the lock as well; nobody waits for that,
+    /// and it is looked whether they have whenever it matters.
+    stragglers: Mutex<Asked>,
+    state: Mutex<State>,
+    /// It has ended.
+    changed: Notify,
 }
 
 /// What a lock begins with.
@@ -49,7 +58,9 @@ pub(crate) struct Grant {
     pub(crate) max_hold: Duration,
     pub(crate) lifetime: Lifetime,
     pub(crate) reached: Vec<Reached>,
+    pub(crate) incarnations: Vec<u64>,
     pub(crate) answers: Vec<Answer>,
+    pub(crate) stragglers: Asked,
 }
 
 struct State {
@@ -80,14 +91,13 @@ impl Held {
             max_hold,
             lifetime,
             reached,
+            incarnations,
             answers,
+            stragglers,
         } = grant;
         let now = clock::now();
-        let known = |(index, answer): (usize, Answer)| Known {
-            answer,
-            incarnation: shared.nodes[index].incarnation(),
-        };
-        let nodes = answers.into_iter().enumerate().map(known).collect();
+        let known = |(answer, &incarnation)| Known { answer, incarnation };
+        let nodes = answers.into_iter().zip(&incarnations).map(known).collect();
         let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -99,17 +109,25 @@ impl Held {
             node_limit,
             max_hold,
             since: now,
+            kept: AtomicBool::new(false),
             reach: Reach::new(reached),
-            state: watch::Sender::new(state),
+            incarnations,
+            stragglers: Mutex::new(stragglers),
+            state: Mutex::new(state),
+            changed: Notify::new(),
             shared,
         }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How things stand; also after it was given back, when it is as good as lost.
     pub(crate) fn standing(&self) -> Standing {
         // In this order: what is decided in between is decided of a later moment.
         let now = clock::now();
-        let state = self.state.borrow();
+        let state = self.state();
         if state.over { Standing::Lost(End::NotHeld) } else { state.tenure.standing(now) }
     }
 
@@ -145,7 +163,8 @@ impl Held {
 
     /// The nodes that said yes last, and have not been started again since.
     pub(crate) fn holding_nodes(&self) -> Vec<usize> {
-        let state = self.state.borrow();
+        self.hear_stragglers();
+        let state = self.state();
         let nodes = state.nodes.iter().zip(&self.shared.nodes).enumerate();
         let holding = nodes.filter(|(_, (known, node))| {
             matches!(known.answer, Answer::Yes(_)) && known.incarnation == node.incarnation()
@@ -155,7 +174,8 @@ impl Held {
 
     /// What each node answered last.
     pub(crate) fn report(&self) -> Nodes {
-        let answers: Vec<_> = self.state.borrow().nodes.iter().map(|known| known.answer.clone()).collect();
+        self.hear_stragglers();
+        let answers: Vec<_> = self.state().nodes.iter().map(|known| known.answer.clone()).collect();
         report(&self.shared.nodes, &answers)
     }
 
@@ -164,24 +184,27 @@ impl Held {
         let now = clock::now();
         match self.standing() {
             Standing::Lost(end) => Err(self.lost_by(end)),
-            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.state.borrow().tenure.is_extensible(now)),
+            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.state().tenure.is_extensible(now)),
         }
     }
 
     /// When it is to be extended next, if it is to be.
     pub(crate) fn extend_in(&self) -> Option<Duration> {
         let now = clock::now();
-        let state = self.state.borrow();
+        let state = self.state();
         if state.over { None } else { state.tenure.extend_in(now, self.ttl) }
     }
 
     /// Waits until it has ended: why it was lost, which is at its deadline at the latest; or `None` when it was given back.
     pub(crate) async fn ended(&self) -> Option<LostError> {
-        let mut state = self.state.subscribe();
         loop {
+            // From here on no change is missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             let (over, standing) = {
                 let now = clock::now();
-                let state = state.borrow_and_update();
+                let state = self.state();
                 (state.over, state.tenure.standing(now))
             };
             let left = match standing {
@@ -190,7 +213,7 @@ impl Held {
                 Standing::Held(left) | Standing::Uncertain(left) => left,
             };
             tokio::select! {
-                _ = state.changed() => {}
+                () = changed => {}
                 () = sleep(left.min(LOOK_EVERY)) => {}
             }
         }
@@ -198,35 +221,48 @@ impl Held {
 
     /// Takes down what a round of extends came to.
     pub(crate) fn settle(&self, verdict: ExtensionVerdict) {
-        self.state.send_if_modified(|state| {
-            if state.over {
-                return false;
-            }
-            state.tenure.settle(verdict, clock::now());
-            matches!(verdict, ExtensionVerdict::Lost)
-        });
+        let mut state = self.state();
+        if state.over {
+            return;
+        }
+        state.tenure.settle(verdict, clock::now());
+        drop(state);
+        if matches!(verdict, ExtensionVerdict::Lost) {
+            self.changed.notify_waiters();
+        }
     }
 
     /// Takes down what a node answered to an extension that was sent through this connection.
     pub(crate) fn heard(&self, node: usize, reply: &Reply, generation: u64) {
-        self.hear(node, reply, |acquire| acquire.generation == generation);
+        let incarnation = self.shared.nodes[node].incarnation();
+        // What it said before that.
+        self.hear_stragglers();
+        self.hear(node, reply, incarnation, |acquire| acquire.generation() == generation);
     }
 
-    /// Takes down what a node answered to ACQUIRE, as a straggler or when it was repaired.
-    pub(crate) fn heard_of_acquire(&self, node: usize, reply: &Reply) {
-        self.hear(node, reply, |_| true);
+    /// Takes down what a node answered to ACQUIRE when it was repaired.
+    pub(crate) fn heard_of_repair(&self, node: usize, reply: &Reply) {
+        self.hear(node, reply, self.shared.nodes[node].incarnation(), |_| true);
+    }
+
+    /// Takes down what nodes have answered to ACQUIRE since it was decided.
+    fn hear_stragglers(&self) {
+        let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((node, reply)) = stragglers.take_done() {
+            self.hear(node, &reply, self.incarnations[node], |_| true);
+        }
     }
 
     /// With an answer that shows that the node's ACQUIRE, sent through that connection, has arrived, any connection will do
     /// for its release.
-    fn hear(&self, node: usize, reply: &Reply, shows_arrival: impl FnOnce(&Connection) -> bool) {
-        let incarnation = self.shared.nodes[node].incarnation();
-        self.state.send_if_modified(|state| {
-            let known = &mut state.nodes[node];
-            known.answer = reply.answer();
-            known.incarnation = incarnation;
-            false
-        });
+    fn hear(
+        &self,
+        node: usize,
+        reply: &Reply,
+        incarnation: u64,
+        shows_arrival: impl FnOnce(&Connection) -> bool,
+    ) {
+        self.state().nodes[node] = Known { answer: reply.answer(), incarnation };
         if !matches!(reply, Reply::Failed(_)) {
             self.reach.arrived(node, shows_arrival);
         }
@@ -234,6 +270,7 @@ impl Held {
 
     /// A node is about to be sent an ACQUIRE through this connection; `false` if there is no lock to be repaired any more.
     pub(crate) fn reach(&self, node: usize, connection: &Connection) -> bool {
+        self.hear_stragglers();
         !matches!(self.standing(), Standing::Lost(_))
             && self.reach.begin(node, connection, self.ttl.duration())
     }
@@ -246,30 +283,40 @@ impl Held {
     /// Its holder gives it back or away: how things stood, and where it must be released.
     pub(crate) fn end(&self) -> (Standing, Vec<Reached>) {
         let standing = self.standing();
+        self.hear_stragglers();
         let reached = self.reach.end();
-        self.state.send_modify(|state| state.over = true);
+        self.state().over = true;
+        self.changed.notify_waiters();
         (standing, reached)
+    }
+
+    /// Has it extended from now on.
+    pub(crate) fn keep(this: &Arc<Self>) {
+        this.kept.store(true, Ordering::Relaxed);
+        this.shared.keeper.keep(this);
+    }
+
+    /// It need not be extended any more.
+    pub(crate) fn forget(&self) {
+        if self.kept.load(Ordering::Relaxed) {
+            self.shared.keeper.forget(self);
+        }
     }
 
     /// Takes down what the nodes answered to its release.
     pub(crate) fn heard_of_release(&self, answers: Vec<Answer>) {
-        self.state.send_if_modified(|state| {
-            for (known, answer) in state.nodes.iter_mut().zip(answers) {
-                known.answer = answer;
-            }
-            false
-        });
+        for (known, answer) in self.state().nodes.iter_mut().zip(answers) {
+            known.answer = answer;
+        }
     }
 
     /// Nodes that have not answered by the limit failed.
     pub(crate) fn time_is_up(&self, nodes: impl Iterator<Item = usize>) {
         let limit_ms = u64::try_from(self.node_limit.as_millis()).unwrap_or(u64::MAX);
-        self.state.send_if_modified(|state| {
-            for node in nodes {
-                state.nodes[node].answer = Answer::Failed(NodeError::TimedOut { limit_ms });
-            }
-            false
-        });
+        let mut state = self.state();
+        for node in nodes {
+            state.nodes[node].answer = Answer::Failed(NodeError::TimedOut { limit_ms });
+        }
     }
 
     pub(crate) fn lost_by(&self, end: End) -> LostError {

@@ -1,8 +1,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ::redis::{Cmd, cmd};
+use ::redis::Cmd;
 use quorlock_core::node::KEYS_MAX;
+
+/// How many arguments a command has besides its keys, owner and all: for a start.
+const OTHER_ARGS: usize = 10;
+/// How many bytes they have.
+const OTHER_BYTES: usize = 160;
 
 /// A key of a lock.
 pub(crate) type Key = Arc<[u8]>;
@@ -33,13 +38,12 @@ impl Keys {
 
     /// A command with these keys: the one for a single key, or else the one for several.
     pub(crate) fn command(&self, one: &str, several: &str) -> Cmd {
-        let mut command;
+        let key_bytes: usize = self.0.iter().map(|key| key.len()).sum();
+        let mut command = Cmd::with_capacity(OTHER_ARGS + self.0.len(), OTHER_BYTES + key_bytes);
         if let [key] = &*self.0 {
-            command = cmd(one);
-            command.arg(&**key);
+            command.arg(one).arg(&**key);
         } else {
-            command = cmd(several);
-            command.arg(self.0.len());
+            command.arg(several).arg(self.0.len());
             for key in &*self.0 {
                 command.arg(&**key);
             }

@@ -97,7 +97,7 @@ impl Lock {
     ///
     /// Nodes that missed the lock, because they were away, are given it again while a majority holds it.
     pub fn keep_alive(&mut self) {
-        self.held().shared.keeper.keep(self.held());
+        Held::keep(self.held());
     }
 
     /// Makes the lock last a full ttl from now, on a majority of the nodes. Nodes that missed the lock, because they were
@@ -143,7 +143,7 @@ impl Lock {
         let remaining = held.remaining();
         observe::handed_over(&held);
         held.end();
-        held.shared.keeper.forget(&held);
+        held.forget();
         Handover::new(&held, remaining)
     }
 

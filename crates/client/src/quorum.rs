@@ -1,3 +1,4 @@
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +17,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::connect::address;
 use crate::keeper::Keeper;
+use crate::keys::Keys;
+use crate::leftovers::Leftovers;
 use crate::node::{Link, Node};
 use crate::slots::Slots;
 use crate::{ConnectError, Handover, Lock, LockBuilder, NodeError, QuorumBuilder, ResumeError, clock};
@@ -36,6 +39,14 @@ pub struct Quorum {
     _stop: Arc<DropGuard>,
 }
 
+/// The order of the nodes for a lock, of which the first is its queue node: found out when it is needed, which it is not
+/// where nobody competes.
+pub(crate) struct Order<'a> {
+    shared: &'a Shared,
+    keys: &'a Keys,
+    nodes: OnceCell<Vec<usize>>,
+}
+
 /// What background tasks share with the handles.
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<Node>,
@@ -43,10 +54,11 @@ pub(crate) struct Shared {
     /// How long one node may take to answer, if the caller says so.
     pub(crate) node_limit: Option<Duration>,
     pub(crate) runtime: Handle,
-    /// Releases and stragglers that go on behind the callers' backs.
+    /// Releases that go on behind the callers' backs.
     pub(crate) tasks: TaskTracker,
     pub(crate) slots: Slots,
     pub(crate) keeper: Keeper,
+    pub(crate) leftovers: Leftovers,
     /// How long the last attempt on all nodes took, in microseconds.
     round_trip_us: AtomicU64,
     hints: Mutex<Hints>,
@@ -145,6 +157,7 @@ impl Quorum {
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
         let shared = Arc::new_cyclic(|shared| Shared {
             keeper: Keeper::start(&runtime, Weak::clone(shared)),
+            leftovers: Leftovers::start(&runtime),
             nodes,
             node_limit,
             majority,
@@ -196,7 +209,7 @@ impl Quorum {
 
     /// How many nodes there are, and how many of them are connected now.
     pub fn connected(&self) -> (usize, usize) {
-        let connected = self.shared.nodes.iter().filter(|node| node.connection().is_ok()).count();
+        let connected = self.shared.nodes.iter().filter(|node| node.is_connected()).count();
         (self.shared.nodes.len(), connected)
     }
 
@@ -221,6 +234,25 @@ impl fmt::Debug for Quorum {
     }
 }
 
+impl Order<'_> {
+    /// Those that are not connected come last.
+    pub(crate) fn nodes(&self) -> &[usize] {
+        self.nodes.get_or_init(|| {
+            let nodes = &self.shared.nodes;
+            let identities: Vec<_> = nodes.iter().map(Node::identity).collect();
+            let mut order = order(self.keys.first(), identities.iter().map(|identity| identity.as_bytes()));
+            order.sort_by_key(|&node| !nodes[node].is_connected());
+            order
+        })
+    }
+
+    /// The one that decides for those who do not wait.
+    pub(crate) fn queue_node(&self) -> &[usize] {
+        let nodes = self.nodes();
+        &nodes[..nodes.len().min(1)]
+    }
+}
+
 impl Shared {
     /// The fence to propose next.
     pub(crate) fn propose_fence(&self) -> Fence {
@@ -232,12 +264,9 @@ impl Shared {
         self.hints.lock().unwrap_or_else(PoisonError::into_inner).learn(proposed, agreed);
     }
 
-    /// The order of the nodes for a key, of which those that are not connected come last.
-    pub(crate) fn order(&self, key: &[u8]) -> Vec<usize> {
-        let identities: Vec<_> = self.nodes.iter().map(Node::identity).collect();
-        let mut order = order(key, identities.iter().map(|identity| identity.as_bytes()));
-        order.sort_by_key(|&node| self.nodes[node].connection().is_err());
-        order
+    /// The order of the nodes for a lock on these keys.
+    pub(crate) fn order<'a>(&'a self, keys: &'a Keys) -> Order<'a> {
+        Order { shared: self, keys, nodes: OnceCell::new() }
     }
 
     pub(crate) fn round_trip(&self) -> Duration {

@@ -4,15 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use quorlock_core::quorum::{Release, ReleaseVerdict, Standing};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::answers::Answers;
 use crate::held::Held;
 use crate::keys::Keys;
-use crate::node::{Asked, Question, Reached, Reply};
+use crate::node::{Asked, Connection, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::token::Token;
 use crate::{Answer, NodeError, ReleaseError, Released, observe};
@@ -29,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub(crate) struct Undo {
     shared: Arc<Shared>,
     question: Question,
-    asked: FuturesUnordered<Asked>,
+    asked: Asked,
     /// Nodes that were never sent an ACQUIRE.
     unreached: Vec<usize>,
     pauses: Vec<Duration>,
@@ -52,7 +50,7 @@ impl Undo {
         let mut this = Self {
             shared: Arc::clone(shared),
             question: Question::release(keys, token),
-            asked: FuturesUnordered::new(),
+            asked: Asked::with_capacity(shared.nodes.len()),
             unreached: Vec::new(),
             pauses: vec![PAUSE_MIN; shared.nodes.len()],
             open: vec![true; shared.nodes.len()],
@@ -67,10 +65,10 @@ impl Undo {
                 }
                 // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
                 Reached::Through(connection) => {
-                    let (node, question) = (shared.nodes[index].clone(), this.question.clone());
-                    this.asked.push(Box::pin(async move { (index, node.ask(connection, &question).await) }));
+                    let question = this.question.clone();
+                    this.asked.push(async move { (index, connection.ask(&question).await) });
                 }
-                Reached::Somehow => this.ask(index, Duration::ZERO),
+                Reached::Somehow => this.ask(index),
             }
         }
         this
@@ -86,7 +84,7 @@ impl Undo {
     /// Of a lock that its holder gives back; and how things stood with it until now.
     pub(crate) fn of(held: &Held) -> (Standing, Self) {
         let (standing, reached) = held.end();
-        held.shared.keeper.forget(held);
+        held.forget();
         let mut this = Self::new(&held.shared, &held.keys, &held.token, reached, held.ttl.duration());
         this.persistent = !matches!(standing, Standing::Lost(_));
         (standing, this)
@@ -102,6 +100,22 @@ impl Undo {
             // What is left by then has ended by itself.
             let _ = timeout_at(self.until, self.finish()).await;
         });
+    }
+
+    /// Goes on as well; for when everything has been sent, and most likely there is little left to do.
+    fn leave(self) {
+        if !self.asked.is_empty() {
+            let shared = Arc::clone(&self.shared);
+            shared.leftovers.add(self, &shared.tasks);
+        }
+    }
+
+    /// Takes down what has been answered. Whether that is all.
+    pub(crate) fn look(&mut self) -> bool {
+        while let Some((node, reply)) = self.asked.take_done() {
+            self.retry_if_failed(node, &reply);
+        }
+        self.asked.is_empty()
     }
 
     async fn finish(&mut self) {
@@ -120,7 +134,7 @@ impl Undo {
                     let now = self.connections();
                     for node in (0..now.len()).filter(|&node| now[node] != connections[node]) {
                         if self.open[node] {
-                            self.ask(node, Duration::ZERO);
+                            self.ask(node);
                         }
                     }
                     connections = now;
@@ -131,7 +145,7 @@ impl Undo {
 
     /// Which connection each node has now.
     fn connections(&self) -> Vec<Option<u64>> {
-        self.shared.nodes.iter().map(|node| node.connection().ok().map(|now| now.generation)).collect()
+        self.shared.nodes.iter().map(|node| node.connection().ok().map(|now| now.generation())).collect()
     }
 
     fn retry_if_failed(&mut self, index: usize, reply: &Reply) {
@@ -145,22 +159,24 @@ impl Undo {
         }
         let pause = self.pauses[index];
         self.pauses[index] = (pause * 2).min(PAUSE_MAX);
-        self.ask(index, pause);
+        let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
+        self.asked.push(async move {
+            sleep(pause).await;
+            (index, ask(node.connection(), &question).await)
+        });
     }
 
-    /// Asks through whatever connection there is after the pause.
-    fn ask(&mut self, index: usize, pause: Duration) {
-        let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
-        self.asked.push(Box::pin(async move {
-            if !pause.is_zero() {
-                sleep(pause).await;
-            }
-            let reply = match node.connection() {
-                Ok(connection) => node.ask(connection, &question).await,
-                Err(error) => Reply::Failed(error),
-            };
-            (index, reply)
-        }));
+    /// Asks through whatever connection there is.
+    fn ask(&mut self, index: usize) {
+        let (connection, question) = (self.shared.nodes[index].connection(), self.question.clone());
+        self.asked.push(async move { (index, ask(connection, &question).await) });
+    }
+}
+
+async fn ask(connection: Result<Connection, NodeError>, question: &Question) -> Reply {
+    match connection {
+        Ok(connection) => connection.ask(question).await,
+        Err(error) => Reply::Failed(error),
     }
 }
 
@@ -183,7 +199,7 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
         return Ok(Released::AlreadyOver);
     }
     let undo = guard.0.as_mut().expect("put in just now");
-    let answers = Answers::new(held.shared.nodes.len());
+    let mut answers = Answers::new(held.shared.nodes.len());
     let mut release = Release::new(held.shared.majority);
     let mut verdict = None;
     for &index in &undo.unreached {
@@ -206,16 +222,21 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
             () = &mut limit => break ReleaseVerdict::Unconfirmed,
         }
     };
+    if !matches!(verdict, ReleaseVerdict::Unconfirmed)
+        && let Some(undo) = guard.0.take()
+    {
+        undo.leave();
+    }
     let released = match verdict {
         ReleaseVerdict::Released => Ok(Released::Released),
         ReleaseVerdict::AlreadyOver => {
-            held.heard_of_release(answers.all());
+            held.heard_of_release(answers.take_all());
             Ok(Released::AlreadyOver)
         }
         ReleaseVerdict::Unconfirmed => {
             let limit_ms = u64::try_from(held.node_limit.as_millis()).unwrap_or(u64::MAX);
             answers.time_is_up(&NodeError::TimedOut { limit_ms });
-            Err(ReleaseError::NoQuorum { nodes: answers.report(&undo.shared.nodes) })
+            Err(ReleaseError::NoQuorum { nodes: answers.report(&held.shared.nodes) })
         }
     };
     observe::released(held, released.as_ref().ok().copied());

@@ -165,9 +165,8 @@ async fn leave(
     let mut pause = LEAVE_PAUSE_MIN;
     let reply = loop {
         if let Ok(connection) = shared.nodes[node].connection() {
-            let asked = shared.nodes[node].ask(connection, &release);
             // Its answer is of no interest: that of the wait is.
-            let _ = timeout(pause, asked).await;
+            let _ = timeout(pause, connection.ask(&release)).await;
         }
         match timeout(pause, &mut answer).await {
             Ok(reply) => break Some(reply),

@@ -1,9 +1,9 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::{ConnectionLike, MultiplexedConnection};
-use ::redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, RedisFuture, Value};
+use ::redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, RedisFuture, RedisResult, Value};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
@@ -40,7 +40,8 @@ pub(crate) struct Link {
     name: Arc<str>,
     roll: Arc<Roll>,
     state: watch::Sender<State>,
-    broken: Notify,
+    /// Somebody found a connection broken.
+    broken: Arc<Notify>,
     /// The server's run id, when it was last connected.
     identity: Mutex<Option<Arc<str>>>,
     incarnation: AtomicU64,
@@ -53,12 +54,16 @@ enum State {
     Down(NodeError),
 }
 
-/// One connection to a node; shared by all who ask it.
+/// One connection to a node; shared by all who ask it. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Connection {
-    pub(super) handle: Handle,
+pub(crate) struct Connection(Arc<Wire>);
+
+struct Wire {
+    way: Way,
     /// Which of a link's connections this is.
-    pub(crate) generation: u64,
+    generation: u64,
+    /// Whether somebody found it broken, and who wants to know.
+    broken: (AtomicBool, Arc<Notify>),
 }
 
 /// What a server says of itself.
@@ -82,24 +87,30 @@ impl Link {
         roll: &Arc<Roll>,
         handle: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        let handle = Handle(Box::new(handle));
-        Self::in_state(name, roll, State::Up(Connection { handle, generation: 0 }))
+        let this = Self::unconnected(name, roll);
+        this.state.send_replace(State::Up(this.wire(Way::Ready(Handle(Box::new(handle))), 0)));
+        this
     }
 
     /// A link that is not connected yet: see [`Link::keep_connected`].
     pub(crate) fn unconnected(name: &str, roll: &Arc<Roll>) -> Self {
-        Self::in_state(name, roll, State::New)
-    }
-
-    fn in_state(name: &str, roll: &Arc<Roll>, state: State) -> Self {
         Self {
             name: name.into(),
             roll: Arc::clone(roll),
-            state: watch::Sender::new(state),
-            broken: Notify::new(),
+            state: watch::Sender::new(State::New),
+            broken: Arc::default(),
             identity: Mutex::default(),
             incarnation: AtomicU64::new(0),
         }
+    }
+
+    fn wire(&self, way: Way, generation: u64) -> Connection {
+        let broken = (AtomicBool::new(false), Arc::clone(&self.broken));
+        Connection(Arc::new(Wire { way, generation, broken }))
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Up(_))
     }
 
     pub(crate) fn connection(&self) -> Result<Connection, NodeError> {
@@ -123,15 +134,6 @@ impl Link {
 
     pub(crate) fn identity(&self) -> Option<Arc<str>> {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Somebody found this connection broken.
-    pub(crate) fn broken(&self, generation: u64) {
-        let current =
-            matches!(&*self.state.borrow(), State::Up(connection) if connection.generation == generation);
-        if current {
-            self.broken.notify_one();
-        }
     }
 
     /// Connects, and connects again whenever the connection breaks or does not answer, until told to stop.
@@ -158,7 +160,7 @@ impl Link {
                     break;
                 }
                 generation += 1;
-                let up = Connection { handle: Handle(Box::new(connection.clone())), generation };
+                let up = self.wire(Way::Own(connection.clone()), generation);
                 self.state.send_replace(State::Up(up.clone()));
                 match self.watch_over(connection, &up, client).await {
                     Unwatched::Broken => {
@@ -202,7 +204,11 @@ impl Link {
         up: &Connection,
         client: &Client,
     ) -> Unwatched {
-        let broken = self.broken.notified();
+        let broken = async {
+            while !up.is_broken() {
+                self.broken.notified().await;
+            }
+        };
         tokio::pin!(broken);
         loop {
             tokio::select! {
@@ -243,12 +249,13 @@ impl Link {
 
     /// Looks, until told to stop, whether the server that a ready connection leads to can have a vote.
     pub(crate) async fn watch_ready(&self, stop: CancellationToken) {
-        let Ok(Connection { mut handle, .. }) = self.connection() else { return };
+        let Ok(connection) = self.connection() else { return };
+        let Way::Ready(handle) = &connection.0.way else { return };
         let looking = async {
             loop {
-                if let Ok(Ok(server)) = timeout(CONNECT_LIMIT, identify(&mut handle)).await {
+                if let Ok(Ok(server)) = timeout(CONNECT_LIMIT, identify(&mut handle.clone())).await {
                     let state = match self.admit(&server) {
-                        Ok(()) => State::Up(Connection { handle: handle.clone(), generation: 0 }),
+                        Ok(()) => State::Up(connection.clone()),
                         Err(error) => State::Down(error),
                     };
                     self.state.send_replace(state);
@@ -318,8 +325,51 @@ async fn identify(connection: &mut impl ConnectionLike) -> Result<Server, ::redi
     Ok(Server { run_id: field("run_id:").map(Into::into), mode: field("redis_mode:").map(str::to_owned) })
 }
 
+/// What a connection goes through.
+enum Way {
+    /// What this client has made.
+    Own(MultiplexedConnection),
+    /// What the caller handed in.
+    Ready(Handle),
+}
+
+impl Connection {
+    /// Which of a link's connections this is.
+    pub(crate) fn generation(&self) -> u64 {
+        self.0.generation
+    }
+
+    /// It was found to be broken. Its link makes another one.
+    pub(super) fn broken(&self) {
+        let (broken, tell) = &self.0.broken;
+        broken.store(true, Ordering::Release);
+        tell.notify_one();
+    }
+
+    fn is_broken(&self) -> bool {
+        self.0.broken.0.load(Ordering::Acquire)
+    }
+
+    /// Asks a question. It is sent at the first poll.
+    pub(super) async fn send(&self, question: &Cmd) -> RedisResult<Value> {
+        match &self.0.way {
+            Way::Own(connection) => connection.clone().send_packed_command(question).await,
+            Way::Ready(handle) => handle.clone().req_packed_command(question).await,
+        }
+    }
+
+    /// Asks many questions at once. They are sent at the first poll.
+    pub(super) async fn send_all(&self, questions: &Pipeline) -> RedisResult<Vec<Value>> {
+        let count = questions.len();
+        match &self.0.way {
+            Way::Own(connection) => connection.clone().send_packed_commands(questions, 0, count).await,
+            Way::Ready(handle) => handle.clone().req_packed_commands(questions, 0, count).await,
+        }
+    }
+}
+
 /// Any connection that can be shared.
-pub(crate) struct Handle(Box<dyn Shared>);
+struct Handle(Box<dyn Shared>);
 
 trait Shared: ConnectionLike + Send + Sync {
     fn share(&self) -> Box<dyn Shared>;

@@ -118,10 +118,15 @@ impl Acquisition {
     /// The same, which is lost as soon as one of these nodes refuses, also when a majority would have granted.
     #[must_use]
     pub fn that_yields_to(mut self, nodes: &[usize]) -> Self {
+        self.yield_to(nodes);
+        self
+    }
+
+    /// From now on it yields to these nodes as well: see [`that_yields_to`](Self::that_yields_to).
+    pub fn yield_to(&mut self, nodes: &[usize]) {
         for &node in nodes {
             self.yields_to[node] = true;
         }
-        self
     }
 
     /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take the
