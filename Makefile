@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test servers test-matrix test-faults test-fences test-leaks model demo demo-fence bench bench-waiting
+.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks model demo demo-fence bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a 
 model: ## All that can happen to a few clients and masters, in every order; and every rule broken once, which must be noticed
 	cargo build --release --package quorlock-sim
 	@cargo run --release --quiet --package quorlock-sim
+
+package: setup ## What would be published of the core and the client, built by itself
+	cargo package --package quorlock-core --package quorlock-client
 
 test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: fails if a key, a task or a descriptor is left
 	cargo build --release --package quorlock

@@ -500,6 +500,7 @@ pub struct Nodes(pub Vec<NodeAnswer>);
 
 /// What one node answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeAnswer {
     /// The node's address.
     pub node: String,

@@ -24,6 +24,7 @@ pub struct Lock {
 
 /// On how many of the nodes a lock is known to be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Coverage {
     /// Nodes that hold it.
     pub held: usize,
