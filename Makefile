@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test servers test-matrix test-faults test-leaks demo bench bench-waiting
+.PHONY: help setup build test servers test-matrix test-faults test-fences test-leaks model demo demo-fence bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ build: setup ## Builds the module and the program (target/release/libquorlock.so
 demo: build ## 8 workers, 200 locks, 5 masters, one of them killed half-way: fails if an increment is lost
 	@scripts/demo
 
+demo-fence: setup ## A holder that sleeps past its lock and then writes: the database is wrong without the fence, and right with it
+	cargo build --package quorlock
+	cargo build --package quorlock-client --example fence_sqlite
+	@cargo run --quiet --package quorlock-client --example fence_sqlite
+
 test: setup ## Formatting, clippy, and all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
@@ -25,6 +30,15 @@ test: setup ## Formatting, clippy, and all tests
 	cargo test --workspace --no-fail-fast
 	cargo test --package quorlock-client --features metrics --test metrics
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a fence is not larger than the one before it
+	cargo build --package quorlock --package quorlock-faults
+	cargo run --quiet --package quorlock-faults -- --fences 60
+	cargo run --quiet --package quorlock-faults -- --fences 60 --unprotected
+
+model: ## All that can happen to a few clients and masters, in every order; and every rule broken once, which must be noticed
+	cargo build --release --package quorlock-sim
+	@cargo run --release --quiet --package quorlock-sim
 
 test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: fails if a key, a task or a descriptor is left
 	cargo build --release --package quorlock

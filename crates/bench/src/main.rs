@@ -2,7 +2,10 @@
 //! machine does in a microsecond is of little interest to the owner of another one.
 //!
 //! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
+//! - [`plain`]: plain commands of others, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
+//! - [`fences`]: what it costs there that the nodes agree on a fence
+//! - [`throughput`]: many tasks that take locks at the same time, beside a bare loop and `rslock`
 //! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
 //! - [`waiting`]: handing a lock over to whoever waits, which has a table of its own
 //! - [`latencies`]: how long things took
@@ -10,11 +13,14 @@
 //! - [`table`]: what came of it, on stdout, as markdown
 
 mod faults;
+mod fences;
 mod latencies;
+mod plain;
 mod progress;
 mod quorum;
 mod server_time;
 mod table;
+mod throughput;
 mod waiting;
 
 use std::process::ExitCode;
@@ -68,9 +74,15 @@ enum Role {
 enum Group {
     /// What a command costs the server
     ServerTime,
+    /// Plain commands of others beside 100,000 leases
+    Plain,
     /// Acquire and release on three nodes
     Quorum,
-    /// The same with one of the three nodes out of order
+    /// Agreement of three nodes on a fence
+    Fences,
+    /// Locks per second of many tasks
+    Throughput,
+    /// Acquire and release with one of three nodes out of order
     Faults,
     /// Handing a lock over to whoever waits
     Waiting,
@@ -98,7 +110,10 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
+            Group::Plain => plain::measure(&progress)?,
             Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
+            Group::Fences => in_task(&runtime, fences::measure(progress.clone()))?,
+            Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Waiting => {
                 waiting = in_task(&runtime, args.waiting.clone().measure(progress.clone()))?;
@@ -113,9 +128,11 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if !table.is_empty() {
         println!(
             "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of \
-             {} rounds; all else is the p50 of acquire + release.\n\n{table}",
+             {} rounds, and a plain command's the mean in the best of {}; a lock of so many tasks takes the time in which they \
+             had so many locks; all else is the p50 of acquire + release, or of what the case says.\n\n{table}",
             server_time::KEYS,
             server_time::ROUNDS,
+            plain::ROUNDS,
         );
     }
     if !waiting.is_empty() {
@@ -127,13 +144,17 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Group {
     /// What the table of the README is made of.
-    const OF_THE_README: [Self; 3] = [Self::ServerTime, Self::Quorum, Self::Faults];
+    const OF_THE_README: [Self; 6] =
+        [Self::ServerTime, Self::Plain, Self::Quorum, Self::Fences, Self::Throughput, Self::Faults];
 
     /// How many steps of progress it takes.
     fn steps(self, waiting: &Waiting) -> u64 {
         match self {
             Self::ServerTime => server_time::STEPS,
+            Self::Plain => plain::STEPS,
             Self::Quorum => quorum::STEPS,
+            Self::Fences => fences::STEPS,
+            Self::Throughput => throughput::STEPS,
             Self::Faults => faults::STEPS,
             Self::Waiting => waiting.steps(),
         }

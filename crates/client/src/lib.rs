@@ -134,3 +134,8 @@ pub use watch::LockWatch;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The example of docs/fencing.md, run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing.md")]
+struct FencingPage;

@@ -9,7 +9,10 @@ use crate::node::{Link, Node, Roll};
 use crate::{ConnectError, Quorum};
 
 /// Gathers ready connections into a quorum. Each must lead to a master of its own, and mend itself when it breaks, as a
-/// `ConnectionManager` does; with a limit on the time it waits for an answer that is longer than any ttl, or none.
+/// `ConnectionManager` does; with a limit on the time it waits for an answer that is longer than any ttl, or none; and with
+/// a pipeline buffer (`set_pipeline_buffer_size`) for more commands than are ever on their way at the same time. Of
+/// commands that wait for a place in the buffer a later one may be sent first, and a lock whose release overtakes its
+/// acquire stays on that node until its ttl is over.
 #[derive(Default)]
 pub struct Connections {
     nodes: Vec<Node>,

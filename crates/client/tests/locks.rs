@@ -7,10 +7,12 @@ mod common;
 use std::time::Duration;
 
 use common::{PATIENCE, all_hold, exists, holding, nothing_is_left, quorum};
+use futures_util::future::join_all;
 use quorlock_client::{
     AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released, redis::Connections,
 };
 use quorlock_testkit::{Masters, Server, eventually_async};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 #[tokio::test]
@@ -209,4 +211,39 @@ fn a_client_needs_a_runtime_and_says_so() {
     });
     let connection = connection.unwrap();
     assert!(matches!(Connections::new().node("a", connection).into_quorum(), Err(ConnectError::NoRuntime)));
+}
+
+/// Commands that wait for a place in a connection's queue may be overtaken by what undoes them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_many_tasks_take_and_release_at_once_is_free_on_every_node() {
+    let (masters, quorum) = quorum(3).await;
+    let take = |task| {
+        let quorum = quorum.clone();
+        async move {
+            for _ in 0..50 {
+                let lock =
+                    quorum.lock(format!("k{task}")).ttl(Duration::from_secs(60)).acquire().await.unwrap();
+                assert_eq!(lock.release().await.unwrap(), Released::Released);
+            }
+        }
+    };
+    // In tasks of their own, and then all in one.
+    (0..200).map(take).collect::<JoinSet<_>>().join_all().await;
+    join_all((0..200).map(take)).await;
+    eventually_async(PATIENCE, "no key is left on any node", async || {
+        masters.iter().all(|master| keys(master) == 0)
+    })
+    .await;
+    for master in &masters {
+        assert_eq!(refusals(master), 0, "its own lock was in the way of a task");
+    }
+}
+
+fn keys(master: &Server) -> usize {
+    redis::cmd("DBSIZE").query(&mut master.connection()).unwrap()
+}
+
+fn refusals(master: &Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+    info.lines().find_map(|line| line.strip_prefix("lock_refusals:")?.parse().ok()).unwrap()
 }

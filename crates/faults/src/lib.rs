@@ -5,8 +5,10 @@
 //! - [`scenarios`]: all of them, by what happens.
 //! - [`table()`]: runs them all, for people to read.
 //! - [`random`]: five masters, several clients, and accidents at random.
+//! - [`fences`]: five masters, several processes, and accidents of single masters: do fences grow?
 //! - [`expire_unreleased`]: what a great many locks leave behind that nobody gives back.
 
+pub mod fences;
 mod leftovers;
 mod node;
 pub mod random;

@@ -1,12 +1,12 @@
-//! `quorlock-faults`: what accidents do to locks on real servers, as a table; or five masters and accidents at random.
+//! `quorlock-faults`: what accidents do to locks on real servers, as a table; or five masters and accidents at random, to
+//! see whether two hold the same lock, or whether fences grow.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
-use clap::Parser;
-use quorlock_faults::random::{self, Plan, Report};
-use quorlock_faults::{Protected, expire_unreleased, table};
+use clap::{Parser, Subcommand};
+use quorlock_faults::{Protected, expire_unreleased, fences, random, table};
 use quorlock_testkit::find_server_binary;
 
 /// Locks that expire unreleased, and must leave nothing behind.
@@ -18,31 +18,51 @@ const UNRELEASED: u32 = 1_000_000;
 #[command(name = "quorlock-faults", version)]
 struct Args {
     /// How often each fault is injected
-    #[arg(long, default_value_t = 3, value_name = "TIMES", conflicts_with = "random", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_name = "TIMES", conflicts_with = "run", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
+    /// Instead of the table: five masters, eight processes that lock, and accidents of single masters for so long; ends
+    /// with 1 when a fence is not larger than the one before
+    #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
+    fences: Option<u64>,
+
     /// Instead of the table: five masters, several clients, and accidents at random for so long
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     random: Option<u64>,
 
     /// Decides which accidents happen [default: another one each time]
-    #[arg(long, requires = "random", value_name = "N")]
+    #[arg(long, requires = "run", value_name = "N")]
     seed: Option<u64>,
 
-    /// Masters vote at once after a restart: ends with the first lock that two hold, and with 1 when there was none
-    #[arg(long, requires = "random")]
+    /// With --random, masters vote at once after a restart: ends with the first lock that two hold, and with 1 when there
+    /// was none. With --fences, clients do not agree on fences: ends with the first that is not larger than the one
+    /// before, and with 1 when there was none
+    #[arg(long, requires = "run")]
     unprotected: bool,
+
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+/// What this program does when it is started by itself.
+#[derive(Subcommand)]
+enum Role {
+    /// Takes locks and tells of their fences
+    #[command(hide = true, name = fences::NAME)]
+    FencesClient(fences::Behaviour),
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = match args.random {
-        None => faults(args.rounds),
-        Some(seconds) => accidents(Plan {
-            seed: args.seed.unwrap_or_else(any_seed),
-            duration: Duration::from_secs(seconds),
-            protected: if args.unprotected { Protected::No } else { Protected::Yes },
-        }),
+    let seed = args.seed.unwrap_or_else(any_seed);
+    let protected = if args.unprotected { Protected::No } else { Protected::Yes };
+    let outcome = match args {
+        Args { role: Some(Role::FencesClient(behaviour)), .. } => behaviour.run().map(|()| Vec::new()),
+        Args { fences: Some(seconds), .. } => growth(seed, Duration::from_secs(seconds), protected),
+        Args { random: Some(seconds), .. } => {
+            accidents(random::Plan { seed, duration: Duration::from_secs(seconds), protected })
+        }
+        Args { rounds, .. } => faults(rounds),
     };
     match outcome {
         Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
@@ -76,8 +96,8 @@ fn faults(rounds: u32) -> Result<Vec<String>> {
     Ok(table.complaints())
 }
 
-/// A run at random, and what is wrong with it.
-fn accidents(plan: Plan) -> Result<Vec<String>> {
+/// Accidents at random, and what is wrong with it.
+fn accidents(plan: random::Plan) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {}", find_server_binary()?.display(), plan.seed);
     let report = random::run(plan, |elapsed, grants| {
         eprintln!("{} s: {grants} locks granted", elapsed.as_secs());
@@ -86,7 +106,7 @@ fn accidents(plan: Plan) -> Result<Vec<String>> {
     Ok(complaints(&report))
 }
 
-fn complaints(report: &Report) -> Vec<String> {
+fn complaints(report: &random::Report) -> Vec<String> {
     let mut complaints = Vec::new();
     match report.plan.protected {
         Protected::Yes if !report.overlaps.is_empty() => {
@@ -101,6 +121,28 @@ fn complaints(report: &Report) -> Vec<String> {
         complaints.push("no lock was granted, so that nothing is shown".into());
     }
     complaints
+}
+
+/// Whether fences grow, and what is wrong with that.
+fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
+    eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
+    let plan = fences::Plan { seed, duration, protected, program: std::env::current_exe()? };
+    let report = fences::run(plan, |elapsed, fences| eprintln!("{} s: {fences} locks", elapsed.as_secs()))?;
+    println!("{report}");
+    let mut complaints = Vec::new();
+    match protected {
+        Protected::Yes if !report.disorders.is_empty() => {
+            complaints.push(format!("fences do not grow; seed {seed}"));
+        }
+        Protected::No if report.disorders.is_empty() => {
+            complaints.push("without agreement fences grew as well, so that nothing is shown".into());
+        }
+        _ => {}
+    }
+    if report.fences == 0 {
+        complaints.push("no lock was granted, so that nothing is shown".into());
+    }
+    Ok(complaints)
 }
 
 fn any_seed() -> u64 {

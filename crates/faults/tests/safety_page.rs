@@ -1,10 +1,11 @@
-//! What docs/safety.md refers to exists.
+//! What docs/safety.md and docs/fencing.md refer to exists.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 const SAFETY: &str = include_str!("../../../docs/safety.md");
+const FENCING: &str = include_str!("../../../docs/fencing.md");
 
 /// The names of all functions in the tests of the workspace.
 fn tests() -> BTreeSet<String> {
@@ -21,14 +22,22 @@ fn tests() -> BTreeSet<String> {
     sources.flat_map(names).collect()
 }
 
+/// Of names in code, only tests have so many words.
+fn is_a_claim(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        && text.matches('_').count() > 3
+}
+
 #[test]
-fn every_test_that_the_page_names_exists() {
+fn every_test_that_the_pages_name_exists() {
     let tests = tests();
-    let quoted: Vec<_> = SAFETY.split('`').skip(1).step_by(2).collect();
-    let named: Vec<_> = quoted.into_iter().filter(|name| name.matches('_').count() > 3).collect();
-    assert!(named.len() > 20, "{named:?}");
-    for name in named {
-        assert!(tests.contains(name), "there is no test {name}");
+    for (page, at_least) in [(SAFETY, 20), (FENCING, 4)] {
+        let quoted: Vec<_> = page.split('`').skip(1).step_by(2).collect();
+        let named: Vec<_> = quoted.into_iter().filter(|text| is_a_claim(text)).collect();
+        assert!(named.len() > at_least, "{named:?}");
+        for name in named {
+            assert!(tests.contains(name), "there is no test {name}");
+        }
     }
 }
 

@@ -44,13 +44,17 @@ pub fn run(check: &Check, threads: usize, progress: impl FnMut(usize)) -> Outcom
     match check.breaks {
         Some(property) => {
             let found = HasDiscoveries::AnyOf([property.name()].into());
-            watch(checker.finish_when(found).spawn_bfs(), progress)
+            watch(checker.finish_when(found).spawn_bfs(), Some(property), progress)
         }
-        None => watch(checker.threads(threads).spawn_dfs(), progress),
+        None => watch(checker.threads(threads).spawn_dfs(), None, progress),
     }
 }
 
-fn watch(mut checker: impl Checker<World>, mut progress: impl FnMut(usize)) -> Outcome {
+fn watch(
+    mut checker: impl Checker<World>,
+    breaks: Option<Property>,
+    mut progress: impl FnMut(usize),
+) -> Outcome {
     let began = Instant::now();
     let mut reported = began;
     let handles = checker.handles();
@@ -68,13 +72,14 @@ fn watch(mut checker: impl Checker<World>, mut progress: impl FnMut(usize)) -> O
     }
     let took = began.elapsed();
     let (states, steps, depth) = (checker.unique_state_count(), checker.state_count(), checker.max_depth());
-    Outcome { states, steps, depth: depth.saturating_sub(1), took, verdict: verdict(&checker) }
+    Outcome { states, steps, depth: depth.saturating_sub(1), took, verdict: verdict(&checker, breaks) }
 }
 
-fn verdict(checker: &impl Checker<World>) -> Verdict {
+/// What is broken may break more than what it must.
+fn verdict(checker: &impl Checker<World>, breaks: Option<Property>) -> Verdict {
     let mut discoveries = checker.discoveries();
     let world = checker.model();
-    let broken = world.must_hold().into_iter().find_map(|property| {
+    let broken = breaks.into_iter().chain(world.must_hold()).find_map(|property| {
         let path = discoveries.remove(property.name())?;
         Some(Verdict::Broken(property, path.into_actions()))
     });

@@ -17,6 +17,10 @@ use crate::{Keys, Property, Twin};
 /// A message may arrive at any later time, in any order with the others, or never. A client that is paused is one whose
 /// answers arrive late. Whatever is not limited here happens as often as it can.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each says whether one thing happens, whatever the others do"
+)]
 pub struct World {
     /// Where the fence counter of each node begins.
     pub counters: Vec<u64>,
@@ -367,7 +371,7 @@ impl Model for World {
         };
         let mut state = State {
             servers: self.counters.iter().map(start).collect(),
-            clients: vec![Arc::new(Client::new()); clients],
+            clients: (0..clients).map(|_| Arc::new(Client::new())).collect(),
             network: Vec::new(),
             history: History {
                 before: vec![None; clients],

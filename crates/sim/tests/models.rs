@@ -18,7 +18,7 @@ fn every_rule_holds_as_it_is() {
 
 #[test]
 fn every_rule_that_is_broken_is_noticed() {
-    for check in twins(Size::Small) {
+    for check in twins() {
         let verdict = verdict(&check);
         let noticed = matches!(verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         assert!(noticed, "{}: {verdict:#?}", check.name);

@@ -46,6 +46,8 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     }
     wait_for(connection, "clients", "connected_clients", waiters + 2).await?;
     let connected = used_memory(connection)?;
+    sleep(WARM_UP).await;
+    let (beside_idle, alone_then) = gets(&with, &without, effort).await?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock(client)?;
         if client == 0 {
@@ -62,6 +64,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
 
     let each = |from: u64, to: u64| to.saturating_sub(from) / waiters as u64 / 1024;
     let ratio = beside.p99().as_secs_f64() / alone.p99().as_secs_f64();
+    let idle_ratio = beside_idle.p99().as_secs_f64() / alone_then.p99().as_secs_f64();
     Ok(vec![
         Row {
             case: format!("memory of each of {waiters} waiters on one server"),
@@ -77,9 +80,11 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
         Row {
             case: "p99 of a GET beside them".into(),
             measured: format!(
-                "{}, {ratio:.2} × {} without them",
+                "{}, {ratio:.2} × {} without them; while the same connections were idle, {}, {idle_ratio:.2} × {}",
                 readable(beside.p99()),
-                readable(alone.p99())
+                readable(alone.p99()),
+                readable(beside_idle.p99()),
+                readable(alone_then.p99()),
             ),
             target: "≤ 1.2 × without them",
             met: ratio <= TARGET,

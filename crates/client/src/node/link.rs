@@ -14,6 +14,10 @@ use tokio_util::sync::CancellationToken;
 use super::roll::Roll;
 use crate::NodeError;
 
+/// How many commands a connection takes before it has written the first of them. Far more than are ever on their way at
+/// the same time: those that wait for a place may be overtaken by those that come when there is one, and a lock whose
+/// RELEASE overtakes its ACQUIRE stays on that node until its time is over.
+const QUEUE_MAX: usize = 65_536;
 /// How long an attempt to connect may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// The first pause between attempts to connect; it doubles.
@@ -290,7 +294,8 @@ async fn attempt(client: &Client) -> Result<(MultiplexedConnection, Server), Str
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_LIMIT))
         // Every question has a time limit of its own; a second one would only cut waits short.
-        .set_response_timeout(None);
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(QUEUE_MAX);
     let connecting = async {
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let server = identify(&mut connection).await?;

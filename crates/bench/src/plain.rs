@@ -1,0 +1,162 @@
+//! What the module costs those who take no locks: plain `SET` and `GET` of other keys, on a server that also holds
+//! 100,000 leases, beside a server without the module that holds the same locks as `SET NX PX` leaves them.
+//!
+//! A third server holds nothing else at all. It is faster than both, with or without a module: where any key has an expiry,
+//! a server looks for that of every key that it is asked for.
+//!
+//! The server is kept busy by as many connections as `redis-benchmark` opens, each of which sends its commands before it
+//! reads an answer; how long a command takes then is what the throughput comes from.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use quorlock_testkit::Server;
+use redis::{Cmd, Pipeline, Value, cmd};
+
+use crate::progress::Progress;
+use crate::table::Row;
+
+/// How many locks are held meanwhile.
+const LOCKS: u32 = 100_000;
+/// No lock ends while this is measured.
+const TTL_MS: u64 = 3_600_000;
+/// How many other keys there are.
+const KEYS: u32 = 10_000;
+/// As `redis-benchmark` has it.
+const CONNECTIONS: u32 = 50;
+/// How many commands a connection sends before it reads an answer.
+const PIPELINED: u32 = 16;
+/// How often each connection does that in a turn: some ten milliseconds.
+const BATCHES: u32 = 20;
+/// How often it is a server's turn. The best one counts, as for [`server_time`](crate::server_time).
+pub(crate) const ROUNDS: u32 = 150;
+/// As there: new servers every now and then.
+const SERVERS: u32 = 3;
+/// The module looks about once a second what it may leave out.
+const WARM_UP: Duration = Duration::from_millis(1500);
+/// Throughput of 0.97 × that of the server without the module.
+const TARGET: f64 = 1.03;
+
+/// How many steps of [`Progress`] this takes.
+pub(crate) const STEPS: u64 = SERVERS as u64;
+
+/// One plain command on many connections.
+struct Load {
+    name: &'static str,
+    /// What each connection sends at a time.
+    requests: Vec<Vec<u8>>,
+    /// What it is to read then.
+    answers: Vec<u8>,
+    /// The least that a command has taken on each of the [`servers`].
+    best: [Duration; 3],
+}
+
+/// Measures each command on all servers.
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+    progress.begin("plain commands beside 100,000 leases");
+    let mut loads = [
+        Load::new("SET", "+OK\r\n", |key| format!("*3\r\n$3\r\nSET\r\n$10\r\n{key}\r\n$3\r\nxxx\r\n")),
+        Load::new("GET", "$3\r\nxxx\r\n", |key| format!("*2\r\n$3\r\nGET\r\n$10\r\n{key}\r\n")),
+    ];
+    for _ in 0..SERVERS {
+        let servers = servers()?;
+        let mut connections = servers.iter().map(connect).collect::<anyhow::Result<Vec<_>>>()?;
+        thread::sleep(WARM_UP);
+        // SET comes first, so that GET finds the keys.
+        for load in &mut loads {
+            for _ in 0..ROUNDS / SERVERS {
+                for (connections, server) in connections.iter_mut().zip(0..) {
+                    load.best[server] = load.run(connections)?.min(load.best[server]);
+                }
+            }
+        }
+        for (server, locks) in servers.iter().zip([LOCKS, LOCKS, 0]) {
+            let keys: u32 = cmd("DBSIZE").query(&mut server.connection())?;
+            ensure!(keys == KEYS + locks, "there are {keys} keys, and not {KEYS} and {locks} locks");
+        }
+        progress.step();
+    }
+    let rows = |Load { name, best: [ours, locks, empty], .. }: Load| {
+        let row = |peer_name, peer, target| Row {
+            case: format!("a plain `{name}` at full load, beside {LOCKS} leases"),
+            ours,
+            peer_name,
+            peer,
+            target,
+        };
+        [row("beside as many `SET NX PX`", locks, Some(TARGET)), row("on an empty server", empty, None)]
+    };
+    Ok(loads.into_iter().flat_map(rows).collect())
+}
+
+/// One with leases, one with the same locks and no module, and one with neither.
+fn servers() -> anyhow::Result<[Server; 3]> {
+    let leases = Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string()).start()?;
+    take(&leases, |key, token| cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take())?;
+    let locks = Server::builder().without_module().tcp().start()?;
+    take(&locks, |key, token| cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take())?;
+    Ok([leases, locks, Server::builder().without_module().tcp().start()?])
+}
+
+/// Takes all locks.
+fn take(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<()> {
+    let connection = &mut server.connection();
+    for first in (0..LOCKS).step_by(1000) {
+        let mut pipeline = Pipeline::new();
+        for n in first..first + 1000 {
+            pipeline.add_command(acquire(&format!("lock:{n:06}"), &format!("{n:032x}")));
+        }
+        let answers: Vec<Value> = pipeline.query(connection)?;
+        let refused = answers.iter().find(|answer| !matches!(answer, Value::Okay | Value::Int(1..)));
+        ensure!(refused.is_none(), "a lock was answered {refused:?}");
+    }
+    Ok(())
+}
+
+fn connect(server: &Server) -> anyhow::Result<Vec<TcpStream>> {
+    let url = server.url();
+    let address = url.strip_prefix("redis://").context("it listens on TCP")?.trim_end_matches('/');
+    let connect = |_| {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
+    (0..CONNECTIONS).map(connect).collect()
+}
+
+impl Load {
+    fn new(name: &'static str, answer: &str, request: impl Fn(&str) -> String) -> Self {
+        // A large prime: the keys come in no order, and each as often as the others.
+        let key = |n: u32| format!("plain:{:04}", n * 7919 % KEYS);
+        let batch = |connection: u32| {
+            (0..PIPELINED).map(|n| request(&key(connection * PIPELINED + n))).collect::<String>().into_bytes()
+        };
+        // Each batch has other keys than those before it, until there are no more.
+        Self {
+            name,
+            requests: (0..KEYS / PIPELINED).map(batch).collect(),
+            answers: answer.repeat(PIPELINED as usize).into_bytes(),
+            best: [Duration::MAX; 3],
+        }
+    }
+
+    /// Has all connections send and read in turn. Returns how long a command took.
+    fn run(&self, connections: &mut [TcpStream]) -> anyhow::Result<Duration> {
+        let mut answers = vec![0; self.answers.len()];
+        let mut requests = self.requests.iter().cycle();
+        let began = Instant::now();
+        for _ in 0..BATCHES {
+            for (connection, request) in connections.iter_mut().zip(&mut requests) {
+                connection.write_all(request)?;
+            }
+            for connection in &mut *connections {
+                connection.read_exact(&mut answers)?;
+                ensure!(answers == self.answers, "{} was answered in another way", self.name);
+            }
+        }
+        Ok(began.elapsed() / (BATCHES * CONNECTIONS * PIPELINED))
+    }
+}

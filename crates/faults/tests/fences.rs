@@ -1,0 +1,32 @@
+//! Five masters, eight processes, and accidents of single masters. `make test-fences` does it for longer.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use quorlock_faults::Protected;
+use quorlock_faults::fences::{Plan, Report, run};
+
+#[track_caller]
+fn report(duration: Duration, protected: Protected) -> Report {
+    // Another one each time: what holds must hold for all of them.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+    let seed = u64::from(since.subsec_nanos());
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_quorlock-faults"));
+    run(Plan { seed, duration, protected, program }, |_, _| {})
+        .unwrap_or_else(|error| panic!("seed {seed}: {error:#}"))
+}
+
+#[test]
+fn every_fence_is_larger_than_the_one_before_it_whatever_happens_to_single_masters() {
+    let report = report(Duration::from_secs(6), Protected::Yes);
+    assert!(report.disorders.is_empty(), "{report}");
+    assert!(report.fences > 1, "there are some to compare: {report}");
+    assert!(!report.accidents.is_empty(), "{report}");
+}
+
+#[test]
+fn fences_that_are_not_agreed_on_come_twice_or_fall() {
+    // It ends soon after the first.
+    let report = report(Duration::from_secs(60), Protected::No);
+    assert!(!report.disorders.is_empty(), "{report}");
+}
