@@ -58,6 +58,7 @@ fn reply_acquired(ctx: &Ctx<'_>, acquired: Result<Outcome, CommandError>) {
 }
 
 /// What an ACQUIRE came to.
+#[derive(Clone, Copy)]
 enum Outcome {
     Granted {
         fence: Fence,

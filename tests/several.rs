@@ -159,7 +159,9 @@ fn whatever_ends_one_key_ends_all_and_serves_all_queues() {
             ["a", "c"].map(|key| Waiter::new(&server, &format!("LOCK.ACQUIRE {key} u 60000 WAIT 60000")));
         assert_ne!(cli.reply(end), Int(0), "{end}");
         assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil, "{end}");
-        waiters.into_iter().for_each(|waiter| assert!(waiter.granted() > 0));
+        for waiter in waiters {
+            assert!(waiter.granted() > 0);
+        }
         assert_eq!(cli.ask::<Vec<String>>("MGET a c"), ["u", "u"], "{end}");
         assert_eq!(inspect(&mut cli, "b"), None, "{end}");
         assert_eq!(field(&server, "lock_leases"), 2, "{end}");

@@ -36,6 +36,9 @@
 //!
 //! **[Blocking](blocking)**: the same for programs without tokio.
 //!
+//! Several keys are one lock by [`Quorum::lock_all`], whichever way it is used: all of them or none, without deadlock in
+//! whatever order callers name them.
+//!
 //! # What to choose
 //!
 //! | | default | longer | shorter |

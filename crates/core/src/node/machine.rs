@@ -318,15 +318,6 @@ enum Flushed {
     All,
 }
 
-/// Who is granted a lock, and for how long.
-struct Granted<B> {
-    db: u32,
-    token: B,
-    owner: Option<B>,
-    fence: Option<Fence>,
-    ttl: Ttl,
-}
-
 /// A lease as a command finds it, once it has looked at the key.
 enum Standing {
     /// Holds the key.
@@ -1006,14 +997,15 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
         ask: &Acquire<'_, L>,
         hashes: &[u64],
     ) -> Acquired {
-        let granted = Granted {
+        let fence = self.fences.next(hashes, ask.fence, now.wall_us);
+        let new = NewLock {
             db: ask.db,
             token: ask.token.keep(),
             owner: ask.owner.map(Lend::keep),
-            fence: ask.fence,
-            ttl: ask.ttl,
+            fence,
+            deadline: now.monotonic.plus_us(ask.ttl.us()),
         };
-        let (_, fence) = self.grant(now, hashes, ask.keys.iter().map(Lend::keep), granted);
+        self.insert(hashes, ask.keys.iter().map(Lend::keep), new);
         Acquired::Granted { fence, expires_at_ms: now.wall_ms().saturating_add(ask.ttl.ms()) }
     }
 
@@ -1026,8 +1018,10 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
         hashes: &[u64],
         keys: impl Iterator<Item = B>,
     ) -> HandOver<'_, B> {
-        let Waiter { ticket, token, owner, ttl, fence, since, .. } = self.queues.remove(guest);
-        let (slot, fence) = self.grant(now, hashes, keys, Granted { db, token, owner, fence, ttl });
+        let Waiter { ticket, token, owner, ttl, fence: hint, since, .. } = self.queues.remove(guest);
+        let fence = self.fences.next(hashes, hint, now.wall_us);
+        let deadline = now.monotonic.plus_us(ttl.us());
+        let slot = self.insert(hashes, keys, NewLock { db, token, owner, fence, deadline });
         let waited_us = now.monotonic.us_since(since);
         self.stats.handovers += 1;
         self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
@@ -1035,20 +1029,7 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
         HandOver { ticket, token: &self.table.get(slot).token, fence, waited_us, expires_at_ms }
     }
 
-    /// The lease of the first key, and the fence of all.
-    fn grant(
-        &mut self,
-        now: Now,
-        hashes: &[u64],
-        keys: impl Iterator<Item = B>,
-        granted: Granted<B>,
-    ) -> (u32, Fence) {
-        let Granted { db, token, owner, fence: hint, ttl } = granted;
-        let fence = self.fences.next(hashes, hint, now.wall_us);
-        let deadline = now.monotonic.plus_us(ttl.us());
-        (self.insert(hashes, keys, NewLock { db, token, owner, fence, deadline }), fence)
-    }
-
+    /// Adds the leases of a lock that is granted: that of the first key.
     fn insert(&mut self, hashes: &[u64], keys: impl Iterator<Item = B>, new: NewLock<B>) -> u32 {
         let deadline = new.deadline;
         let first = self.table.insert_lock(hashes, keys, new);

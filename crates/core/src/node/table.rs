@@ -282,11 +282,16 @@ impl<B: AsRef<[u8]> + Clone> Table<B> {
         mut keys: impl Iterator<Item = B>,
         new: NewLock<B>,
     ) -> u32 {
-        let mut hashes = hashes.iter().copied().zip(&mut keys);
-        let (hash, key) = hashes.next().expect("a lock has a key");
-        let first = self.insert(hash, key, new);
+        let first = self.insert(hashes[0], keys.next().expect("a lock has a key"), new);
+        if hashes.len() > 1 {
+            self.insert_others(first, &hashes[1..], keys);
+        }
+        first
+    }
+
+    fn insert_others(&mut self, first: u32, hashes: &[u64], keys: impl Iterator<Item = B>) {
         let mut last = first;
-        for (hash, key) in hashes {
+        for (&hash, key) in hashes.iter().zip(keys) {
             let Lease { db, token, owner, fence, deadline, .. } = self.get(first);
             let (token, owner) = (token.clone(), owner.clone());
             let new = NewLock { db: *db, token, owner, fence: *fence, deadline: *deadline };
@@ -295,7 +300,6 @@ impl<B: AsRef<[u8]> + Clone> Table<B> {
             self.leases[slot as usize].next = first;
             last = slot;
         }
-        first
     }
 }
 
