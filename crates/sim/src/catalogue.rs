@@ -1,5 +1,5 @@
 use crate::world::{Answers, Clocks, World};
-use crate::{Property, Twin};
+use crate::{Keys, Property, Twin};
 
 /// How much is to be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub fn models(size: Size) -> Vec<Check> {
     let mut checks = fences(size);
     checks.extend(holders(size));
     checks.extend(lost(size));
+    checks.extend(several(size));
     checks
 }
 
@@ -93,15 +94,51 @@ fn lost(size: Size) -> Vec<Check> {
     checks
 }
 
+/// Several keys as one lock, among locks of one key.
+fn several(size: Size) -> Vec<Check> {
+    let world = |keys: &[Keys]| World { keys: keys.to_vec(), ..World::new(3, keys.len()) };
+    let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
+    let timed = |world: World| World {
+        sudden_ends: false,
+        rounds: Some(0),
+        releases: false,
+        clocks: Some(clocks(2, 4)),
+        ..world
+    };
+    let one = world(&[Keys::Both, Keys::B]);
+    let each = world(&[Keys::Both, Keys::A, Keys::B]);
+    let mut checks = vec![
+        holds("several keys: 3 nodes, one holds both, one the second", one.clone()),
+        holds("several keys: the same with clocks, answers arrive at once", at_once(timed(one.clone()))),
+    ];
+    if size == Size::Full {
+        let release = World { releases: true, clocks: Some(clocks(2, 3)), ..timed(one.clone()) };
+        let extend = World { rounds: Some(1), clocks: Some(clocks(2, 3)), ..timed(one) };
+        checks.extend([
+            holds("several keys: a third holds the first, answers arrive at once", at_once(each)),
+            holds("several keys: locks are given back, answers arrive at once", at_once(release)),
+            holds("several keys: locks are extended, answers arrive at once", at_once(extend)),
+        ]);
+    }
+    checks
+}
+
 /// Each rule left out or bent, in a world that is just large enough to show it.
 pub fn twins() -> Vec<Check> {
     let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
     let holders = World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
     let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
+    let overlapping = |world: World| World { keys: vec![Keys::Both, Keys::B], ..world };
     // The first client never reaches one node, and the last never another: they share the one in between, which is enough.
     let downwards = World { counters: vec![0, 7, 4], cut: vec![(0, 2), (2, 0)], ..at_once(3, 3) };
     vec![
+        caught(
+            Twin::SomeOfTheKeys,
+            Property::OneHolder,
+            overlapping(World { releases: false, proposals: vec![5, 1], ..holders.clone() }),
+        ),
+        caught(Twin::FenceOfTheFirstKey, Property::FenceOnce, overlapping(at_once(3, 2))),
         caught(Twin::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
         caught(Twin::WriteBackDownwards, Property::FencesGrow, downwards),
         caught(Twin::MajorityOfGrants, Property::FenceOnce, fences(4)),

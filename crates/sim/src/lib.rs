@@ -2,6 +2,7 @@
 //! to them, in every order.
 //!
 //! - [`World`]: what is checked. Its fields say how large it is and what may happen in it.
+//! - [`Keys`]: what each client locks.
 //! - [`Property`]: what must always hold.
 //! - [`Twin`]: a rule that is broken, to see that the checker notices.
 //! - [`models`] and [`twins`]: the worlds that are checked, and what must come of each.
@@ -13,6 +14,7 @@
 mod agreement;
 mod catalogue;
 mod client;
+mod keys;
 mod lock;
 mod message;
 mod property;
@@ -22,6 +24,7 @@ mod twin;
 mod world;
 
 pub use catalogue::{Check, Size, models, twins};
+pub use keys::Keys;
 pub use message::{Answer, Body, Message, Request};
 pub use property::Property;
 pub use run::{Outcome, Verdict, run};

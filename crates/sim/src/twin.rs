@@ -29,6 +29,10 @@ pub enum Twin {
     RepairAtOnce,
     /// A lock is repaired when a majority confirms it, also by grants that came late.
     RepairOnLateGrant,
+    /// Of several keys a node takes those that are free.
+    SomeOfTheKeys,
+    /// The fence of several keys is above the counter of the first alone.
+    FenceOfTheFirstKey,
 }
 
 impl fmt::Display for Twin {
@@ -46,6 +50,8 @@ impl fmt::Display for Twin {
             Self::ValidFromAnswer => "validity counted from the answer",
             Self::RepairOnLateGrant => "repair on the word of a late grant",
             Self::RepairAtOnce => "repair outside a majority of extends",
+            Self::SomeOfTheKeys => "those of several keys that are free",
+            Self::FenceOfTheFirstKey => "a fence above the first key's counter only",
         })
     }
 }

@@ -10,9 +10,9 @@ use stateright::Model;
 use crate::client::{Client, Effect, Rules};
 use crate::message::{Answer, Body, Message, Request};
 use crate::server::{At, Server};
-use crate::{Property, Twin};
+use crate::{Keys, Property, Twin};
 
-/// A few clients and nodes, one lock, and everything that may happen to them.
+/// A few clients and nodes, one lock or a few that have keys in common, and everything that may happen to them.
 ///
 /// A message may arrive at any later time, in any order with the others, or never. A client that is paused is one whose
 /// answers arrive late. Whatever is not limited here happens as often as it can.
@@ -26,6 +26,8 @@ pub struct World {
     pub counters: Vec<u64>,
     /// The fence that each client proposes.
     pub proposals: Vec<u64>,
+    /// What each client locks.
+    pub keys: Vec<Keys>,
     /// How often each client tries to take the lock.
     pub attempts: u8,
     /// What becomes of answers.
@@ -101,8 +103,8 @@ pub struct State {
 /// What was reported so far, as far as it is needed to judge what is reported next.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct History {
-    /// The fences of all locks, in order.
-    fences: Vec<Fence>,
+    /// The fences of all locks and their keys, in order.
+    fences: Vec<(Fence, Keys)>,
     /// For each client whose first request has arrived: the largest fence that was reported before.
     before: Vec<Option<Fence>>,
     /// For each client: the first round of extensions that was begun after the operator deleted the lock.
@@ -128,8 +130,8 @@ pub enum Action {
     Extend(u8),
     /// A client gives the lock back.
     Release(u8),
-    /// A node's lease ends.
-    End(u8),
+    /// A node's lease of this key ends.
+    End(u8, Keys),
     /// A node restarts with empty memory.
     Restart(u8),
     /// An operator deletes the key on all nodes.
@@ -144,6 +146,7 @@ impl World {
         Self {
             counters: vec![0; nodes],
             proposals: vec![1; clients],
+            keys: vec![Keys::A; clients],
             attempts: 1,
             answers: Answers::Travel,
             repeats: 0,
@@ -163,6 +166,11 @@ impl World {
     fn rules(&self) -> Rules {
         let majority = Majority::of(self.counters.len()).expect("a world has nodes");
         Rules { majority, ttl: self.ttl(), repair: self.repair, twin: self.twin }
+    }
+
+    /// A counter of fences for each key.
+    fn fence_stripes(&self) -> usize {
+        if self.keys.iter().all(|keys| *keys == self.keys[0]) { 1 } else { STRIPES_APART }
     }
 
     fn ttl(&self) -> Ttl {
@@ -188,7 +196,9 @@ impl World {
     }
 
     fn alike_clients(&self) -> bool {
-        self.cut.is_empty() && self.proposals.iter().all(|proposal| *proposal == self.proposals[0])
+        self.cut.is_empty()
+            && self.proposals.iter().all(|proposal| *proposal == self.proposals[0])
+            && self.keys.iter().all(|keys| *keys == self.keys[0])
     }
 
     /// Where all nodes are alike it does not matter which is the first to which something happens.
@@ -220,7 +230,7 @@ impl World {
     fn arrive(&self, state: &mut State, message: Message, answered: bool) {
         match message.body {
             Body::Request(request) => {
-                let before = state.history.fences.last().copied().unwrap_or_default();
+                let before = state.history.largest(self.keys[usize::from(message.client)]);
                 if state.clients[usize::from(message.client)].attempt(self.rules()) == message.attempt {
                     state.history.before[usize::from(message.client)].get_or_insert(before);
                 }
@@ -242,21 +252,31 @@ impl World {
     /// A server executes a request, or what a twin does in its place.
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
         let at = self.at(state);
-        let token = message.token();
+        let (token, keys) = (message.token(), self.keys[usize::from(message.client)]);
         let server = state.touch(message.node);
         match (self.twin, request) {
             (Some(Twin::WriteBackFromAnybody), Request::Tell(fence)) => server.store_from_anybody(at, fence),
             (Some(Twin::WriteBackDownwards), Request::Tell(fence)) => {
-                match server.execute(at, token, request) {
+                match server.execute(at, keys, token, request) {
                     Answer::BadFence => server.store_downwards(at, token, fence),
                     answer => answer,
                 }
             }
-            (Some(Twin::ExtendRevives), Request::Extend(_)) => match server.execute(at, token, request) {
-                Answer::NotHeld => server.revive(at, token),
-                answer => answer,
-            },
-            _ => server.execute(at, token, request),
+            (Some(Twin::ExtendRevives), Request::Extend(_)) => {
+                match server.execute(at, keys, token, request) {
+                    Answer::NotHeld => server.revive(at, token),
+                    answer => answer,
+                }
+            }
+            (Some(Twin::SomeOfTheKeys), Request::Acquire(fence)) => {
+                server.turn(at);
+                server.take_some(at, keys, token, fence)
+            }
+            (Some(Twin::FenceOfTheFirstKey), Request::Acquire(fence)) => {
+                server.turn(at);
+                server.take_with_fence_of_first(at, keys, token, fence)
+            }
+            _ => server.execute(at, keys, token, request),
         }
     }
 
@@ -286,7 +306,7 @@ impl World {
                     state.send(ask(u8::try_from(node).expect("a node of this world"), request));
                 }
                 Effect::Won(fence) => {
-                    state.history.report(index, fence);
+                    state.history.report(index, fence, self.keys[index]);
                     if self.rounds.is_none() {
                         Arc::make_mut(&mut state.clients[index]).forget();
                     }
@@ -315,7 +335,7 @@ impl World {
         }
         let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
         let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
-        *state.touch(node) = Server::start(at, rejoin_delay_ms);
+        *state.touch(node) = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
         state.wall_us += self.wall_after_restart_us;
     }
 
@@ -332,6 +352,9 @@ impl World {
     }
 }
 
+/// So many that the hashes of the two keys fall on different ones.
+const STRIPES_APART: usize = 16;
+
 /// Longer, in µs, than there are grants in any of these worlds.
 const RESTART_US: u64 = 100;
 
@@ -344,7 +367,7 @@ impl Model for World {
         let clients = self.proposals.len();
         let start = |counter: &u64| {
             let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
-            Arc::new(Server::start(At { now, ttl }, 0))
+            Arc::new(Server::with_counters(At { now, ttl }, 0, self.fence_stripes()))
         };
         let mut state = State {
             servers: self.counters.iter().map(start).collect(),
@@ -400,8 +423,8 @@ impl Model for World {
             }
         }
         for (node, server) in (0..).zip(&state.servers) {
-            if self.sudden_ends && server.holder().is_some() {
-                actions.push(Action::End(node));
+            if self.sudden_ends {
+                actions.extend(server.held().map(|key| Action::End(node, key)));
             }
             if state.restarts > 0 && self.may_touch(state, node) {
                 actions.push(Action::Restart(node));
@@ -444,16 +467,16 @@ impl Model for World {
                 let effects = state.client(client).release(self.rules());
                 self.carry_out(&mut state, client, effects);
             }
-            Action::End(node) => {
+            Action::End(node, key) => {
                 let at = self.at(&state);
-                state.touch(node).end(at);
+                state.touch(node).end(at, key);
             }
             Action::Restart(node) => self.restart(&mut state, node),
             Action::Delete => {
                 state.operator = false;
                 let at = self.at(&state);
                 for server in &mut state.servers {
-                    Arc::make_mut(server).end(at);
+                    Arc::make_mut(server).end(at, Keys::Both);
                 }
                 for (index, client) in
                     state.clients.iter().enumerate().filter(|(_, client)| client.is_holding())
@@ -471,7 +494,7 @@ impl Model for World {
             let condition = match property {
                 Property::FenceOnce => |_: &Self, state: &State| !state.breaks(Property::FenceOnce),
                 Property::FencesGrow => |_: &Self, state: &State| !state.breaks(Property::FencesGrow),
-                Property::OneHolder => |_: &Self, state: &State| !state.breaks(Property::OneHolder),
+                Property::OneHolder => |world: &Self, state: &State| !state.has_two_holders(world),
                 Property::LostStaysLost => |_: &Self, state: &State| !state.breaks(Property::LostStaysLost),
             };
             stateright::Property::always(property.name(), condition)
@@ -529,11 +552,14 @@ impl World {
 
 impl State {
     fn breaks(&self, property: Property) -> bool {
-        let holders = || self.clients.iter().filter(|client| client.is_holding()).count();
-        match property {
-            Property::OneHolder => holders() > 1,
-            property => self.history.broken == Some(property),
-        }
+        self.history.broken == Some(property)
+    }
+
+    fn has_two_holders(&self, world: &World) -> bool {
+        let holders = || self.clients.iter().zip(&world.keys).filter(|(client, _)| client.is_holding());
+        holders()
+            .enumerate()
+            .any(|(index, (_, keys))| holders().skip(index + 1).any(|(_, others)| keys.overlap(*others)))
     }
 
     fn all_have_won(world: &World, state: &Self) -> bool {
@@ -594,16 +620,22 @@ impl State {
 }
 
 impl History {
-    fn report(&mut self, client: usize, fence: Fence) {
+    /// The largest fence of all locks so far that have one of these keys.
+    fn largest(&self, keys: Keys) -> Fence {
+        let of_these = self.fences.iter().rev().find(|(_, others)| keys.overlap(*others));
+        of_these.map(|(fence, _)| *fence).unwrap_or_default()
+    }
+
+    fn report(&mut self, client: usize, fence: Fence, keys: Keys) {
         let before = self.before[client].unwrap_or_default();
-        match self.fences.binary_search(&fence) {
-            Ok(_) => self.broken = Some(Property::FenceOnce),
-            Err(place) => {
-                self.fences.insert(place, fence);
-                if fence <= before {
-                    self.broken = Some(Property::FencesGrow);
-                }
-            }
+        if self.fences.iter().any(|&(other, others)| other == fence && keys.overlap(others)) {
+            self.broken = Some(Property::FenceOnce);
+            return;
+        }
+        let place = self.fences.partition_point(|lock| *lock < (fence, keys));
+        self.fences.insert(place, (fence, keys));
+        if fence <= before {
+            self.broken = Some(Property::FencesGrow);
         }
     }
 }
