@@ -7,6 +7,7 @@
 //! - [`Twin`]: a rule that is broken, to see that the checker notices.
 //! - [`models`] and [`twins`]: the worlds that are checked, and what must come of each.
 //! - [`run`](run()): checks one of them.
+//! - [`waiting`]: many clients that wait, which is more than can be checked: it is played.
 //!
 //! The nodes are `quorlock_core::node::Node`, the clients drive `quorlock_core::quorum`; what this crate adds is a network
 //! and clocks. A twin differs at the seams between them, never in the code that is checked.
@@ -21,6 +22,7 @@ mod property;
 mod run;
 mod server;
 mod twin;
+pub mod waiting;
 mod world;
 
 pub use catalogue::{Check, Size, models, twins};

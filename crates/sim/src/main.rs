@@ -1,11 +1,13 @@
-//! Checks every model and every twin, and prints what came of them as two tables. With `--small`, smaller ones; with
-//! `--steps`, the counterexample of each twin; with words, only those whose names contain one of them.
+//! Checks every model and every twin, and prints what came of them as two tables; and as a third what becomes of those who
+//! wait when a rule is left out. With `--small`, smaller models; with `--steps`, the counterexample of each twin; with words,
+//! only those whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
 
+use quorlock_sim::waiting::{Comparison, comparisons, play};
 use quorlock_sim::{Check, Outcome, Size, Verdict, models, run, twins};
 
 fn main() -> ExitCode {
@@ -20,7 +22,8 @@ fn main() -> ExitCode {
     let began = Instant::now();
     let mut states = 0;
     let mut as_expected = true;
-    let wanted = |check: &Check| words.is_empty() || words.iter().any(|word| check.name.contains(word));
+    let is_named = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    let wanted = |check: &Check| is_named(&check.name);
 
     println!("| model | states | longest way | seconds | |\n|---|---:|---:|---:|---|");
     for check in models(size).iter().filter(|check| wanted(check)) {
@@ -49,6 +52,13 @@ fn main() -> ExitCode {
             matches!(outcome.verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         states += outcome.states;
         show(steps, &outcome);
+    }
+    println!("\n| rule | case | with it | without it |\n|---|---|---|---|");
+    for Comparison { rule, case, scene, shows } in comparisons() {
+        if is_named(&rule.to_string()) {
+            let (with, without) = (play(&scene), play(&scene.without(rule)));
+            println!("| {rule} | {case} | {} | {} |", shows(&with), shows(&without));
+        }
     }
     println!("\n{} states in {} s", grouped(states), began.elapsed().as_secs());
     if as_expected { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,0 +1,348 @@
+use std::time::Duration;
+
+use quorlock_core::Fence;
+use quorlock_core::quorum::{
+    Acquisition, Ended, FenceAnswer, Hints, Lifetime, Majority, Moment, Move, Pursuit, Step, Vote, order,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::server::{Answer, Caller, KEY, Reply, Request, TTL, wall_us};
+use super::{Rule, Scene};
+
+/// How long a node may take.
+const NODE_LIMIT_US: u64 = 50_000;
+/// The first pause before a node is asked again that refused although the lock was handed over; it doubles.
+const AGAIN_PAUSE_US: u64 = 1000;
+/// What a client has measured a round trip to be.
+const ROUND_TRIP: Duration = Duration::from_micros(450);
+/// Longer than any scene lasts.
+const WAIT_MS: u64 = 3_600_000;
+/// How long one who does not stay queued waits at once.
+const SHORT_WAIT_MS: u64 = 1000;
+
+/// One client: it goes after the lock, holds it, gives it back, and wants it again. It does as the client library does, except
+/// that it never looks whether the node that it waits on is still there: here, none goes away.
+#[derive(Debug)]
+pub(super) struct Client {
+    number: u32,
+    scene: Scene,
+    majority: Majority,
+    /// Which nodes it can reach, by index.
+    reaches: Vec<bool>,
+    /// Of the nodes, those that it cannot reach last.
+    order: Vec<usize>,
+    contended: bool,
+    /// Whether it still knows at the next lock that the key was contended.
+    remembers: bool,
+    hints: Hints,
+    pursuit: Pursuit,
+    /// Names its moves: what belongs to an earlier one comes too late.
+    a_move: u32,
+    phase: Phase,
+    rng: StdRng,
+}
+
+/// What a client is at.
+#[derive(Debug)]
+enum Phase {
+    /// Does not want the lock.
+    Resting,
+    Attempting(Box<Attempt>),
+    /// Stands in the queue of a node.
+    Waiting {
+        node: usize,
+        sent_us: u64,
+    },
+    Pausing,
+    Holding,
+}
+
+/// An attempt on its way.
+#[derive(Debug)]
+struct Attempt {
+    core: Acquisition,
+    proposed: Fence,
+    /// How often each node was asked again.
+    asked_again: Vec<u32>,
+    limit_us: u64,
+    tells: bool,
+}
+
+/// What a client does, for the scene to carry out.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Effect {
+    /// It begins to want the lock.
+    Wants,
+    /// It sends a command to a node.
+    Ask { node: usize, from: Caller, request: Request },
+    /// It wants to be called then.
+    Call { at_us: u64, alarm: Alarm },
+    /// It has the lock.
+    Has,
+    /// It has it no more.
+    Gives,
+}
+
+/// Why a client is called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Alarm {
+    a_move: u32,
+    cause: Cause,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    /// It has rested, paused, or held the lock for long enough.
+    Enough,
+    /// This node is to be asked again.
+    AskAgain(usize),
+    /// The nodes' time is up.
+    Limit,
+}
+
+impl Client {
+    pub(super) fn new(number: u32, scene: &Scene, identities: &[String], cut_from: Option<usize>) -> Self {
+        let reaches: Vec<_> = (0..scene.nodes).map(|node| Some(node) != cut_from).collect();
+        let mut order = order(KEY.as_ref(), identities.iter().map(String::as_bytes));
+        order.sort_by_key(|&node| !reaches[node]);
+        Self {
+            number,
+            scene: scene.clone(),
+            majority: Majority::of(scene.nodes).expect("a scene has nodes"),
+            reaches,
+            pursuit: Pursuit::new(order.clone(), ROUND_TRIP),
+            order,
+            contended: false,
+            remembers: number as usize >= scene.newcomers,
+            hints: Hints::default(),
+            a_move: 0,
+            phase: Phase::Resting,
+            rng: StdRng::seed_from_u64(scene.seed ^ (u64::from(number) + 1) << 32),
+        }
+    }
+
+    /// Comes at some time of the first second.
+    pub(super) fn begin(&mut self) -> Effect {
+        let at_us = self.rng.random_range(0..1_000_000);
+        self.call(at_us, Cause::Enough)
+    }
+
+    pub(super) fn called(&mut self, now_us: u64, alarm: Alarm) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if alarm.a_move != self.a_move {
+            return effects;
+        }
+        match (&mut self.phase, alarm.cause) {
+            (Phase::Resting, _) => {
+                effects.push(Effect::Wants);
+                self.pursuit = Pursuit::new(self.order.clone(), ROUND_TRIP);
+                let first = self.pursuit.first(self.contended && self.remembers);
+                self.go(first, now_us, &mut effects);
+            }
+            (Phase::Pausing, _) => {
+                let next = self.pursuit.resume();
+                self.go(next, now_us, &mut effects);
+            }
+            (Phase::Holding, Cause::Enough) => {
+                effects.push(Effect::Gives);
+                self.release(&mut effects);
+                self.rest(now_us, &mut effects);
+            }
+            (Phase::Attempting(attempt), Cause::AskAgain(node)) => {
+                let request = Request::Acquire(attempt.proposed);
+                effects.push(Effect::Ask { node, from: self.caller(), request });
+            }
+            (Phase::Attempting(attempt), Cause::Limit) if now_us >= attempt.limit_us => {
+                attempt.core.time_is_up(moment(now_us));
+                self.proceed(now_us, &mut effects);
+            }
+            (Phase::Holding | Phase::Attempting(_) | Phase::Waiting { .. }, _) => {}
+        }
+        effects
+    }
+
+    pub(super) fn hear(&mut self, now_us: u64, node: usize, reply: Reply) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if reply.to != self.caller() {
+            return effects;
+        }
+        match &mut self.phase {
+            Phase::Waiting { node, sent_us } => {
+                let (node, sent_us) = (*node, *sent_us);
+                self.waited(node, sent_us, reply.is, now_us, &mut effects);
+            }
+            Phase::Attempting(attempt) if reply.told => {
+                let answer = match reply.is {
+                    Answer::Held { fence, .. } => FenceAnswer::Stored(fence),
+                    Answer::BadFence => FenceAnswer::Unacceptable,
+                    Answer::NotHeld => FenceAnswer::Failed,
+                };
+                attempt.core.fence_answer(node, answer, moment(now_us));
+                self.proceed(now_us, &mut effects);
+            }
+            Phase::Attempting(attempt) => {
+                let vote = match reply.is {
+                    Answer::Held { fence, .. } => Vote::Granted(fence),
+                    Answer::NotHeld => Vote::Refused,
+                    Answer::BadFence => Vote::Silent,
+                };
+                attempt.core.vote(node, vote, moment(now_us));
+                self.proceed(now_us, &mut effects);
+            }
+            // A straggler.
+            Phase::Resting | Phase::Pausing | Phase::Holding => {}
+        }
+        effects
+    }
+
+    fn caller(&self) -> Caller {
+        Caller { client: self.number, a_move: self.a_move }
+    }
+
+    fn call(&self, at_us: u64, cause: Cause) -> Effect {
+        Effect::Call { at_us, alarm: Alarm { a_move: self.a_move, cause } }
+    }
+
+    fn rest(&mut self, now_us: u64, effects: &mut Vec<Effect>) {
+        self.a_move += 1;
+        self.phase = Phase::Resting;
+        let until_us = now_us + self.rng.random_range(self.scene.rest_us.clone());
+        effects.push(self.call(until_us, Cause::Enough));
+    }
+
+    fn release(&self, effects: &mut Vec<Effect>) {
+        let from = self.caller();
+        let nodes = (0..self.scene.nodes).filter(|&node| self.reaches[node]);
+        effects.extend(nodes.map(|node| Effect::Ask { node, from, request: Request::Release }));
+    }
+
+    /// Makes the next move.
+    fn go(&mut self, next: Move, now_us: u64, effects: &mut Vec<Effect>) {
+        self.a_move += 1;
+        match next {
+            Move::AskAll => {
+                // Who yields to nobody wins with any majority.
+                let core = Acquisition::new(self.majority, moment(now_us), TTL, TTL.duration() / 2);
+                let core = if self.scene.leaves_out(Rule::NewcomersYield) {
+                    core
+                } else {
+                    core.that_yields_to(self.pursuit.yields_to(next))
+                };
+                let proposed = self.hints.propose(wall_us(now_us));
+                self.attempt(core, proposed, None, now_us, effects);
+            }
+            Move::WaitOn { node } => {
+                // The first of the order lets in whoever comes, if the holder never reached it.
+                let node = if self.scene.leaves_out(Rule::WaitWhereRefused) { self.order[0] } else { node };
+                self.wait(node, now_us, effects);
+            }
+            Move::Pause { at_most } => {
+                self.phase = Phase::Pausing;
+                let at_most_us = u64::try_from(at_most.as_micros()).unwrap_or(u64::MAX);
+                let pause_us = self.rng.random_range(at_most_us / 2..=at_most_us);
+                effects.push(self.call(now_us + pause_us, Cause::Enough));
+            }
+        }
+    }
+
+    fn wait(&mut self, node: usize, now_us: u64, effects: &mut Vec<Effect>) {
+        self.contended = true;
+        if !self.reaches[node] {
+            let next = self.pursuit.next(Ended::NodeGone);
+            return self.go(next, now_us, effects);
+        }
+        let wait_ms = if self.scene.leaves_out(Rule::StayQueued) { SHORT_WAIT_MS } else { WAIT_MS };
+        let request = Request::Wait { fence: self.hints.propose(wall_us(now_us)), wait_ms };
+        self.phase = Phase::Waiting { node, sent_us: now_us };
+        effects.push(Effect::Ask { node, from: self.caller(), request });
+    }
+
+    /// What the wait came to.
+    fn waited(&mut self, node: usize, sent_us: u64, answer: Answer, now_us: u64, effects: &mut Vec<Effect>) {
+        let Answer::Held { fence, waited_us } = answer else {
+            // Who enters again comes last.
+            let next = if self.scene.leaves_out(Rule::StayQueued) {
+                Move::WaitOn { node }
+            } else {
+                self.pursuit.next(Ended::NotWaited)
+            };
+            return self.go(next, now_us, effects);
+        };
+        self.contended = waited_us > 0;
+        let lifetime = Lifetime::after_wait(moment(sent_us), Duration::from_micros(waited_us), TTL);
+        let core = Acquisition::after_wait(self.majority, node, fence, lifetime, TTL.duration() / 2)
+            .that_yields_to(self.pursuit.yields_to(Move::WaitOn { node }));
+        self.attempt(core, fence, Some(node), now_us, effects);
+    }
+
+    /// Asks all nodes but the one that has granted already.
+    fn attempt(
+        &mut self,
+        mut core: Acquisition,
+        proposed: Fence,
+        granted: Option<usize>,
+        now_us: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        core.review(moment(now_us));
+        for node in (0..self.scene.nodes).filter(|&node| Some(node) != granted) {
+            if self.reaches[node] {
+                effects.push(Effect::Ask { node, from: self.caller(), request: Request::Acquire(proposed) });
+            } else {
+                core.vote(node, Vote::Silent, moment(now_us));
+            }
+        }
+        let limit_us = now_us + NODE_LIMIT_US;
+        effects.push(self.call(limit_us, Cause::Limit));
+        let asked_again = vec![0; self.scene.nodes];
+        let attempt = Attempt { core, proposed, asked_again, limit_us, tells: false };
+        self.phase = Phase::Attempting(Box::new(attempt));
+        self.proceed(now_us, effects);
+    }
+
+    /// Carries out what the attempt has come to.
+    fn proceed(&mut self, now_us: u64, effects: &mut Vec<Effect>) {
+        let from = self.caller();
+        while let Phase::Attempting(attempt) = &mut self.phase {
+            let Some(step) = attempt.core.poll() else { return };
+            match step {
+                Step::TellFence { node, fence } => {
+                    effects.push(Effect::Ask { node, from, request: Request::Tell(fence) });
+                    if !std::mem::replace(&mut attempt.tells, true) {
+                        attempt.limit_us = now_us + NODE_LIMIT_US;
+                        let limit_us = attempt.limit_us;
+                        effects.push(self.call(limit_us, Cause::Limit));
+                    }
+                }
+                Step::AskAgain { node } => {
+                    let pause_us = AGAIN_PAUSE_US << attempt.asked_again[node];
+                    attempt.asked_again[node] += 1;
+                    effects.push(self.call(now_us + pause_us, Cause::AskAgain(node)));
+                }
+                Step::Won(win) => {
+                    self.hints.learn(attempt.proposed, win.fence);
+                    self.phase = Phase::Holding;
+                    effects.push(Effect::Has);
+                    let hold_us = self.rng.random_range(self.scene.hold_us.clone());
+                    effects.push(self.call(now_us + hold_us, Cause::Enough));
+                }
+                Step::Lost(_) => {
+                    let nodes = 0..self.scene.nodes;
+                    let refused: Vec<_> = nodes.clone().map(|node| attempt.core.refused_by(node)).collect();
+                    let granted: Vec<_> = nodes.map(|node| attempt.core.granted_by(node)).collect();
+                    self.release(effects);
+                    let next = self.pursuit.next(Ended::Lost { refused: &refused, granted: &granted });
+                    self.go(next, now_us, effects);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// All clocks of a client say the same.
+fn moment(now_us: u64) -> Moment {
+    let now = Duration::from_micros(now_us);
+    Moment { boot: now, raw: now }
+}

@@ -1,0 +1,22 @@
+use std::fmt;
+
+/// A rule about who waits where, to be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// nil from the queue node decides a first attempt, whatever the others said.
+    NewcomersYield,
+    /// Who was refused waits on the first node of the order that refused. Left out, it waits on the first of the order.
+    WaitWhereRefused,
+    /// Who waits stays in the queue. Left out, it leaves after a second and enters again.
+    StayQueued,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NewcomersYield => "nil from the queue node decides a first attempt",
+            Self::WaitWhereRefused => "one waits on the first node that refused",
+            Self::StayQueued => "who waits stays in the queue",
+        })
+    }
+}
