@@ -365,6 +365,22 @@ fn a_wait_for_several_keys_ends_as_any_other() {
 }
 
 #[test]
+fn who_is_taken_out_is_not_granted_what_ends_in_the_same_turn() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.MACQUIRE 2 a b x 60000");
+    let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
+    let (deleted, released): (Value, Value) = redis::pipe()
+        .atomic()
+        .add_command(command("DEL b"))
+        .add_command(command("LOCK.MRELEASE 2 a b t"))
+        .query(&mut cli.0)
+        .unwrap();
+    assert_eq!((deleted, released), (Int(1), Int(0)));
+    both.refused();
+    assert_eq!(exist(&mut cli, "a b"), Int(0));
+}
+
+#[test]
 fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");

@@ -293,6 +293,25 @@ fn a_release_takes_out_who_waits_for_several_keys() {
 }
 
 #[test]
+fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
+    let ends: [fn(&mut Server); 2] =
+        [|server| server.take_away(B, Event::Removed), |server| server.pass_ms(1001)];
+    for keys in [&[A][..], &[A, B]] {
+        for end in ends {
+            let mut server = Server::new();
+            server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
+            let waiter = waits(&mut server, keys, b"t");
+            // No turn of the server has passed: its keys are still to be removed.
+            end(&mut server);
+            assert!(!server.release_all(&[A, B], b"t"));
+            server.turn();
+            assert_eq!(server.told, [(waiter, Told::Dismissed)]);
+            assert!(server.keys.is_empty());
+        }
+    }
+}
+
+#[test]
 fn an_operator_who_empties_the_database_ends_all_and_serves_all() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();

@@ -566,7 +566,7 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
     }
 
     /// Gives the lock back that the token holds on this key: on all its keys. Those of the others are removed by [`Node::settle`].
-    /// Safe to repeat.
+    /// Where the token holds nothing, it does not wait any more either. Safe to repeat.
     pub fn release(
         &mut self,
         now: Monotonic,
@@ -577,45 +577,14 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
     ) -> Released {
         self.settle_flushes();
         let hash = self.table.hash(db, key);
-        match self.standing(hash, db, key, now) {
-            Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
-            Standing::Live(slot) => {
-                if self.table.get(slot).token.as_ref() != token {
-                    if let Some(queue) = self.queues.find(hash, db, key) {
-                        self.queues.dismiss_token(queue, token);
-                    }
-                    return Released::NotHeld(false);
-                }
-                let ours = self.owns_mirror(slot, mirror);
-                self.stats.releases += self.end(slot);
-                return Released::Released(ours);
-            }
-            Standing::Over(slot) => {
-                let ours = self.owns_mirror(slot, mirror);
-                if ours {
-                    let expired_token = self.table.get(slot).token.as_ref() == token;
-                    if expired_token {
-                        self.end_by_deadline(slot);
-                    }
-                    return Released::NotHeld(expired_token);
-                }
-                self.end_by_deadline(slot);
-            }
-            Standing::None => {}
+        let released = self.give_back(now, hash, db, key, token, mirror);
+        // Before the key is handed over, or it might be handed to the one that gives it up.
+        if !matches!(released, Released::Released(_))
+            && let Some(queue) = self.queues.find(hash, db, key)
+        {
+            self.queues.dismiss_token(queue, token);
         }
-        match mirror.seen() {
-            Seen::OtherType => Released::WrongType,
-            Seen::Text if mirror.holds(token) => {
-                self.stats.releases += 1;
-                Released::Released(true)
-            }
-            Seen::Text | Seen::Missing => {
-                if let Some(queue) = self.queues.find(hash, db, key) {
-                    self.queues.dismiss_token(queue, token);
-                }
-                Released::NotHeld(false)
-            }
-        }
+        released
     }
 
     /// Says who holds the key.
@@ -861,6 +830,48 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
     /// How far ahead of the wall clock a proposed fence may lie, from now on, in milliseconds.
     pub fn set_max_clock_skew_ms(&mut self, ms: u64) {
         self.fences.set_max_clock_skew_ms(ms);
+    }
+
+    fn give_back(
+        &mut self,
+        now: Monotonic,
+        hash: u64,
+        db: u32,
+        key: &[u8],
+        token: &[u8],
+        mirror: &impl Mirror,
+    ) -> Released {
+        match self.standing(hash, db, key, now) {
+            Standing::Live(slot) if self.overwritten(slot, mirror) => self.end_by_operator(slot),
+            Standing::Live(slot) => {
+                if self.table.get(slot).token.as_ref() != token {
+                    return Released::NotHeld(false);
+                }
+                let ours = self.owns_mirror(slot, mirror);
+                self.stats.releases += self.end(slot);
+                return Released::Released(ours);
+            }
+            Standing::Over(slot) => {
+                let ours = self.owns_mirror(slot, mirror);
+                if ours {
+                    let expired_token = self.table.get(slot).token.as_ref() == token;
+                    if expired_token {
+                        self.end_by_deadline(slot);
+                    }
+                    return Released::NotHeld(expired_token);
+                }
+                self.end_by_deadline(slot);
+            }
+            Standing::None => {}
+        }
+        match mirror.seen() {
+            Seen::OtherType => Released::WrongType,
+            Seen::Text if mirror.holds(token) => {
+                self.stats.releases += 1;
+                Released::Released(true)
+            }
+            Seen::Text | Seen::Missing => Released::NotHeld(false),
+        }
     }
 
     fn abstain(&mut self, now: Now, reason: Reason) {
