@@ -19,6 +19,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo as _, RedisResult, Value, cmd};
 use rslock::LockManager;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::progress::Progress;
 use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_rslock};
@@ -30,8 +31,10 @@ const NODES: [usize; 2] = [3, 5];
 const TASKS: [usize; 3] = [1, 16, 128];
 /// How long it is each client's turn.
 const TURN: Duration = Duration::from_millis(200);
-/// How often it is.
-const ROUNDS: u32 = 10;
+/// How long all rest after that.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How often it is: as often in each place of the order.
+const ROUNDS: u32 = 12;
 /// How long a lock lasts, in milliseconds: longer than the run.
 const TTL_MS: u64 = 30_000;
 /// How many commands a connection of the bare loop takes before it has written the first of them.
@@ -96,8 +99,10 @@ async fn compare(takers: &[Taker; 3], nodes: usize, tasks: usize) -> anyhow::Res
     let mut shares = [Share::default(); 3];
     // The first round does not count: scripts are loaded, and tables grow.
     for round in 0..=ROUNDS {
-        for (taker, share) in takers.iter().zip(&mut shares) {
-            let turn = taker.turn(tasks).await?;
+        for turn in 0..takers.len() {
+            // Nobody always comes after the same one.
+            let index = (turn + round as usize) % takers.len();
+            let (turn, share) = (takers[index].turn(tasks).await?, &mut shares[index]);
             if round > 0 {
                 share.time += turn.time;
                 share.locks += turn.locks;
@@ -132,12 +137,19 @@ impl Taker {
                     taker.take(&key, &mut asked).await?;
                     locks += 1;
                 }
-                while asked.answers.next().await.is_some() {}
-                anyhow::Ok(locks)
+                anyhow::Ok((locks, asked))
             });
         }
-        let locks = working.join_all().await.into_iter().sum::<anyhow::Result<u32>>()?;
-        Ok(Share { time: began.elapsed(), locks })
+        let ended = working.join_all().await;
+        let mut share = Share { time: began.elapsed(), locks: 0 };
+        for ended in ended {
+            let (locks, mut asked) = ended?;
+            share.locks += locks;
+            while asked.answers.next().await.is_some() {}
+        }
+        // What others leave to the background is not in the next one's way either.
+        sleep(PAUSE).await;
+        Ok(share)
     }
 
     /// For keys of its own: what one leaves to be done when its turn is over is not in the way of the next one.

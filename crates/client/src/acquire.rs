@@ -25,21 +25,15 @@ pub(crate) async fn acquire(
     until: Option<Instant>,
 ) -> Result<Lock, AcquireError> {
     let started = Instant::now();
-    let taking_turns = async {
-        let mut turns = Vec::with_capacity(wanted.keys.iter().len());
-        for key in wanted.keys.iter() {
-            turns.push(shared.slots.turn(key).await);
-        }
-        turns
+    let turn = shared.slots.turn(&wanted.keys);
+    let turn = match until {
+        Some(until) => timeout_at(until, turn).await.ok(),
+        None => Some(turn.await),
     };
-    let turns = match until {
-        Some(until) => timeout_at(until, taking_turns).await.ok(),
-        None => Some(taking_turns.await),
-    };
-    let Some(turns) = turns else {
+    let Some(turn) = turn else {
         return Err(AcquireError::TimedOut { waited: started.elapsed(), nodes: Nodes(Vec::new()) });
     };
-    let chase = Chase { shared, wanted, until, started, turns: &turns, attempts: 0, last: None };
+    let chase = Chase { shared, wanted, until, started, turn: &turn, attempts: 0, last: None };
     chase.run().await
 }
 
@@ -48,8 +42,7 @@ struct Chase<'a> {
     wanted: &'a Wanted,
     until: Option<Instant>,
     started: Instant,
-    /// One's turn for each key.
-    turns: &'a [Turn],
+    turn: &'a Turn,
     /// How many attempts there have been, waits included.
     attempts: u32,
     /// The last attempt that failed.
@@ -69,7 +62,7 @@ impl Chase<'_> {
     async fn run(mut self) -> Result<Lock, AcquireError> {
         let shared = self.shared;
         let mut order = shared.order(&self.wanted.keys);
-        let contended = self.turns.iter().any(Turn::contended);
+        let contended = self.turn.contended();
         // In what order the nodes come matters only to those who wait, or are refused.
         let failed = if contended {
             None
@@ -125,7 +118,7 @@ impl Chase<'_> {
     }
 
     fn set_contended(&self, contended: bool) {
-        self.turns.iter().for_each(|turn| turn.set_contended(contended));
+        self.turn.set_contended(contended);
     }
 
     /// For observers: the attempt that begins now.

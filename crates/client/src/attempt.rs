@@ -72,7 +72,7 @@ pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
     AcquireError::Unusable { reason: format!("no random bits for a token: {error}") }
 }
 
-/// One attempt, which yields to the queue node. The outer error says that nothing could even be tried.
+/// One attempt, which yields to the queue node of each key. The outer error says that nothing could even be tried.
 pub(crate) async fn attempt(
     shared: &Arc<Shared>,
     wanted: &Wanted,
@@ -198,8 +198,12 @@ impl Attempt {
         }
     }
 
-    /// If there is an order, it yields to the first node of it.
-    async fn run(&mut self, order: Option<&mut Order<'_>>, node_limit: Duration) -> Result<Lock, Failure> {
+    /// If there is an order, it yields to the queue nodes of it.
+    async fn run(
+        &mut self,
+        mut order: Option<&mut Order<'_>>,
+        node_limit: Duration,
+    ) -> Result<Lock, Failure> {
         let limit = sleep_until(Instant::now() + node_limit);
         tokio::pin!(limit);
         loop {
@@ -241,8 +245,8 @@ impl Attempt {
                     if vote != Vote::Silent {
                         self.reached[node] = Reached::Somehow;
                     }
-                    if let (Vote::Refused, Some(order)) = (vote, &order) {
-                        self.core.yield_to(order.queue_node());
+                    if let (Vote::Refused, Some(order)) = (vote, order.take()) {
+                        self.core.yield_to(&order.queue_nodes());
                     }
                     self.core.vote(node, vote, clock::now());
                 }

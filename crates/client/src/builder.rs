@@ -133,8 +133,8 @@ impl LockBuilder {
     }
 
     /// Waits for the lock until the [`wait`](Self::wait) is over: on the server that answered first in the key's order,
-    /// which hands it over as soon as it is free, first come first served. Callers of one program that want the same key
-    /// queue in the program, so that one of them at a time waits on a server.
+    /// which hands it over as soon as it is free, first come first served. Callers of one program that want the same key,
+    /// or all of the same keys, queue in the program, so that one of them at a time waits on a server.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] if others held the lock to the end; otherwise as the last attempt of

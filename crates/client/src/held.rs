@@ -75,6 +75,8 @@ struct Known {
     answer: Answer,
     /// Which start of the server the answer is of.
     incarnation: u64,
+    /// It has answered to something after the ACQUIRE that the lock began with.
+    answered_since: bool,
 }
 
 impl Held {
@@ -96,7 +98,7 @@ impl Held {
             stragglers,
         } = grant;
         let now = clock::now();
-        let known = |(answer, &incarnation)| Known { answer, incarnation };
+        let known = |(answer, &incarnation)| Known { answer, incarnation, answered_since: false };
         let nodes = answers.into_iter().zip(&incarnations).map(known).collect();
         let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
         Self {
@@ -249,12 +251,18 @@ impl Held {
     fn hear_stragglers(&self) {
         let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((node, reply)) = stragglers.take_done() {
-            self.hear(node, &reply, self.incarnations[node], |_| true);
+            if !self.state().nodes[node].answered_since {
+                self.take_down(node, &reply, self.incarnations[node]);
+            }
+            self.arrived(node, &reply, |_| true);
         }
     }
 
-    /// With an answer that shows that the node's ACQUIRE, sent through that connection, has arrived, any connection will do
-    /// for its release.
+    fn take_down(&self, node: usize, reply: &Reply, incarnation: u64) {
+        let known = &mut self.state().nodes[node];
+        (known.answer, known.incarnation) = (reply.answer(), incarnation);
+    }
+
     fn hear(
         &self,
         node: usize,
@@ -262,7 +270,14 @@ impl Held {
         incarnation: u64,
         shows_arrival: impl FnOnce(&Connection) -> bool,
     ) {
-        self.state().nodes[node] = Known { answer: reply.answer(), incarnation };
+        self.take_down(node, reply, incarnation);
+        self.state().nodes[node].answered_since = true;
+        self.arrived(node, reply, shows_arrival);
+    }
+
+    /// With an answer that shows that the node's ACQUIRE, sent through that connection, has arrived, any connection will do
+    /// for its release.
+    fn arrived(&self, node: usize, reply: &Reply, shows_arrival: impl FnOnce(&Connection) -> bool) {
         if !matches!(reply, Reply::Failed(_)) {
             self.reach.arrived(node, shows_arrival);
         }
@@ -284,6 +299,8 @@ impl Held {
     pub(crate) fn end(&self) -> (Standing, Vec<Reached>) {
         let standing = self.standing();
         self.hear_stragglers();
+        // Whatever else they say is of no interest, and their connections are not kept for it.
+        *self.stragglers.lock().unwrap_or_else(PoisonError::into_inner) = Asked::new();
         let reached = self.reach.end();
         self.state().over = true;
         self.changed.notify_waiters();

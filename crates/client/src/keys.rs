@@ -12,9 +12,8 @@ const OTHER_BYTES: usize = 160;
 /// A key of a lock.
 pub(crate) type Key = Arc<[u8]>;
 
-/// The keys of one lock: each once, in the order of their bytes. Whoever takes one after the other of anything that there is
-/// for each key does so in this order, and so nobody waits for who waits for them. Cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
+/// The keys of one lock: each once, in the order of their bytes. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Keys(Arc<[Key]>);
 
 impl Keys {

@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) runtime: Handle,
     /// Releases that go on behind the callers' backs.
     pub(crate) tasks: TaskTracker,
-    pub(crate) slots: Slots,
+    pub(crate) slots: Slots<Keys>,
     pub(crate) keeper: Keeper,
     pub(crate) leftovers: Leftovers,
     /// How long the last attempt on all nodes took, in microseconds.
@@ -235,21 +235,22 @@ impl fmt::Debug for Quorum {
 }
 
 impl Order<'_> {
-    /// Those that are not connected come last.
+    /// That of the first key: those that are not connected come last.
     pub(crate) fn nodes(&self) -> &[usize] {
-        self.nodes.get_or_init(|| {
-            let nodes = &self.shared.nodes;
-            let identities: Vec<_> = nodes.iter().map(Node::identity).collect();
-            let mut order = order(self.keys.first(), identities.iter().map(|identity| identity.as_bytes()));
-            order.sort_by_key(|&node| !nodes[node].is_connected());
-            order
-        })
+        self.nodes.get_or_init(|| self.of(self.keys.first()))
     }
 
-    /// The one that decides for those who do not wait.
-    pub(crate) fn queue_node(&self) -> &[usize] {
-        let nodes = self.nodes();
-        &nodes[..nodes.len().min(1)]
+    /// Those that decide for who does not wait: the queue node of each key, where others may wait for that key alone.
+    pub(crate) fn queue_nodes(&self) -> Vec<usize> {
+        self.keys.iter().filter_map(|key| self.of(key).first().copied()).collect()
+    }
+
+    fn of(&self, key: &[u8]) -> Vec<usize> {
+        let nodes = &self.shared.nodes;
+        let identities: Vec<_> = nodes.iter().map(Node::identity).collect();
+        let mut order = order(key, identities.iter().map(|identity| identity.as_bytes()));
+        order.sort_by_key(|&node| !nodes[node].is_connected());
+        order
     }
 }
 

@@ -1,21 +1,22 @@
-//! The callers of one program that want the same key come one after the other: one of them at a time is on the network
+//! The callers of one program that want the same lock come one after the other: one of them at a time is on the network
 //! for it, first come first served.
+//!
+//! The same lock is the same key, or all of the same keys. Locks that only share a key meet on the servers: whoever kept the
+//! others of a program from one key while it waits for another might wait for one of them.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, PoisonError};
 
-/// How many keys that nobody wants at the moment are remembered as contended.
+/// How many locks that nobody wants at the moment are remembered as contended.
 const REMEMBERED_MAX: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// A key of a lock.
-type Key = std::sync::Arc<[u8]>;
-
-#[derive(Default)]
-pub(crate) struct Slots {
-    slots: Mutex<HashMap<Key, Arc<Slot>>>,
+/// One for each lock, which is known by its keys `K`.
+pub(crate) struct Slots<K> {
+    slots: Mutex<HashMap<K, Arc<Slot>>>,
 }
 
 struct Slot {
@@ -24,26 +25,32 @@ struct Slot {
     contended: AtomicBool,
 }
 
-/// One's turn for a key. The next one's begins when it is dropped.
+/// One's turn for a lock. The next one's begins when it is dropped.
 pub(crate) struct Turn {
     slot: Arc<Slot>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Slots {
+impl<K> Default for Slots<K> {
+    fn default() -> Self {
+        Self { slots: Mutex::new(HashMap::new()) }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Slots<K> {
     /// Waits for one's turn.
     ///
     /// # Cancel safety
     /// Dropping the future gives up one's place.
-    pub(crate) async fn turn(&self, key: &Key) -> Turn {
-        let slot = self.slot(key);
+    pub(crate) async fn turn(&self, keys: &K) -> Turn {
+        let slot = self.slot(keys);
         let permit = std::sync::Arc::clone(&slot.turn).acquire_owned().await.expect("it is never closed");
         Turn { slot, _permit: permit }
     }
 
-    fn slot(&self, key: &Key) -> Arc<Slot> {
+    fn slot(&self, keys: &K) -> Arc<Slot> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get(key) {
+        if let Some(slot) = slots.get(keys) {
             return Arc::clone(slot);
         }
         if slots.len() >= REMEMBERED_MAX {
@@ -54,7 +61,7 @@ impl Slots {
             turn: std::sync::Arc::new(Semaphore::new(1)),
             contended: AtomicBool::new(false),
         });
-        slots.insert(Key::clone(key), Arc::clone(&slot));
+        slots.insert(keys.clone(), Arc::clone(&slot));
         slot
     }
 }

@@ -153,7 +153,8 @@ fn callers_of_a_key_take_turns_while_others_come_and_go_and_keys_are_forgotten()
                     future::spawn(async move {
                         for round in 0..2 {
                             // More keys than are remembered, and some of them the same.
-                            let key = std::sync::Arc::from([(caller + round) % 3].as_slice());
+                            let key: std::sync::Arc<[u8]> =
+                                std::sync::Arc::from([(caller + round) % 3].as_slice());
                             let turn = slots.turn(&key).await;
                             assert!(inside.lock().unwrap().insert(key.clone()), "two at once");
                             turn.set_contended(true);

@@ -9,6 +9,8 @@ use clap::{Parser, Subcommand};
 use quorlock_faults::{Protected, expire_unreleased, fences, random, table};
 use quorlock_testkit::find_server_binary;
 
+/// For so long no lock need be had while single masters have accidents, of which two may be away at the same time.
+const OUTAGE_MAX: Duration = Duration::from_secs(15);
 /// Locks that expire unreleased, and must leave nothing behind.
 const UNRELEASED: u32 = 1_000_000;
 
@@ -141,6 +143,8 @@ fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<Str
     }
     if report.fences == 0 {
         complaints.push("no lock was granted, so that nothing is shown".into());
+    } else if report.longest_gap > OUTAGE_MAX {
+        complaints.push(format!("no lock was granted for {} s; seed {seed}", report.longest_gap.as_secs()));
     }
     Ok(complaints)
 }

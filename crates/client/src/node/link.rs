@@ -8,6 +8,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -350,20 +351,25 @@ impl Connection {
         self.0.broken.0.load(Ordering::Acquire)
     }
 
-    /// Asks a question. It is sent at the first poll.
+    /// Asks a question. It is sent at the first poll, however much else its task has done in this turn: what tokio held up
+    /// there might be sent after what undoes it.
     pub(super) async fn send(&self, question: &Cmd) -> RedisResult<Value> {
         match &self.0.way {
-            Way::Own(connection) => connection.clone().send_packed_command(question).await,
-            Way::Ready(handle) => handle.clone().req_packed_command(question).await,
+            Way::Own(connection) => unconstrained(connection.clone().send_packed_command(question)).await,
+            Way::Ready(handle) => unconstrained(handle.clone().req_packed_command(question)).await,
         }
     }
 
-    /// Asks many questions at once. They are sent at the first poll.
+    /// Asks many questions at once, likewise.
     pub(super) async fn send_all(&self, questions: &Pipeline) -> RedisResult<Vec<Value>> {
         let count = questions.len();
         match &self.0.way {
-            Way::Own(connection) => connection.clone().send_packed_commands(questions, 0, count).await,
-            Way::Ready(handle) => handle.clone().req_packed_commands(questions, 0, count).await,
+            Way::Own(connection) => {
+                unconstrained(connection.clone().send_packed_commands(questions, 0, count)).await
+            }
+            Way::Ready(handle) => {
+                unconstrained(handle.clone().req_packed_commands(questions, 0, count)).await
+            }
         }
     }
 }

@@ -43,9 +43,10 @@ pub(super) fn disorders(grants: &[Grant]) -> Vec<Disorder> {
     disorders
 }
 
-/// The longest time between two grants of any key.
-pub(super) fn longest_gap(grants: &[Grant]) -> Duration {
+/// The longest time without a grant of any key, from the beginning of the run to its end.
+pub(super) fn longest_gap(grants: &[Grant], began: Duration, ended: Duration) -> Duration {
     let mut reported: Vec<_> = grants.iter().map(|grant| grant.reported).collect();
+    reported.extend([began, ended]);
     reported.sort_unstable();
     reported.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default()
 }

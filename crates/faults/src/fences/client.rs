@@ -177,7 +177,7 @@ fn name(key: usize) -> String {
 }
 
 /// The one clock that all processes share.
-fn now() -> Duration {
+pub(super) fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -63,7 +63,9 @@ pub struct Report {
     pub accidents: BTreeMap<&'static str, u32>,
     /// Locks that were reported, each with its fence.
     pub fences: usize,
-    /// The longest time in which no lock was reported.
+    /// How long it took. A twin ends early.
+    pub took: Duration,
+    /// The longest time in which no lock was reported, from the beginning to the end.
     pub longest_gap: Duration,
     /// Fences that are not larger than the one before. In a twin the run ends soon after the first.
     pub disorders: Vec<Disorder>,
@@ -78,7 +80,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
     let urls: Vec<_> = nodes.iter().map(|node| node.server.url()).collect();
     let mut fleet = Fleet::start(&plan, &urls)?;
     let stop = AtomicBool::new(false);
-    let began = Instant::now();
+    let (began, began_at) = (Instant::now(), client::now());
     let happened = thread::scope(|scope| {
         let lives: Vec<_> = (0..)
             .zip(&mut nodes)
@@ -105,6 +107,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
             .map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect::<Result<Vec<_>>>()
     });
+    let (took, ended_at) = (began.elapsed(), client::now());
     let grants = fleet.stop()?;
     let mut accidents = BTreeMap::new();
     for (name, times) in happened?.into_iter().flatten() {
@@ -113,7 +116,8 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
     Ok(Report {
         accidents,
         fences: grants.len(),
-        longest_gap: account::longest_gap(&grants),
+        took,
+        longest_gap: account::longest_gap(&grants, began_at, ended_at),
         disorders: account::disorders(&grants),
         plan,
     })
@@ -138,7 +142,7 @@ impl fmt::Display for Report {
             Protected::Yes => "fences are agreed on",
             Protected::No => "the largest fence of the grants is used",
         };
-        let seconds = self.plan.duration.as_secs();
+        let seconds = self.took.as_secs();
         writeln!(
             f,
             "seed {}, {seconds} s, {MASTERS} masters, {PROCESSES} processes, {agreement}\n",
