@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use quorlock_core::node::Event;
 use redis_module::raw;
@@ -43,8 +44,8 @@ unsafe extern "C" fn on_keyspace_event(
     key: *mut raw::RedisModuleString,
 ) -> c_int {
     // SAFETY: the server passes a live context, the name of the event and the key, for the time of this call.
-    let (ctx, event) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event)) };
-    let event = match event.to_bytes() {
+    let (ctx, name) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event)) };
+    let event = match name.to_bytes() {
         b"expired" => Event::Expired,
         b"evicted" => Event::Evicted,
         b"del" | b"rename_from" | b"move_from" => Event::Removed,
@@ -57,7 +58,20 @@ unsafe extern "C" fn on_keyspace_event(
         let key = unsafe { Arg::new(key) };
         entry::guard(|| observe::key(&ctx, event, key));
     }
+    keep_moving_client_in_its_database(&ctx, name.to_bytes());
     raw::REDISMODULE_OK as c_int
+}
+
+/// Valkey 8.1 gives whoever listens the client of the command, with the database of the event selected, and leaves it so:
+/// after MOVE the client would be in the other database. The two events of MOVE come one right after the other. Elsewhere
+/// the client of the context is nobody's, and nothing comes of this.
+fn keep_moving_client_in_its_database(ctx: &Ctx<'_>, event: &[u8]) {
+    static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
+    match event {
+        b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
+        b"move_to" => ctx.select_db(MOVED_FROM.load(Ordering::Relaxed)),
+        _ => {}
+    }
 }
 
 unsafe extern "C" fn on_event_loop(

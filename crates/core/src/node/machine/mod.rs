@@ -1,11 +1,21 @@
+//! The node itself: what each command does.
+//!
+//! - [`observed`]: what happens to it besides commands
+
+mod observed;
+
 use std::hash::{Hash, Hasher};
 
 use super::abstention::Abstention;
 use super::fences::Fences;
 use super::queue::{Queues, Ticket, Waiter};
 use super::table::{Lease, NewLock, Table};
-use super::{Event, Lend, Mirror, Monotonic, Now, Reason, Seen, Stats};
-use crate::{Fence, Ttl};
+use super::verbs::{
+    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, HandOver, Inspected, MirrorWrite, Next,
+    Released, Repair, Settings,
+};
+use super::{Lend, Mirror, Monotonic, Now, Reason, Seen, Stats};
+use crate::Ttl;
 
 /// The leases of one server.
 ///
@@ -36,9 +46,6 @@ pub struct Node<B> {
 /// A key that expires by so little before its lease was not hit by a step of the wall clock.
 const CLOCK_NOISE_US: u64 = 20_000;
 
-/// A mirror that was evicted is not written again at once: memory is short, and the server would evict it again.
-const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
-
 /// How often it is looked whether the key of a lost mirror, taken by somebody else, is free again.
 const REPAIR_AGAIN_US: u64 = 1_000_000;
 
@@ -47,269 +54,6 @@ const REPAIR_AGAIN_US: u64 = 1_000_000;
 const LOOK_AGAIN_US: u64 = 1_000_000;
 /// How often it is looked whether memory is to be given back, in microseconds.
 const MEMORY_EVERY_US: u64 = 1_000_000;
-
-/// The limits of a node.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// Bounds every grant, and so how long a node that forgot must stay silent.
-    pub max_ttl: Ttl,
-    /// How long a node that has just started abstains, in milliseconds. Less than the largest ttl it ever granted is
-    /// not safe.
-    pub rejoin_delay_ms: u64,
-    /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
-    pub max_clock_skew_ms: u64,
-    /// How many may wait, for all keys together.
-    pub max_waiters: usize,
-    /// How many fence counters there are.
-    pub fence_stripes: usize,
-    /// Makes the hash of this node unlike that of any other.
-    pub hash_seed: u64,
-}
-
-/// The most keys that one lock may have.
-pub const KEYS_MAX: usize = 64;
-
-/// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`, parsed.
-#[derive(Clone, Copy, Debug)]
-pub struct Acquire<'a, L> {
-    /// The number of the database.
-    pub db: u32,
-    /// The keys to lock, at least one, each once and in the order of their bytes.
-    pub keys: &'a [L],
-    /// What will prove who holds it.
-    pub token: &'a L,
-    /// For how long.
-    pub ttl: Ttl,
-    /// Who asks, for people to read.
-    pub owner: Option<&'a L>,
-    /// The fence that the client proposes.
-    pub fence: Option<Fence>,
-    /// Whether the client may wait when somebody else holds the lock.
-    pub may_wait: bool,
-}
-
-/// What becomes of an [`Acquire`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Acquired {
-    /// The lock is the caller's: write the mirrors (the token, expiring at `expires_at_ms`), then answer the fence.
-    Granted {
-        /// The fence of this grant.
-        fence: Fence,
-        /// When the mirrors expire, in milliseconds of the wall clock.
-        expires_at_ms: u64,
-    },
-    /// Somebody holds one of the keys, or waits for it.
-    Refused,
-    /// The same, and the client may wait: pass it to [`Node::enqueue`].
-    MustWait,
-    /// The same, and so many wait already that this one may not.
-    QueueFull {
-        /// How many may.
-        max_waiters: usize,
-    },
-    /// The node may have forgotten who holds them.
-    Abstaining {
-        /// Why.
-        reason: Reason,
-        /// For how much longer, in milliseconds; a replica, which has no end of it, names the largest ttl.
-        left_ms: u64,
-    },
-    /// One of the keys holds something that is not a string.
-    WrongType,
-}
-
-/// `LOCK.EXTEND` or `LOCK.MEXTEND`, parsed.
-#[derive(Clone, Copy, Debug)]
-pub struct Extend<'a, L> {
-    /// The number of the database.
-    pub db: u32,
-    /// The locked keys, at least one, each once and in the order of their bytes.
-    pub keys: &'a [L],
-    /// The token that holds them.
-    pub token: &'a L,
-    /// The lock is to last at least this long from now.
-    pub ttl: Ttl,
-    /// Raise the lock's fence to this.
-    pub fence: Option<Fence>,
-    /// Hand the lock over to this token.
-    pub new_token: Option<&'a L>,
-}
-
-/// What is to be done to a mirror.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MirrorWrite {
-    /// It is right as it is, or something else is there that is not ours to touch.
-    Nothing,
-    /// Write the token (the new one, if the lock was handed over) with this expiry.
-    Set {
-        /// In milliseconds of the wall clock.
-        expires_at_ms: u64,
-    },
-    /// Only the expiry changes.
-    Expire {
-        /// In milliseconds of the wall clock.
-        expires_at_ms: u64,
-    },
-}
-
-/// What becomes of an [`Extend`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Extended {
-    /// The token holds the lock.
-    Held {
-        /// Its fence now.
-        fence: Fence,
-    },
-    /// The token does not hold the lock: it never did, or does no more.
-    NotHeld,
-    /// The token holds these keys, and they are not all keys of one lock.
-    OtherKeys,
-    /// The token holds the lock, and the proposed fence cannot be.
-    BadFence(FenceError),
-    /// One of the keys holds something that is not a string.
-    WrongType,
-}
-
-/// Why a fence was not accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FenceError {
-    /// A fence never goes down.
-    #[error("FENCE is below the lock's fence {current}: propose a larger one")]
-    Below {
-        /// The lease's fence.
-        current: Fence,
-    },
-    /// More ahead of the wall clock than any clock should be.
-    #[error(
-        "FENCE lies more than lock.max-clock-skew ahead of this server's clock: largest accepted now {largest}"
-    )]
-    TooFarAhead {
-        /// The largest that would have been accepted.
-        largest: Fence,
-    },
-}
-
-/// What becomes of a release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Released {
-    /// The token held the lock, and holds it no more.
-    Released(
-        /// Whether the key is to be deleted.
-        DeleteMirror,
-    ),
-    /// The token did not hold the lock.
-    NotHeld(
-        /// Whether the key, left over from a lease of this token that has ended, is to be deleted.
-        DeleteMirror,
-    ),
-    /// The key holds something that is not a string.
-    WrongType,
-}
-
-type DeleteMirror = bool;
-
-/// Who holds a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inspected<'a> {
-    /// Nobody.
-    Free,
-    /// A lease.
-    Lease {
-        /// How many wait for it.
-        waiters: usize,
-        /// How many keys its lock has.
-        keys: usize,
-        /// The label that its holder gave.
-        owner: Option<&'a [u8]>,
-        /// Its fence.
-        fence: Fence,
-        /// How much longer, in milliseconds.
-        ttl_ms: u64,
-    },
-    /// A string that no lease is behind.
-    Foreign {
-        /// How many wait for it.
-        waiters: usize,
-        /// How much longer, in milliseconds; `None` for a string that does not expire.
-        ttl_ms: Option<u64>,
-    },
-    /// Something that is not a string.
-    WrongType,
-}
-
-/// A lease whose deadline has come.
-#[derive(Debug)]
-pub struct Due<'a, B> {
-    /// The number of the database.
-    pub db: u32,
-    /// Its key.
-    pub key: &'a B,
-}
-
-/// What a settled lease leaves to be done: see [`Node::settle`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Adjusted {
-    /// Delete the key: it carries the token of a lease that has ended.
-    DeleteMirror {
-        /// Whether by its deadline, and not with another key of its lock.
-        expired: bool,
-    },
-    /// Nothing.
-    Nothing,
-}
-
-/// What is to be done about a lost mirror: see [`Node::repair`].
-#[derive(Debug)]
-#[must_use]
-pub enum Repair<'a, B> {
-    /// Write it again.
-    Set {
-        /// The token.
-        token: &'a B,
-        /// In milliseconds of the wall clock.
-        expires_at_ms: u64,
-    },
-    /// Nothing, for now.
-    Nothing,
-}
-
-/// Who is next for a key: see [`Node::hand_over`].
-#[derive(Debug)]
-#[must_use]
-pub enum Next<'a, B> {
-    /// Nobody, for now.
-    Nobody,
-    /// This one, whose the lock is.
-    Granted(HandOver<'a, B>),
-    /// This one, if its other keys are free as well: look at all of them and call [`Node::hand_over_all`].
-    Several {
-        /// Who waits.
-        ticket: Ticket,
-        /// For which keys.
-        keys: Vec<&'a B>,
-    },
-}
-
-/// A lock that is handed over to the next in its queue: write the mirrors, then answer whoever has the ticket. When one
-/// cannot be written, [`Node::revoke`] it.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct HandOver<'a, B> {
-    /// Who waited.
-    pub ticket: Ticket,
-    /// The token that holds the lock now.
-    pub token: &'a B,
-    /// The fence of this grant.
-    pub fence: Fence,
-    /// How long it waited, in microseconds. The lock's time begins only now.
-    pub waited_us: u64,
-    /// When the mirrors expire, in milliseconds of the wall clock.
-    pub expires_at_ms: u64,
-}
 
 /// What an operator emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -616,107 +360,6 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
         }
     }
 
-    /// Learns that something happened to a key from outside. Unless there is a lease on it, that is nothing.
-    pub fn observe(&mut self, now: Monotonic, db: u32, key: &[u8], event: Event) {
-        if self.loading {
-            return;
-        }
-        self.settle_flushes();
-        let hash = self.table.hash(db, key);
-        if let Some(queue) = self.queues.find(hash, db, key) {
-            self.queues.look_at(queue, now);
-        }
-        let Some(slot) = self.table.find(hash, db, key) else { return };
-        let lease = self.table.get(slot);
-        if now >= lease.deadline {
-            return self.end_by_deadline(slot);
-        }
-        // What an accident left room for is not about the lease.
-        if lease.mirror_lost() {
-            return;
-        }
-        match event {
-            Event::Expired => {
-                // The two clocks are read one after the other, and the server's is cut to milliseconds.
-                if lease.deadline.us_since(now) > CLOCK_NOISE_US {
-                    self.stats.saved_from_clock_step += 1;
-                }
-                self.table.lose_mirror(slot, now);
-            }
-            Event::Evicted => {
-                self.stats.saved_from_eviction += 1;
-                self.table.lose_mirror(slot, now.plus_us(REPAIR_AFTER_EVICTION_US));
-            }
-            Event::Removed | Event::Replaced => self.end_by_operator(slot),
-        }
-    }
-
-    /// Learns that somebody emptied a database, or all of them. The leases in it end with the next that is done here,
-    /// unless it turns out that the server was making room to load its data: see [`Node::loading_begins`].
-    pub fn observe_flush(&mut self, db: Option<u32>) {
-        if !self.loading {
-            // Of several only the last can be that of a server which is about to load.
-            self.settle_flushes();
-            self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
-        }
-    }
-
-    /// Learns that somebody swapped two databases: an operator's command, which ends the leases in both. They are found
-    /// under other keys now, as strings, and others that were there before may have been forgotten.
-    pub fn observe_swap(&mut self, now: Now, first: u32, second: u32) {
-        self.settle_flushes();
-        self.end_all_by_operator(|db| db == first || db == second);
-        self.abstain(now, Reason::SwapDb);
-    }
-
-    /// The server begins to load its data. What happens to keys meanwhile is no command of anybody's.
-    pub fn loading_begins(&mut self) {
-        self.loading = true;
-        self.flushed = None;
-    }
-
-    /// The server has loaded its data. Leases that were there before hold, whatever has become of their mirrors.
-    pub fn loading_ends(&mut self, now: Monotonic) {
-        self.loading = false;
-        self.table.lose_all_mirrors(now);
-        self.queues.look_soon(|_| true);
-    }
-
-    /// This node became a replica: its keys are its master's.
-    pub fn demote(&mut self) {
-        self.abstention.set_replica(true);
-        self.flushed = None;
-        self.table.retain(|_| false);
-        self.queues.dismiss_all();
-    }
-
-    /// This node was a replica and is a master now. What its master granted last may not have reached it.
-    pub fn promote(&mut self, now: Now) {
-        self.abstention.set_replica(false);
-        self.abstain(now, Reason::Promotion);
-    }
-
-    /// Why this node abstains, and for how many more milliseconds; a replica without end.
-    pub fn abstains(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
-        self.abstention.why(now)
-    }
-
-    /// Ends the abstention when its time is over, and says what it had been for. Until then, nothing is granted.
-    pub fn rejoin(&mut self, now: Now) -> Option<Reason> {
-        let reason = self.abstention.end_if_due(now.monotonic)?;
-        self.fences.raise_all_to_ceiling(now.wall_us);
-        Some(reason)
-    }
-
-    /// Ends the leases in databases that were emptied, now that it is clear that an operator did it. Whatever is done
-    /// to a key does this first; this is for when nothing is done.
-    pub fn settle_flushes(&mut self) {
-        let Some(flushed) = self.flushed.take() else { return };
-        let is_flushed = |db| flushed == Flushed::All || flushed == Flushed::Database(db);
-        self.end_all_by_operator(is_flushed);
-        self.queues.look_soon(is_flushed);
-    }
-
     /// When there is something to be done next without anybody asking: a lease ends, a mirror is to be written, one who
     /// waits is to be answered, or an abstention ends. Nothing is, while the server is loading.
     pub fn next_wake(&self) -> Option<Monotonic> {
@@ -872,22 +515,6 @@ impl<B: AsRef<[u8]> + Clone> Node<B> {
             }
             Seen::Text | Seen::Missing => Released::NotHeld(false),
         }
-    }
-
-    fn abstain(&mut self, now: Now, reason: Reason) {
-        self.abstention.begin(now.monotonic, self.max_ttl.ms(), reason);
-        self.queues.dismiss_all();
-        self.fences.raise_all_to_ceiling(now.wall_us);
-    }
-
-    fn end_all_by_operator(&mut self, ended: impl Fn(u32) -> bool) {
-        let mut count = 0;
-        self.table.retain(|lease| {
-            let ends = ended(lease.db);
-            count += u64::from(ends && !lease.has_ended());
-            !ends
-        });
-        self.stats.ended_by_operator += count;
     }
 
     fn due_lease(&self, slot: u32) -> Due<'_, B> {
