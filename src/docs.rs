@@ -2,7 +2,7 @@
 
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec};
 
-const CONSTANT: &std::ffi::CStr = c"O(1); O(log N) in the number of leases to keep their deadlines in order";
+const LOGARITHMIC: &std::ffi::CStr = c"O(log N) in the number of locks held";
 const FOR_EACH_KEY: &std::ffi::CStr =
     c"O(K) for K keys; O(K log N) in the number of leases to keep their deadlines in order";
 const SINCE: &std::ffi::CStr = c"0.1.0";
@@ -62,7 +62,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
     name: c"lock.acquire",
     flags: c"write deny-oom blocking fast",
     summary: c"Takes a lock: its fence when granted, nil when another holds it",
-    complexity: CONSTANT,
+    complexity: LOGARITHMIC,
     since: SINCE,
     arity: -4,
     keys: Keys::First,
@@ -85,7 +85,7 @@ pub(crate) const EXTEND: Spec = Spec {
     name: c"lock.extend",
     flags: c"write fast",
     summary: c"Moves the end of a held lock forward: its fence, or nil when the token does not hold it",
-    complexity: CONSTANT,
+    complexity: LOGARITHMIC,
     since: SINCE,
     arity: -4,
     keys: Keys::First,
@@ -108,7 +108,7 @@ pub(crate) const RELEASE: Spec = Spec {
     name: c"lock.release",
     flags: c"write fast",
     summary: c"Gives a lock back: 1 when the token held it, 0 when not; safe to repeat",
-    complexity: CONSTANT,
+    complexity: LOGARITHMIC,
     since: SINCE,
     arity: 3,
     keys: Keys::First,

@@ -83,7 +83,7 @@ const RUN_ENVIRONMENT: &str = "Environment:
                   smaller ones, and so whoever comes too late";
 
 const RUN_EXAMPLE: &str = "Example:
-  quorlock run nightly-backup --no-wait -- backup --to /mnt";
+  quorlock run nightly-backup --wait 1s -- backup --to /mnt";
 
 /// Starts local masters with the lock module, for trying things out.
 ///

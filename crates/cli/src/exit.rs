@@ -22,7 +22,7 @@ pub(crate) const RUN_HELP: &str = "Exit codes:
   128 + the signal, too, when one ended the wait for the lock
   120  the lock was lost; the command was stopped
   121  the lock was not acquired; the command was not started
-  125  quorlock itself failed, or did not understand its arguments
+  125  quorlock itself failed, or its arguments are not understood, or not accepted by the masters
   126  the command could not be run
   127  the command was not found";
 

@@ -52,7 +52,7 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
     };
     let lock = match acquired {
         Ok(lock) => lock,
-        Err(error @ AcquireError::Unusable { .. }) => return Err(error.into()),
+        Err(error) if is_hopeless(&error) => return Err(error.into()),
         Err(error) => {
             say(format_args!("not acquired: {error}"));
             return Ok(ExitCode::from(exit::NOT_ACQUIRED));
@@ -73,13 +73,25 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
 async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireError> {
     match wanted.try_acquire().await {
         Err(error) if !wait.is_zero() => match error {
-            AcquireError::Unusable { .. } => return Err(error),
+            error if is_hopeless(&error) => return Err(error),
             error if is_usual(&error) && !stderr().is_terminal() => {}
             error => say(format_args!("waiting: {error}")),
         },
         decided => return decided,
     }
     wanted.acquire().await
+}
+
+/// Whether it makes no sense to wait: so many nodes do not take what they are asked that the others are no majority.
+fn is_hopeless(error: &AcquireError) -> bool {
+    match error {
+        AcquireError::Unusable { .. } => true,
+        AcquireError::NoQuorum { nodes } => {
+            let lasting = nodes.failed().filter(|(_, error)| error.is_lasting()).count();
+            nodes.0.len() - lasting <= nodes.0.len() / 2
+        }
+        _ => false,
+    }
 }
 
 /// Whether it is nothing but a lock that is in use: of interest to a person who wonders, and not to the mails of cron. So it

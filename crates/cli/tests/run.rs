@@ -292,3 +292,15 @@ fn a_password_is_never_shown() {
         quorlock().env("QUORLOCK_NODES", "redis://:hunter2@h").args(["run", "--help"]).output().unwrap();
     assert!(!stdout(&help).contains("hunter2"));
 }
+
+#[test]
+fn what_waiting_does_not_mend_is_not_waited_for() {
+    let masters = Masters::start(3);
+    let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("ttl must be between 1 and 60000 milliseconds"), "{}", stderr(&output));
+    let without_module = Server::builder().without_module().start().unwrap();
+    let output = run_on([without_module.url()]).args(["k", "--", "true"]).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("loadmodule"), "{}", stderr(&output));
+}

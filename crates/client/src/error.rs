@@ -715,6 +715,32 @@ pub enum NodeError {
     Nonsense,
 }
 
+impl NodeError {
+    /// Whether it stays so until a person does something about it: the server lacks the module, does not allow the user what
+    /// is asked, or does not take it as it is. Nodes that are away, abstain, or are short of something come back by
+    /// themselves.
+    ///
+    /// ```
+    /// # use quorlock_client::NodeError;
+    /// assert!(NodeError::NoModule.is_lasting());
+    /// assert!(NodeError::Refused("NOPERM this user has no permissions".into()).is_lasting());
+    /// assert!(!NodeError::TimedOut { limit_ms: 50 }.is_lasting());
+    /// ```
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::NoModule | Self::NotAMaster { .. } | Self::SameServer { .. } => true,
+            Self::Refused(words) => ["NOPERM ", "NOAUTH ", "WRONGPASS ", "WRONGTYPE ", "ERR ttl "]
+                .iter()
+                .any(|kind| words.starts_with(kind)),
+            Self::Down { .. }
+            | Self::TimedOut { .. }
+            | Self::Abstains { .. }
+            | Self::ClockBehind { .. }
+            | Self::Nonsense => false,
+        }
+    }
+}
+
 impl Nodes {
     /// The nodes that did not vote.
     pub fn failed(&self) -> impl Iterator<Item = (&str, &NodeError)> {
@@ -734,7 +760,7 @@ impl fmt::Display for Nodes {
                 Answer::Yes(_) => write!(f, "said yes")?,
                 Answer::No => write!(f, "said no")?,
                 Answer::Failed(error) => write!(f, "{error}")?,
-                Answer::Pending => write!(f, "had not answered yet")?,
+                Answer::Pending => write!(f, "was not waited for")?,
             }
         }
         Ok(())
