@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use quorlock_client::{Quorum, Released};
 use quorlock_testkit::{Masters, StartError};
-use redis::{Client, IntoConnectionInfo as _};
+use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::LockManager;
 
 use crate::latencies::Latencies;
@@ -66,14 +66,16 @@ pub(crate) fn start_masters() -> Result<Masters, StartError> {
     Masters::start_with(NODES, |_, builder| builder.tcp())
 }
 
-/// The peer, with `TCP_NODELAY`, which our client sets too.
+/// With `TCP_NODELAY`, which our client sets too.
+pub(crate) fn open(url: String) -> RedisResult<Client> {
+    let info = url.into_connection_info()?;
+    let settings = info.tcp_settings().clone().set_nodelay(true);
+    Client::open(info.set_tcp_settings(settings))
+}
+
+/// The peer.
 pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
-    let client = |url: String| {
-        let info = url.into_connection_info()?;
-        let settings = info.tcp_settings().clone().set_nodelay(true);
-        Client::open(info.set_tcp_settings(settings))
-    };
-    let clients = urls.into_iter().map(client).collect::<Result<_, _>>()?;
+    let clients = urls.into_iter().map(open).collect::<Result<_, _>>()?;
     Ok(LockManager::from_clients(clients))
 }
 

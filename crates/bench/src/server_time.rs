@@ -31,7 +31,7 @@ const TTL_MS: u64 = 30_000;
 pub(crate) const STEPS: u64 = ROUNDS as u64;
 
 /// To release a lock that was taken with `SET NX`, as the documentation of Redis has it.
-const COMPARE_AND_DELETE: &str = r#"
+pub(crate) const COMPARE_AND_DELETE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
 else

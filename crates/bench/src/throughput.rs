@@ -16,13 +16,13 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use quorlock_client::Quorum;
 use quorlock_testkit::Masters;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo as _, RedisResult, Value, cmd};
+use redis::{AsyncConnectionConfig, Cmd, RedisResult, Value, cmd};
 use rslock::LockManager;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::progress::Progress;
-use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_rslock};
+use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_rslock, open};
 use crate::table::Row;
 
 /// How many nodes there are.
@@ -176,9 +176,7 @@ impl Bare {
     async fn connect(urls: Vec<String>) -> anyhow::Result<Self> {
         let mut connections = Vec::new();
         for url in urls {
-            let info = url.into_connection_info()?;
-            let settings = info.tcp_settings().clone().set_nodelay(true);
-            let client = Client::open(info.set_tcp_settings(settings))?;
+            let client = open(url)?;
             // As our client has it: what waits for a place in the queue may be overtaken.
             let config =
                 AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUE_MAX);

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{Instrument as _, Span};
 
 use crate::attempt::{self, Failure, Wanted};
-use crate::quorum::{Order, Shared};
+use crate::quorum::Shared;
 use crate::slots::Turn;
 use crate::token::Token;
 use crate::wait::{Waited, wait};
@@ -61,18 +61,17 @@ enum NoLock {
 impl Chase<'_> {
     async fn run(mut self) -> Result<Lock, AcquireError> {
         let shared = self.shared;
-        let mut order = shared.order(&self.wanted.keys);
         let contended = self.turn.contended();
         // In what order the nodes come matters only to those who wait, or are refused.
         let failed = if contended {
             None
         } else {
-            match self.ask_all(&mut order).await? {
+            match self.ask_all().await? {
                 Ok(lock) => return Ok(lock),
                 Err(failure) => Some(failure),
             }
         };
-        let mut pursuit = Pursuit::new(order.nodes().to_vec(), shared.round_trip());
+        let mut pursuit = Pursuit::new(shared.order(self.wanted.keys.first()), shared.round_trip());
         let mut next = match failed {
             Some(failure) => self.lost(&mut pursuit, failure),
             None => pursuit.first(contended),
@@ -82,7 +81,7 @@ impl Chase<'_> {
                 return Err(self.gave_up());
             }
             next = match next {
-                Move::AskAll => match self.ask_all(&mut order).await? {
+                Move::AskAll => match self.ask_all().await? {
                     Ok(lock) => return Ok(lock),
                     Err(failure) => self.lost(&mut pursuit, failure),
                 },
@@ -107,9 +106,9 @@ impl Chase<'_> {
         }
     }
 
-    async fn ask_all(&mut self, order: &mut Order<'_>) -> Result<Result<Lock, Failure>, AcquireError> {
+    async fn ask_all(&mut self) -> Result<Result<Lock, Failure>, AcquireError> {
         let (limit, span) = (self.node_limit(), self.span());
-        let attempt = attempt::attempt(self.shared, self.wanted, order, limit);
+        let attempt = attempt::attempt(self.shared, self.wanted, limit);
         let ended = attempt.instrument(span).await?;
         if ended.is_ok() {
             self.set_contended(false);

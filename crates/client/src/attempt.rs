@@ -10,9 +10,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
 use crate::keys::Keys;
-use crate::node::{Asked, Question, Reached, Reply};
+use crate::node::{Asked, Question, Reached, Reply, ask};
 use crate::pending::Pending;
-use crate::quorum::{Order, Shared};
+use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
 use crate::wait::Granted;
@@ -50,6 +50,8 @@ struct Attempt {
     token: Token,
     proposed: Fence,
     core: Acquisition,
+    /// To the queue node of each key, which it is not told yet.
+    yields_to_queues: bool,
     reached: Vec<Reached>,
     /// Which start of its server each node was asked in.
     incarnations: Vec<u64>,
@@ -76,18 +78,18 @@ pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
 pub(crate) async fn attempt(
     shared: &Arc<Shared>,
     wanted: &Wanted,
-    order: &mut Order<'_>,
     node_limit: Duration,
 ) -> Result<Result<Lock, Failure>, AcquireError> {
     let token = Token::random().map_err(no_token)?;
     // The clock is read before the first byte is sent: a lock begins no later than this.
     let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
     let mut attempt = Attempt::new(shared, wanted, token, shared.propose_fence(), core);
+    attempt.yields_to_queues = true;
     let started = Instant::now();
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
-    let ended = attempt.run(Some(order), node_limit).await;
+    let ended = attempt.run(node_limit).await;
     let took = started.elapsed();
     shared.saw_round_trip(took);
     observe::attempted(took);
@@ -115,7 +117,7 @@ pub(crate) async fn attempt_after_wait(
     for other in (0..shared.nodes.len()).filter(|other| *other != node) {
         attempt.send(other);
     }
-    attempt.run(None, node_limit).await
+    attempt.run(node_limit).await
 }
 
 /// Swaps the token of a lock that another process gave for one of this attempt's own. The outer error says that nothing
@@ -135,7 +137,7 @@ pub(crate) async fn resume(
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
-    let lock = match attempt.run(None, wanted.node_limit).await {
+    let lock = match attempt.run(wanted.node_limit).await {
         Ok(lock) => lock,
         Err(failure) => return Ok(Err(failure)),
     };
@@ -171,6 +173,7 @@ impl Attempt {
             token,
             proposed,
             core,
+            yields_to_queues: false,
             reached: vec![Reached::No; nodes],
             incarnations: vec![0; nodes],
             asked: Asked::with_capacity(nodes),
@@ -198,12 +201,7 @@ impl Attempt {
         }
     }
 
-    /// If there is an order, it yields to the queue nodes of it.
-    async fn run(
-        &mut self,
-        mut order: Option<&mut Order<'_>>,
-        node_limit: Duration,
-    ) -> Result<Lock, Failure> {
+    async fn run(&mut self, node_limit: Duration) -> Result<Lock, Failure> {
         let limit = sleep_until(Instant::now() + node_limit);
         tokio::pin!(limit);
         loop {
@@ -245,8 +243,9 @@ impl Attempt {
                     if vote != Vote::Silent {
                         self.reached[node] = Reached::Somehow;
                     }
-                    if let (Vote::Refused, Some(order)) = (vote, order.take()) {
-                        self.core.yield_to(&order.queue_nodes());
+                    // In what order the nodes come matters only once somebody refuses.
+                    if vote == Vote::Refused && std::mem::take(&mut self.yields_to_queues) {
+                        self.core.yield_to(&self.shared.queue_nodes(&self.wanted_keys));
                     }
                     self.core.vote(node, vote, clock::now());
                 }
@@ -273,13 +272,7 @@ impl Attempt {
             Reached::Through(connection) => Ok(connection.clone()),
             Reached::No | Reached::Somehow => self.shared.nodes[index].connection(),
         };
-        self.told.push(async move {
-            let reply = match connection {
-                Ok(connection) => connection.ask(&question).await,
-                Err(error) => Reply::Failed(error),
-            };
-            (index, reply)
-        });
+        self.told.push(async move { (index, ask(connection, &question).await) });
     }
 
     fn pause_before_asking_again(&mut self, node: usize) -> Duration {

@@ -118,13 +118,11 @@ impl LockBuilder {
     async fn attempt(&self) -> Result<Lock, AcquireError> {
         let wanted = self.check()?;
         // Who does not wait does not get past those who do.
-        let mut order = self.shared.order(&wanted.keys);
         let limit = wanted.node_limit;
-        let Failure { loss, nodes, .. } =
-            match attempt::attempt(&self.shared, &wanted, &mut order, limit).await? {
-                Ok(lock) => return Ok(lock),
-                Err(failure) => failure,
-            };
+        let Failure { loss, nodes, .. } = match attempt::attempt(&self.shared, &wanted, limit).await? {
+            Ok(lock) => return Ok(lock),
+            Err(failure) => failure,
+        };
         Err(match loss {
             Loss::Held => AcquireError::Held { nodes },
             Loss::NoQuorum => AcquireError::NoQuorum { nodes },

@@ -36,8 +36,6 @@ pub(crate) struct Held {
     /// Whether it is, or was, extended by itself.
     kept: AtomicBool,
     reach: Reach<Connection>,
-    /// Which start of its server each node was asked in, when the lock was acquired.
-    incarnations: Vec<u64>,
     /// Nodes that had not answered when it was decided. If they grant, they hold the lock as well; nobody waits for that,
     /// and it is looked whether they have whenever it matters.
     stragglers: Mutex<Asked>,
@@ -58,6 +56,7 @@ pub(crate) struct Grant {
     pub(crate) max_hold: Duration,
     pub(crate) lifetime: Lifetime,
     pub(crate) reached: Vec<Reached>,
+    /// Which start of its server each node was asked in.
     pub(crate) incarnations: Vec<u64>,
     pub(crate) answers: Vec<Answer>,
     pub(crate) stragglers: Asked,
@@ -98,8 +97,8 @@ impl Held {
             stragglers,
         } = grant;
         let now = clock::now();
-        let known = |(answer, &incarnation)| Known { answer, incarnation, answered_since: false };
-        let nodes = answers.into_iter().zip(&incarnations).map(known).collect();
+        let known = |(answer, incarnation)| Known { answer, incarnation, answered_since: false };
+        let nodes = answers.into_iter().zip(incarnations).map(known).collect();
         let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -113,7 +112,6 @@ impl Held {
             since: now,
             kept: AtomicBool::new(false),
             reach: Reach::new(reached),
-            incarnations,
             stragglers: Mutex::new(stragglers),
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -251,16 +249,13 @@ impl Held {
     fn hear_stragglers(&self) {
         let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((node, reply)) = stragglers.take_done() {
-            if !self.state().nodes[node].answered_since {
-                self.take_down(node, &reply, self.incarnations[node]);
+            let known = &mut self.state().nodes[node];
+            // Until then it is known which start of the server was asked.
+            if !known.answered_since {
+                known.answer = reply.answer();
             }
             self.arrived(node, &reply, |_| true);
         }
-    }
-
-    fn take_down(&self, node: usize, reply: &Reply, incarnation: u64) {
-        let known = &mut self.state().nodes[node];
-        (known.answer, known.incarnation) = (reply.answer(), incarnation);
     }
 
     fn hear(
@@ -270,8 +265,7 @@ impl Held {
         incarnation: u64,
         shows_arrival: impl FnOnce(&Connection) -> bool,
     ) {
-        self.take_down(node, reply, incarnation);
-        self.state().nodes[node].answered_since = true;
+        self.state().nodes[node] = Known { answer: reply.answer(), incarnation, answered_since: true };
         self.arrived(node, reply, shows_arrival);
     }
 

@@ -1,4 +1,3 @@
-use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,14 +36,6 @@ pub struct Quorum {
     stop: CancellationToken,
     /// When the last clone is gone, the connections are not mended any more.
     _stop: Arc<DropGuard>,
-}
-
-/// The order of the nodes for a lock, of which the first is its queue node: found out when it is needed, which it is not
-/// where nobody competes.
-pub(crate) struct Order<'a> {
-    shared: &'a Shared,
-    keys: &'a Keys,
-    nodes: OnceCell<Vec<usize>>,
 }
 
 /// What background tasks share with the handles.
@@ -234,26 +225,6 @@ impl fmt::Debug for Quorum {
     }
 }
 
-impl Order<'_> {
-    /// That of the first key: those that are not connected come last.
-    pub(crate) fn nodes(&self) -> &[usize] {
-        self.nodes.get_or_init(|| self.of(self.keys.first()))
-    }
-
-    /// Those that decide for who does not wait: the queue node of each key, where others may wait for that key alone.
-    pub(crate) fn queue_nodes(&self) -> Vec<usize> {
-        self.keys.iter().filter_map(|key| self.of(key).first().copied()).collect()
-    }
-
-    fn of(&self, key: &[u8]) -> Vec<usize> {
-        let nodes = &self.shared.nodes;
-        let identities: Vec<_> = nodes.iter().map(Node::identity).collect();
-        let mut order = order(key, identities.iter().map(|identity| identity.as_bytes()));
-        order.sort_by_key(|&node| !nodes[node].is_connected());
-        order
-    }
-}
-
 impl Shared {
     /// The fence to propose next.
     pub(crate) fn propose_fence(&self) -> Fence {
@@ -265,9 +236,17 @@ impl Shared {
         self.hints.lock().unwrap_or_else(PoisonError::into_inner).learn(proposed, agreed);
     }
 
-    /// The order of the nodes for a lock on these keys.
-    pub(crate) fn order<'a>(&'a self, keys: &'a Keys) -> Order<'a> {
-        Order { shared: self, keys, nodes: OnceCell::new() }
+    /// The order of the nodes for a key, of which those that are not connected come last.
+    pub(crate) fn order(&self, key: &[u8]) -> Vec<usize> {
+        let identities: Vec<_> = self.nodes.iter().map(Node::identity).collect();
+        let mut order = order(key, identities.iter().map(|identity| identity.as_bytes()));
+        order.sort_by_key(|&node| !self.nodes[node].is_connected());
+        order
+    }
+
+    /// Those that decide for who does not wait: the queue node of each key, where others may wait for that key alone.
+    pub(crate) fn queue_nodes(&self, keys: &Keys) -> Vec<usize> {
+        keys.iter().filter_map(|key| self.order(key).first().copied()).collect()
     }
 
     pub(crate) fn round_trip(&self) -> Duration {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::answers::Answers;
 use crate::held::Held;
 use crate::keys::Keys;
-use crate::node::{Asked, Connection, Question, Reached, Reply};
+use crate::node::{Asked, Question, Reached, Reply, ask};
 use crate::quorum::Shared;
 use crate::token::Token;
 use crate::{Answer, NodeError, ReleaseError, Released, observe};
@@ -170,13 +170,6 @@ impl Undo {
     fn ask(&mut self, index: usize) {
         let (connection, question) = (self.shared.nodes[index].connection(), self.question.clone());
         self.asked.push(async move { (index, ask(connection, &question).await) });
-    }
-}
-
-async fn ask(connection: Result<Connection, NodeError>, question: &Question) -> Reply {
-    match connection {
-        Ok(connection) => connection.ask(question).await,
-        Err(error) => Reply::Failed(error),
     }
 }
 

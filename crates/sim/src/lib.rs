@@ -16,6 +16,7 @@ mod agreement;
 mod catalogue;
 mod client;
 mod keys;
+mod keyspace;
 mod lock;
 mod message;
 mod property;

@@ -1,18 +1,16 @@
 use quorlock_core::node::{
-    Acquire, Acquired, Adjusted, Event, Extend, Extended, Lend, Mirror, MirrorWrite, Node, Now, Released,
-    Seen, Settings,
+    Acquire, Acquired, Adjusted, Event, Extend, Extended, Lend, MirrorWrite, Node, Now, Released, Settings,
 };
 use quorlock_core::{Fence, Ttl};
 
 use crate::Keys;
-
+use crate::keyspace::{Bytes, Seeing};
 use crate::message::{Answer, Request};
 
-/// A key or a token, short enough to be copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Name([u8; 2]);
+/// A key or a token.
+pub(crate) type Name = Bytes<2>;
 
-const NOBODY: Name = Name(*b"n\0");
+const NOBODY: Name = Bytes(*b"n\0");
 
 /// One server: the real node, and what its keyspace holds under the keys that there are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,9 +25,6 @@ pub(crate) struct At {
     pub(crate) now: Now,
     pub(crate) ttl: Ttl,
 }
-
-#[derive(Clone, Copy)]
-struct Seeing(Option<Name>);
 
 impl Server {
     /// Starts with empty memory. Its counters begin at its wall clock.
@@ -94,7 +89,7 @@ impl Server {
         a.map(|_| Keys::A).into_iter().chain(b.filter(|_| a != b).map(|_| Keys::B))
     }
 
-    fn seeing(&self) -> [Seeing; Keys::COUNT] {
+    fn seeing(&self) -> [Seeing<2>; Keys::COUNT] {
         self.mirrors.map(Seeing)
     }
 
@@ -209,38 +204,5 @@ impl Name {
 
     pub(crate) fn token(client: u8, attempt: u8) -> Self {
         Self([client, attempt])
-    }
-}
-
-impl AsRef<[u8]> for Name {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Lend for Name {
-    type Kept = Self;
-
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn keep(&self) -> Self {
-        *self
-    }
-}
-
-impl Mirror for Seeing {
-    fn seen(&self) -> Seen {
-        if self.0.is_some() { Seen::Text } else { Seen::Missing }
-    }
-
-    fn holds(&self, token: &[u8]) -> bool {
-        self.0.is_some_and(|held| held.as_ref() == token)
-    }
-
-    fn expires_at_ms(&self) -> Option<u64> {
-        // No key of this server ever lacks one, and none is ever expired by it.
-        Some(u64::MAX)
     }
 }

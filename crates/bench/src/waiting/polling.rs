@@ -6,21 +6,16 @@ use anyhow::Context as _;
 use futures_util::future::join_all;
 use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
-use redis::{Client, IntoConnectionInfo as _, Script, cmd};
+use redis::{Script, cmd};
 use tokio::time::sleep;
+
+use crate::quorum::open;
+use crate::server_time::COMPARE_AND_DELETE;
 
 /// `node-redlock`'s `retryDelay`.
 const RETRY_DELAY_MS: u64 = 200;
 /// `node-redlock`'s `retryJitter`: that much more or less.
 const RETRY_JITTER_MS: u64 = 100;
-
-/// Releases a key that this token holds, as the documentation of Redis has it.
-const COMPARE_AND_DELETE: &str = r#"
-if redis.call("get",KEYS[1]) == ARGV[1] then
-    return redis.call("del",KEYS[1])
-else
-    return 0
-end"#;
 
 /// One client and its connections.
 #[derive(Clone)]
@@ -41,10 +36,7 @@ impl Polling {
         let delete = Script::new(COMPARE_AND_DELETE);
         let mut nodes = Vec::new();
         for url in urls {
-            let info = url.as_str().into_connection_info()?;
-            let settings = info.tcp_settings().clone().set_nodelay(true);
-            let client = Client::open(info.set_tcp_settings(settings))?;
-            let mut node = client.get_multiplexed_async_connection().await?;
+            let mut node = open(url.clone())?.get_multiplexed_async_connection().await?;
             delete.load_async(&mut node).await?;
             nodes.push(node);
         }

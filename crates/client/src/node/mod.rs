@@ -100,6 +100,14 @@ impl Node {
     }
 }
 
+/// Asks through a connection, if there is one.
+pub(crate) async fn ask(connection: Result<Connection, NodeError>, question: &Question) -> Reply {
+    match connection {
+        Ok(connection) => connection.ask(question).await,
+        Err(error) => Reply::Failed(error),
+    }
+}
+
 impl Connection {
     /// Asks a question, which is sent at the first poll.
     pub(crate) async fn ask(&self, question: &Question) -> Reply {

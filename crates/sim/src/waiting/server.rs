@@ -1,11 +1,13 @@
 use quorlock_core::node::{
-    Acquire, Acquired, Adjusted, Extend, Extended, Lend, Mirror, MirrorWrite, Monotonic, Next, Node, Now,
-    Released, Seen, Settings, Ticket,
+    Acquire, Acquired, Adjusted, Extend, Extended, Lend, MirrorWrite, Monotonic, Next, Node, Now, Released,
+    Settings, Ticket,
 };
 use quorlock_core::{Fence, Ttl};
 
+use crate::keyspace::{Bytes, Seeing};
+
 /// The key that everybody wants.
-pub(super) const KEY: Name = Name(*b"the key!");
+pub(super) const KEY: Name = Bytes(*b"the key!");
 /// So long that no lock ends by itself.
 pub(super) const TTL: Ttl = match Ttl::from_ms(120_000) {
     Ok(ttl) => ttl,
@@ -15,8 +17,7 @@ pub(super) const TTL: Ttl = match Ttl::from_ms(120_000) {
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 /// The key, or a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Name([u8; 8]);
+pub(super) type Name = Bytes<8>;
 
 /// Who asks: a client, and which of its moves it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +201,7 @@ fn at(now_us: u64) -> Now {
 impl Caller {
     /// Each move has a token of its own.
     fn token(self) -> Name {
-        Name(self.ticket().0.to_le_bytes())
+        Bytes(self.ticket().0.to_le_bytes())
     }
 
     fn ticket(self) -> Ticket {
@@ -210,41 +211,5 @@ impl Caller {
     fn of(ticket: Ticket) -> Self {
         let half = |bits| u32::try_from(bits & u64::from(u32::MAX)).expect("no more than half of it");
         Self { client: half(ticket.0 >> 32), a_move: half(ticket.0) }
-    }
-}
-
-impl AsRef<[u8]> for Name {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Lend for Name {
-    type Kept = Self;
-
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn keep(&self) -> Self {
-        *self
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Seeing(Option<Name>);
-
-impl Mirror for Seeing {
-    fn seen(&self) -> Seen {
-        if self.0.is_some() { Seen::Text } else { Seen::Missing }
-    }
-
-    fn holds(&self, token: &[u8]) -> bool {
-        self.0.is_some_and(|held| held.as_ref() == token)
-    }
-
-    fn expires_at_ms(&self) -> Option<u64> {
-        // Only leases are ever under the key, and what they say goes before this.
-        self.0.map(|_| u64::MAX)
     }
 }
