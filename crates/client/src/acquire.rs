@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Ended, Loss, Move, Pursuit};
+use quorlock_core::quorum::{Ended, Heard, Loss, Move, Pursuit};
 use rand::RngExt as _;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{Instrument as _, Span};
@@ -73,7 +73,7 @@ impl Chase<'_> {
         };
         let mut pursuit = Pursuit::new(shared.order(self.wanted.keys.first()), shared.round_trip());
         let mut next = match failed {
-            Some(failure) => self.lost(&mut pursuit, failure),
+            Some(failure) => pursuit.next(Ended::Lost { heard: self.lost(failure) }),
             None => pursuit.first(contended),
         };
         loop {
@@ -83,11 +83,14 @@ impl Chase<'_> {
             next = match next {
                 Move::AskAll => match self.ask_all().await? {
                     Ok(lock) => return Ok(lock),
-                    Err(failure) => self.lost(&mut pursuit, failure),
+                    Err(failure) => pursuit.next(Ended::Lost { heard: self.lost(failure) }),
                 },
+                Move::Hear { node } => pursuit.next(Ended::Lost { heard: self.hear(node).await }),
                 Move::WaitOn { node } => match self.wait_on(node, pursuit.yields_to(next)).await? {
                     Ok(lock) => return Ok(lock),
-                    Err(NoLock::Lost(failure)) => self.lost(&mut pursuit, failure),
+                    Err(NoLock::Lost(failure)) => {
+                        pursuit.next(Ended::LostAfterWait { heard: self.lost(failure) })
+                    }
                     Err(NoLock::TimedOut) => pursuit.next(Ended::NotWaited),
                     Err(NoLock::Refused(error)) => {
                         self.cannot_wait(node, error);
@@ -138,7 +141,7 @@ impl Chase<'_> {
     }
 
     /// Waits on a node, and takes the others when it grants.
-    async fn wait(&self, node: usize, yields_to: &[usize]) -> Result<Result<Lock, NoLock>, AcquireError> {
+    async fn wait(&mut self, node: usize, yields_to: &[usize]) -> Result<Result<Lock, NoLock>, AcquireError> {
         self.set_contended(true);
         let token = Token::random().map_err(attempt::no_token)?;
         let granted = match wait(self.shared, self.wanted, token, node, self.until).await {
@@ -153,10 +156,17 @@ impl Chase<'_> {
         Ok(rest.await.map_err(NoLock::Lost))
     }
 
-    fn lost(&mut self, pursuit: &mut Pursuit, failure: Failure) -> Move {
-        let next = pursuit.next(Ended::Lost { refused: &failure.refused, granted: &failure.granted });
-        self.last = Some(failure);
-        next
+    /// What was heard of the nodes.
+    fn lost(&mut self, failure: Failure) -> &[Heard] {
+        &self.last.insert(failure).heard
+    }
+
+    /// The same, once this node has answered, or has had the time to.
+    async fn hear(&mut self, node: usize) -> &[Heard] {
+        let until = Instant::now() + self.node_limit();
+        let last = self.last.as_mut().expect("an attempt was lost");
+        last.hear(node, until).await;
+        &last.heard
     }
 
     fn cannot_wait(&mut self, node: usize, error: NodeError) {
@@ -177,7 +187,7 @@ impl Chase<'_> {
         }
     }
 
-    async fn pause(&self, at_most: Duration) {
+    async fn pause(&mut self, at_most: Duration) {
         // Two that start together must not go on together. The last attempt is at the very end.
         let again = Instant::now() + rand::rng().random_range(at_most / 2..=at_most);
         sleep_until(self.until.map_or(again, |until| until.min(again))).await;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Step, Vote, Win};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Heard, Lifetime, Loss, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
@@ -32,10 +32,10 @@ pub(crate) struct Wanted {
 pub(crate) struct Failure {
     pub(crate) loss: Loss,
     pub(crate) nodes: Nodes,
-    /// Which nodes refused, by index.
-    pub(crate) refused: Vec<bool>,
-    /// Which nodes granted, by index, and were released since.
-    pub(crate) granted: Vec<bool>,
+    /// What was heard of each node, by index. Those that granted were released since.
+    pub(crate) heard: Vec<Heard>,
+    /// Nodes that have not answered yet.
+    asked: Asked,
 }
 
 /// An attempt on its way. Dropped before it has come to a lock, it releases on every node that it may have reached.
@@ -72,6 +72,24 @@ const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
 
 pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
     AcquireError::Unusable { reason: format!("no random bits for a token: {error}") }
+}
+
+impl Failure {
+    /// Hears what a node answers by then.
+    pub(crate) async fn hear(&mut self, node: usize, until: Instant) {
+        while self.heard[node] == Heard::Nothing {
+            let Ok(Some((answered, reply))) = timeout_at(until, self.asked.next()).await else {
+                self.heard[node] = Heard::Silence;
+                return;
+            };
+            self.nodes.0[answered].answer = reply.answer();
+            self.heard[answered] = match reply.holds() {
+                Some(true) => Heard::Grant,
+                Some(false) => Heard::Refusal,
+                None => Heard::Silence,
+            };
+        }
+    }
 }
 
 /// One attempt, which yields to the queue node of each key. The outer error says that nothing could even be tried.
@@ -226,13 +244,10 @@ impl Attempt {
                     Step::Lost(loss) => {
                         let nodes = self.answers.report(&self.shared.nodes);
                         tracing::debug!(?loss, %nodes, "not granted");
-                        let nodes_count = self.shared.nodes.len();
-                        return Err(Failure {
-                            loss,
-                            nodes,
-                            refused: (0..nodes_count).map(|node| self.core.refused_by(node)).collect(),
-                            granted: (0..nodes_count).map(|node| self.core.granted_by(node)).collect(),
-                        });
+                        let heard =
+                            (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node)).collect();
+                        let asked = std::mem::replace(&mut self.asked, Asked::new());
+                        return Err(Failure { loss, nodes, heard, asked });
                     }
                 }
             }

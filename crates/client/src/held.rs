@@ -249,12 +249,24 @@ impl Held {
     fn hear_stragglers(&self) {
         let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((node, reply)) = stragglers.take_done() {
-            let known = &mut self.state().nodes[node];
-            // Until then it is known which start of the server was asked.
-            if !known.answered_since {
-                known.answer = reply.answer();
+            {
+                let known = &mut self.state().nodes[node];
+                // Until then it is known which start of the server was asked.
+                if !known.answered_since {
+                    known.answer = reply.answer();
+                }
+            }
+            if matches!(reply, Reply::No) {
+                self.refused_late(node);
             }
             self.arrived(node, &reply, |_| true);
+        }
+    }
+
+    /// A node refused when the lock was won already. If it is one to which that should have yielded, others wait there.
+    fn refused_late(&self, node: usize) {
+        if self.shared.queue_nodes(&self.keys).contains(&node) {
+            self.shared.slots.set_contended(&self.keys);
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct Slots<K> {
 
 struct Slot {
     turn: std::sync::Arc<Semaphore>,
-    /// Whoever was on the network last had to wait.
+    /// Whoever was on the network last had to wait, or got past those who waited.
     contended: AtomicBool,
 }
 
@@ -46,6 +46,11 @@ impl<K: Clone + Eq + Hash> Slots<K> {
         let slot = self.slot(keys);
         let permit = std::sync::Arc::clone(&slot.turn).acquire_owned().await.expect("it is never closed");
         Turn { slot, _permit: permit }
+    }
+
+    /// Others want this lock, too.
+    pub(crate) fn set_contended(&self, keys: &K) {
+        self.slot(keys).contended.store(true, Ordering::Relaxed);
     }
 
     fn slot(&self, keys: &K) -> Arc<Slot> {

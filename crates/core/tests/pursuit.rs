@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use quorlock_core::quorum::Heard::{Grant, Nothing, Refusal, Silence};
 use quorlock_core::quorum::{
     Acquisition, Ended, Lifetime, Loss, Majority, Moment, Move, Pursuit, Step, Vote, order,
 };
@@ -60,28 +61,49 @@ fn who_had_to_wait_begins_at_the_queue_node() {
 
 #[test]
 fn who_is_refused_waits_on_the_first_node_that_refused() {
-    let mut pursuit = pursuit();
-    let lost = Ended::Lost { refused: &[true, true, true], granted: &[false; 3] };
-    assert_eq!(pursuit.next(lost), Move::WaitOn { node: 2 });
+    let lost = Ended::Lost { heard: &[Refusal, Refusal, Refusal] };
+    assert_eq!(pursuit().next(lost), Move::WaitOn { node: 2 });
     // The queue node is away: not where the holder may never have been.
-    let lost = Ended::Lost { refused: &[true, true, false], granted: &[false; 3] };
-    assert_eq!(pursuit.next(lost), Move::WaitOn { node: 0 });
+    let lost = Ended::Lost { heard: &[Refusal, Refusal, Silence] };
+    assert_eq!(pursuit().next(lost), Move::WaitOn { node: 0 });
+}
+
+#[test]
+fn where_to_wait_is_not_decided_before_the_queue_node_has_answered() {
+    let mut pursuit = pursuit();
+    assert_eq!(pursuit.next(Ended::Lost { heard: &[Refusal, Refusal, Nothing] }), Move::Hear { node: 2 });
+    assert_eq!(pursuit.next(Ended::Lost { heard: &[Nothing, Refusal, Silence] }), Move::Hear { node: 0 });
+    assert_eq!(pursuit.next(Ended::Lost { heard: &[Silence, Refusal, Silence] }), Move::WaitOn { node: 1 });
+    // With nobody to wait for it does not matter.
+    let silent = pursuit.next(Ended::Lost { heard: &[Silence, Silence, Nothing] });
+    assert!(matches!(silent, Move::Pause { .. }), "{silent:?}");
 }
 
 #[test]
 fn a_tie_is_settled_where_the_order_is_decided_and_a_second_one_elsewhere() {
     let mut pursuit = pursuit();
-    let tie = Ended::Lost { refused: &[true, true, false], granted: &[false, false, true] };
-    assert!(matches!(pursuit.next(tie), Move::Pause { .. }));
+    let heard = &[Refusal, Refusal, Grant];
+    assert!(matches!(pursuit.next(Ended::Lost { heard }), Move::Pause { .. }));
     assert_eq!(pursuit.resume(), Move::WaitOn { node: 2 });
-    assert!(matches!(pursuit.next(tie), Move::Pause { .. }));
+    assert!(matches!(pursuit.next(Ended::Lost { heard }), Move::Pause { .. }));
     assert_eq!(pursuit.resume(), Move::WaitOn { node: 0 }, "the holder never reached the queue node");
+}
+
+#[test]
+fn who_asked_in_vain_after_a_wait_waits_where_the_holder_is() {
+    let mut pursuit = pursuit();
+    let lost = Ended::LostAfterWait { heard: &[Refusal, Refusal, Grant] };
+    assert!(matches!(pursuit.next(lost), Move::Pause { .. }));
+    assert_eq!(pursuit.resume(), Move::WaitOn { node: 0 });
+    // It waited on a later one, and has yielded to the first.
+    let lost = Ended::LostAfterWait { heard: &[Grant, Nothing, Refusal] };
+    assert_eq!(pursuit.next(lost), Move::WaitOn { node: 2 });
 }
 
 #[test]
 fn pauses_begin_at_a_round_trip_double_and_are_capped() {
     let mut pursuit = pursuit();
-    let silent = Ended::Lost { refused: &[false; 3], granted: &[false; 3] };
+    let silent = Ended::Lost { heard: &[Silence; 3] };
     let mut expected = ROUND_TRIP;
     for _ in 0..12 {
         assert_eq!(pursuit.next(silent), Move::Pause { at_most: expected });
@@ -125,10 +147,16 @@ fn after_a_wait_nodes_that_refuse_are_asked_again_but_for_those_that_come_before
     let mut attempt = after_wait();
     attempt.vote(1, Vote::Refused, now());
     assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1 }));
-    assert!(attempt.refused_by(1));
+    assert_eq!(attempt.heard_of(1), Refusal);
     attempt.vote(1, Vote::Granted(fence(5)), now());
-    assert!(!attempt.refused_by(1));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(5)));
+    assert_eq!((attempt.heard_of(1), attempt.heard_of(2)), (Grant, Nothing));
+    assert_eq!(attempt.poll(), None, "whoever has the first node comes first, and there may be one");
+    let mut silent = attempt.clone();
+    attempt.vote(2, Vote::Granted(fence(5)), now());
+    silent.time_is_up(now());
+    for mut attempt in [attempt, silent] {
+        assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(5)));
+    }
 
     let mut attempt = after_wait();
     attempt.vote(2, Vote::Refused, now());

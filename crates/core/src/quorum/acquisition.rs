@@ -26,7 +26,8 @@ pub struct Acquisition {
     min_validity: Duration,
     /// Whether the refusal of a node decides, whatever the others say.
     yields_to: Vec<bool>,
-    /// Whether nodes that refuse are asked again until the time is up.
+    /// Whether nodes that refuse are asked again until the time is up, but for those it yields to, without whose answers it
+    /// is not won.
     patient: bool,
     /// Nodes that refused and are being asked again.
     refused: Vec<bool>,
@@ -54,6 +55,19 @@ pub enum Vote {
     Refused,
     /// An error, a time-out, an abstention: no vote.
     Silent,
+}
+
+/// What an attempt has heard of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Heard {
+    /// It has not answered yet.
+    Nothing,
+    /// It granted.
+    Grant,
+    /// It refused.
+    Refusal,
+    /// It has no vote, or its time is up.
+    Silence,
 }
 
 /// A node's answer to `EXTEND … FENCE`.
@@ -131,7 +145,8 @@ impl Acquisition {
 
     /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take the
     /// others, which are proposed that same fence. Nodes that refuse are asked again, since the last holder's releases
-    /// may still be on their way to them.
+    /// may still be on their way to them. If it [yields](Self::that_yields_to) to some, it is not won before those have
+    /// answered, or their time is up.
     pub fn after_wait(
         majority: Majority,
         node: usize,
@@ -222,14 +237,16 @@ impl Acquisition {
         self.tally.yes().count()
     }
 
-    /// Whether this node refused.
-    pub fn refused_by(&self, node: usize) -> bool {
-        self.refused[node]
-    }
-
-    /// Whether this node granted.
-    pub fn granted_by(&self, node: usize) -> bool {
-        self.tally.yes().any(|(other, _)| other == node)
+    /// What was heard of a node last.
+    pub fn heard_of(&self, node: usize) -> Heard {
+        match self.tally.ballot(node) {
+            // It is being asked again.
+            Ballot::Pending if self.refused[node] => Heard::Refusal,
+            Ballot::Pending => Heard::Nothing,
+            Ballot::Yes(_) => Heard::Grant,
+            Ballot::No => Heard::Refusal,
+            Ballot::Silent => Heard::Silence,
+        }
     }
 
     /// Whether it is known if the lock was won.
@@ -269,13 +286,21 @@ impl Acquisition {
             return;
         };
         if self.grants().filter(|grant| grant.has(fence)).count() >= size {
-            return self.decide(Step::Won(Win { fence, lifetime }));
+            if !self.awaits_whom_it_yields_to() {
+                self.decide(Step::Won(Win { fence, lifetime }));
+            }
+            return;
         }
         let below: Vec<_> = self.tally.yes().filter(|(_, grant)| grant.is_to_be_told(fence)).collect();
         for (node, grant) in below {
             self.tally.recast(node, Ballot::Yes(Grant { told: Some(fence), ..grant }));
             self.steps.push_back(Step::TellFence { node, fence });
         }
+    }
+
+    fn awaits_whom_it_yields_to(&self) -> bool {
+        let mut nodes = (0..self.yields_to.len()).filter(|&node| self.yields_to[node]);
+        self.patient && nodes.any(|node| self.heard_of(node) == Heard::Nothing)
     }
 
     /// The smallest fence that N/2 + 1 nodes have or can still be told. What a node was told counts as what it has, so

@@ -22,7 +22,7 @@ mod release;
 mod tally;
 mod tenure;
 
-pub use acquisition::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
+pub use acquisition::{Acquisition, FenceAnswer, Heard, Loss, Step, Vote, Win};
 pub use extension::{Extension, ExtensionVerdict};
 pub use hints::Hints;
 pub use lifetime::{Lifetime, drift, reliable};

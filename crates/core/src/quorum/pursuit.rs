@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use super::Heard;
+
 /// The shortest pause: two clients on one machine are closer to each other than a sleep is exact.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause.
@@ -13,8 +15,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 #[derive(Clone, Debug)]
 pub struct Pursuit {
     order: Vec<usize>,
-    /// How often in a row the node that decides granted, and others refused.
-    ties: u32,
+    /// Whether the node that decides has granted before, and others have refused.
+    tied: bool,
     pause: Duration,
     after_pause: Option<Move>,
 }
@@ -30,6 +32,12 @@ pub enum Move {
         /// The index of the node.
         node: usize,
     },
+    /// Wait for what this node answers to the attempt that was lost, for the nodes' time limit at most; then say so with
+    /// [`Ended::Lost`] once more. It comes before those that have answered, and what it says decides where to wait.
+    Hear {
+        /// The index of the node.
+        node: usize,
+    },
     /// Do nothing for a random time between half of this and all of it; then call [`Pursuit::resume`].
     Pause {
         /// The longest time.
@@ -40,13 +48,16 @@ pub enum Move {
 /// How a move ended that has not won the lock. Whatever it was granted has been released.
 #[derive(Clone, Copy, Debug)]
 pub enum Ended<'a> {
-    /// Nodes were asked, all of them or those that a wait had left to be asked. For each: whether it refused, and
-    /// whether it granted.
+    /// Nodes were asked: all of them.
     Lost {
-        /// By index.
-        refused: &'a [bool],
-        /// By index.
-        granted: &'a [bool],
+        /// What was heard of each, by index.
+        heard: &'a [Heard],
+    },
+    /// One node granted after a wait there. The others were asked again and again for their time limit, or one to which the
+    /// attempt yielded has refused.
+    LostAfterWait {
+        /// What was heard of each, by index.
+        heard: &'a [Heard],
     },
     /// The node on which the client waited let it go without the lock, or did not let it wait.
     NotWaited,
@@ -58,7 +69,7 @@ impl Pursuit {
     /// A pursuit over nodes in this order, of which those that are known to be away come last. A pause begins at about
     /// a `round_trip`.
     pub fn new(order: Vec<usize>, round_trip: Duration) -> Self {
-        Self { order, ties: 0, pause: round_trip.clamp(PAUSE_MIN, PAUSE_MAX), after_pause: None }
+        Self { order, tied: false, pause: round_trip.clamp(PAUSE_MIN, PAUSE_MAX), after_pause: None }
     }
 
     /// The first move. Who had to wait for this key the last time begins at the queue node: the key is contended, and
@@ -76,33 +87,38 @@ impl Pursuit {
     pub fn yields_to(&self, a_move: Move) -> &[usize] {
         let place = match a_move {
             Move::WaitOn { node } => self.order.iter().position(|&other| other == node).unwrap_or(0),
-            Move::AskAll | Move::Pause { .. } => self.order.len().min(1),
+            Move::AskAll | Move::Hear { .. } | Move::Pause { .. } => self.order.len().min(1),
         };
         &self.order[..place]
     }
 
     /// The move after one that has not won the lock.
     pub fn next(&mut self, ended: Ended<'_>) -> Move {
-        let (refused, granted) = match ended {
-            Ended::Lost { refused, granted } => (refused, granted),
+        let (heard, is_tie) = match ended {
+            Ended::Lost { heard } => (heard, !self.tied),
+            // Whoever refused for so long has a holder.
+            Ended::LostAfterWait { heard } => (heard, false),
             Ended::NotWaited | Ended::NodeGone => return self.pause_before(Move::AskAll),
         };
-        // The first that answered at all: all clients that reach the same nodes agree on it.
-        let decider = self.order.iter().copied().find(|&node| refused[node] || granted[node]);
-        let holder = self.order.iter().copied().find(|&node| refused[node]);
-        match (decider, holder) {
-            (Some(decider), Some(holder)) if decider == holder => {
-                self.ties = 0;
+        // The first that answers at all: all clients that reach the same nodes agree on it.
+        let decider = self.order.iter().copied().find(|&node| heard[node] != Heard::Silence);
+        let holder = self.order.iter().copied().find(|&node| heard[node] == Heard::Refusal);
+        let (Some(decider), Some(holder)) = (decider, holder) else {
+            return self.pause_before(Move::AskAll);
+        };
+        match heard[decider] {
+            Heard::Nothing => Move::Hear { node: decider },
+            Heard::Refusal => {
+                self.tied = false;
                 Move::WaitOn { node: decider }
             }
             // Two go after the lock at the same time, most likely: back to where their order is decided.
-            (Some(node), Some(_)) if self.ties == 0 => {
-                self.ties = 1;
-                self.pause_before(Move::WaitOn { node })
+            Heard::Grant if is_tie => {
+                self.tied = true;
+                self.pause_before(Move::WaitOn { node: decider })
             }
-            // Again: whoever holds the lock has not reached that node, and its end will not be heard of there.
-            (Some(_), Some(node)) => self.pause_before(Move::WaitOn { node }),
-            (_, None) | (None, _) => self.pause_before(Move::AskAll),
+            // Whoever holds the lock has not reached that node, and its end will not be heard of there.
+            Heard::Grant | Heard::Silence => self.pause_before(Move::WaitOn { node: holder }),
         }
     }
 

@@ -48,6 +48,10 @@ impl<Y: Copy> Tally<Y> {
         }
     }
 
+    pub(super) fn ballot(&self, node: usize) -> Ballot<Y> {
+        self.ballots[node]
+    }
+
     /// What a node that said yes said.
     pub(super) fn of(&self, node: usize) -> Option<Y> {
         match self.ballots.get(node) {

@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::quorum::{
-    Acquisition, Ended, FenceAnswer, Hints, Lifetime, Majority, Moment, Move, Pursuit, Step, Vote, order,
+    Acquisition, Ended, FenceAnswer, Heard, Hints, Lifetime, Majority, Moment, Move, Pursuit, Step, Vote,
+    order,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -55,6 +56,12 @@ enum Phase {
         sent_us: u64,
     },
     Pausing,
+    /// Hears what a node says to an attempt that was lost.
+    Hearing {
+        node: usize,
+        heard: Vec<Heard>,
+        until_us: u64,
+    },
     Holding,
 }
 
@@ -67,6 +74,8 @@ struct Attempt {
     asked_again: Vec<u32>,
     limit_us: u64,
     tells: bool,
+    /// Whether it is what came of a wait.
+    waited: bool,
 }
 
 /// What a client does, for the scene to carry out.
@@ -122,9 +131,9 @@ impl Client {
         }
     }
 
-    /// Comes at some time of the first second.
+    /// Comes at some time.
     pub(super) fn begin(&mut self) -> Effect {
-        let at_us = self.rng.random_range(0..1_000_000);
+        let at_us = self.rng.random_range(0..self.scene.begin_within_us);
         self.call(at_us, Cause::Enough)
     }
 
@@ -157,7 +166,10 @@ impl Client {
                 attempt.core.time_is_up(moment(now_us));
                 self.proceed(now_us, &mut effects);
             }
-            (Phase::Holding | Phase::Attempting(_) | Phase::Waiting { .. }, _) => {}
+            (&mut Phase::Hearing { node, until_us, .. }, Cause::Limit) if now_us >= until_us => {
+                self.hear_at_last(node, Heard::Silence, now_us, &mut effects);
+            }
+            (Phase::Holding | Phase::Attempting(_) | Phase::Waiting { .. } | Phase::Hearing { .. }, _) => {}
         }
         effects
     }
@@ -190,8 +202,17 @@ impl Client {
                 attempt.core.vote(node, vote, moment(now_us));
                 self.proceed(now_us, &mut effects);
             }
+            Phase::Hearing { node: wanted, .. } if *wanted == node && !reply.told => {
+                let held = matches!(reply.is, Answer::Held { .. });
+                let heard = if held { Heard::Grant } else { Heard::Refusal };
+                self.hear_at_last(node, heard, now_us, &mut effects);
+            }
+            // It got past those who wait there.
+            Phase::Holding if node == self.order[0] && matches!(reply.is, Answer::NotHeld) => {
+                self.contended = true;
+            }
             // A straggler.
-            Phase::Resting | Phase::Pausing | Phase::Holding => {}
+            Phase::Resting | Phase::Pausing | Phase::Holding | Phase::Hearing { .. } => {}
         }
         effects
     }
@@ -237,6 +258,7 @@ impl Client {
                 let node = if self.scene.leaves_out(Rule::WaitWhereRefused) { self.order[0] } else { node };
                 self.wait(node, now_us, effects);
             }
+            Move::Hear { .. } => unreachable!("the attempt is another one by now"),
             Move::Pause { at_most } => {
                 self.phase = Phase::Pausing;
                 let at_most_us = u64::try_from(at_most.as_micros()).unwrap_or(u64::MAX);
@@ -271,8 +293,12 @@ impl Client {
         };
         self.contended = waited_us > 0;
         let lifetime = Lifetime::after_wait(moment(sent_us), Duration::from_micros(waited_us), TTL);
-        let core = Acquisition::after_wait(self.majority, node, fence, lifetime, TTL.duration() / 2)
-            .that_yields_to(self.pursuit.yields_to(Move::WaitOn { node }));
+        let core = Acquisition::after_wait(self.majority, node, fence, lifetime, TTL.duration() / 2);
+        let core = if self.scene.leaves_out(Rule::EarlierNodesFirst) {
+            core
+        } else {
+            core.that_yields_to(self.pursuit.yields_to(Move::WaitOn { node }))
+        };
         self.attempt(core, fence, Some(node), now_us, effects);
     }
 
@@ -296,7 +322,8 @@ impl Client {
         let limit_us = now_us + NODE_LIMIT_US;
         effects.push(self.call(limit_us, Cause::Limit));
         let asked_again = vec![0; self.scene.nodes];
-        let attempt = Attempt { core, proposed, asked_again, limit_us, tells: false };
+        let waited = granted.is_some();
+        let attempt = Attempt { core, proposed, asked_again, limit_us, tells: false, waited };
         self.phase = Phase::Attempting(Box::new(attempt));
         self.proceed(now_us, effects);
     }
@@ -328,15 +355,42 @@ impl Client {
                     effects.push(self.call(now_us + hold_us, Cause::Enough));
                 }
                 Step::Lost(_) => {
-                    let nodes = 0..self.scene.nodes;
-                    let refused: Vec<_> = nodes.clone().map(|node| attempt.core.refused_by(node)).collect();
-                    let granted: Vec<_> = nodes.map(|node| attempt.core.granted_by(node)).collect();
+                    let core = &attempt.core;
+                    let heard = (0..self.scene.nodes).map(|node| core.heard_of(node)).collect();
+                    let waited = attempt.waited;
                     self.release(effects);
-                    let next = self.pursuit.next(Ended::Lost { refused: &refused, granted: &granted });
-                    self.go(next, now_us, effects);
+                    self.lost(heard, waited, now_us, effects);
                     return;
                 }
             }
+        }
+    }
+
+    /// Goes on from an attempt in which so much was heard.
+    fn lost(&mut self, mut heard: Vec<Heard>, waited: bool, now_us: u64, effects: &mut Vec<Effect>) {
+        if self.scene.leaves_out(Rule::HearTheQueueNode) {
+            heard
+                .iter_mut()
+                .filter(|heard| **heard == Heard::Nothing)
+                .for_each(|heard| *heard = Heard::Silence);
+        }
+        let ended =
+            if waited { Ended::LostAfterWait { heard: &heard } } else { Ended::Lost { heard: &heard } };
+        match self.pursuit.next(ended) {
+            Move::Hear { node } => {
+                let until_us = now_us + NODE_LIMIT_US;
+                effects.push(self.call(until_us, Cause::Limit));
+                self.phase = Phase::Hearing { node, heard, until_us };
+            }
+            next => self.go(next, now_us, effects),
+        }
+    }
+
+    fn hear_at_last(&mut self, node: usize, what: Heard, now_us: u64, effects: &mut Vec<Effect>) {
+        if let Phase::Hearing { heard, .. } = &mut self.phase {
+            let mut heard = std::mem::take(heard);
+            heard[node] = what;
+            self.lost(heard, false, now_us, effects);
         }
     }
 }

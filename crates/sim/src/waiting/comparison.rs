@@ -16,7 +16,7 @@ pub struct Comparison {
 }
 
 /// Each rule, where it matters.
-pub fn comparisons() -> [Comparison; 3] {
+pub fn comparisons() -> [Comparison; 5] {
     let scene = Scene {
         seed: 1,
         lasts: Duration::from_secs(60),
@@ -24,6 +24,8 @@ pub fn comparisons() -> [Comparison; 3] {
         clients: 16,
         cut_off: 0,
         newcomers: 0,
+        begin_within_us: 1_000_000,
+        queue_node_farther_us: 0,
         hold_us: 200_000..=400_000,
         rest_us: 0..=1000,
         without: None,
@@ -34,8 +36,7 @@ pub fn comparisons() -> [Comparison; 3] {
             case: "8 who queue and 8 who are new each time, held for 5 to 15 ms, for a minute",
             scene: Scene { newcomers: 8, hold_us: 5000..=15_000, rest_us: 0..=0, ..scene.clone() },
             shows: |account| {
-                let (most, fewest, starved) = (account.most(), account.fewest(), account.starved());
-                format!("{starved} starve, {most} to {fewest} locks, {}", longest_wait(account))
+                format!("{} to {} locks, {}", account.most(), account.fewest(), longest_wait(account))
             },
         },
         Comparison {
@@ -47,11 +48,33 @@ pub fn comparisons() -> [Comparison; 3] {
                 lasts: Duration::from_secs(600),
                 ..scene.clone()
             },
-            shows: |account| {
-                let (per_lock, per_second) = (account.commands_per_lock(), account.commands_per_second());
-                let longest_wait = longest_wait(account);
-                format!("{per_lock:.1} commands per lock, {per_second:.1} per second, {longest_wait}")
+            shows: commands,
+        },
+        Comparison {
+            rule: Rule::HearTheQueueNode,
+            case: "16 who are new each time, held for 5 to 10 ms, with the queue node 2 ms farther, for a minute",
+            scene: Scene {
+                newcomers: 16,
+                queue_node_farther_us: 2000,
+                hold_us: 5000..=10_000,
+                rest_us: 0..=40_000,
+                ..scene.clone()
             },
+            shows: |account| {
+                format!("{} locks, {:.1} commands each", account.locks(), account.commands_per_lock())
+            },
+        },
+        Comparison {
+            rule: Rule::EarlierNodesFirst,
+            case: "16 that begin within a millisecond, held for 200 ms, with the queue node 0.3 ms farther, for a minute",
+            scene: Scene {
+                begin_within_us: 1000,
+                queue_node_farther_us: 300,
+                hold_us: 200_000..=200_000,
+                rest_us: 0..=100,
+                ..scene.clone()
+            },
+            shows: commands,
         },
         Comparison {
             rule: Rule::StayQueued,
@@ -62,6 +85,12 @@ pub fn comparisons() -> [Comparison; 3] {
             },
         },
     ]
+}
+
+fn commands(account: &Account) -> String {
+    let (per_lock, per_second) = (account.commands_per_lock(), account.commands_per_second());
+    let longest_wait = longest_wait(account);
+    format!("{per_lock:.1} commands per lock, {per_second:.1} per second, {longest_wait}")
 }
 
 fn longest_wait(account: &Account) -> String {

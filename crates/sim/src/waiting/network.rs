@@ -3,6 +3,8 @@ use std::ops::RangeInclusive;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::Scene;
+
 /// How long a message is on its way, in microseconds.
 const DELAY_US: RangeInclusive<u64> = 50..=400;
 
@@ -27,13 +29,20 @@ pub(super) enum Kind {
 pub(super) struct Network {
     rng: StdRng,
     nodes: usize,
+    /// How much longer a message to or from which node takes.
+    farther_us: (usize, u64),
     /// When the last message of each way arrives.
     last_us: Vec<u64>,
 }
 
 impl Network {
-    pub(super) fn new(seed: u64, clients: usize, nodes: usize) -> Self {
-        Self { rng: StdRng::seed_from_u64(seed), nodes, last_us: vec![0; clients * nodes * 4] }
+    pub(super) fn new(scene: &Scene, queue_node: usize) -> Self {
+        Self {
+            rng: StdRng::seed_from_u64(scene.seed),
+            nodes: scene.nodes,
+            farther_us: (queue_node, scene.queue_node_farther_us),
+            last_us: vec![0; scene.clients * scene.nodes * 4],
+        }
     }
 
     /// When a message arrives that is sent now.
@@ -41,7 +50,9 @@ impl Network {
         let Way { client, node, kind, back } = way;
         let connection = (client * self.nodes + node) * 2 + usize::from(kind == Kind::ForWaiting);
         let last_us = &mut self.last_us[connection * 2 + usize::from(back)];
-        *last_us = (now_us + self.rng.random_range(DELAY_US)).max(*last_us);
+        let (far, farther_us) = self.farther_us;
+        let delay_us = self.rng.random_range(DELAY_US) + if node == far { farther_us } else { 0 };
+        *last_us = (now_us + delay_us).max(*last_us);
         *last_us
     }
 }

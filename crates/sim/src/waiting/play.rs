@@ -52,7 +52,7 @@ impl Play {
             ends_us: u64::try_from(scene.lasts.as_micros()).unwrap_or(u64::MAX),
             agenda: BTreeMap::new(),
             brought_about: 0,
-            network: Network::new(scene.seed, scene.clients, scene.nodes),
+            network: Network::new(scene, queue_node),
             servers: (0..scene.nodes).map(|_| Server::new(scene.clients)).collect(),
             turns_us: vec![None; scene.nodes],
             clients: (0..scene.clients).map(client).collect(),

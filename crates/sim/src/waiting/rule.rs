@@ -7,6 +7,11 @@ pub enum Rule {
     NewcomersYield,
     /// Who was refused waits on the first node of the order that refused. Left out, it waits on the first of the order.
     WaitWhereRefused,
+    /// Where to wait is decided when the queue node has answered, also if others refused before. Left out, it is decided by
+    /// what was heard.
+    HearTheQueueNode,
+    /// Who waited on another node yields to those before it, and hears them first. Left out, any majority is a lock.
+    EarlierNodesFirst,
     /// Who waits stays in the queue. Left out, it leaves after a second and enters again.
     StayQueued,
 }
@@ -16,6 +21,8 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Self::NewcomersYield => "nil from the queue node decides a first attempt",
             Self::WaitWhereRefused => "one waits on the first node that refused",
+            Self::HearTheQueueNode => "where to wait is decided when the queue node has answered",
+            Self::EarlierNodesFirst => "who waited on a later node yields to the earlier ones",
             Self::StayQueued => "who waits stays in the queue",
         })
     }

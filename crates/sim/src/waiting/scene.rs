@@ -16,6 +16,10 @@ pub struct Scene {
     pub clients: usize,
     /// How many of them, the first, cannot reach the key's queue node.
     pub cut_off: usize,
+    /// Within which time they begin, in microseconds.
+    pub begin_within_us: u64,
+    /// How much longer a message to or from the queue node takes, in microseconds.
+    pub queue_node_farther_us: u64,
     /// How long a lock is held, in microseconds.
     pub hold_us: RangeInclusive<u64>,
     /// How long after that a client wants it again, in microseconds.
