@@ -25,7 +25,7 @@ const ALL_WAIT: Duration = Duration::from_millis(300);
 /// How long the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
 /// Before anything counts: those that began at the same moment have found one queue.
-const WARM_UP: Duration = Duration::from_secs(3);
+const WARM_UP: Duration = Duration::from_secs(1);
 /// How long each client is measured.
 const TIME: Duration = Duration::from_secs(4);
 
