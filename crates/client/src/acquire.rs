@@ -22,9 +22,9 @@ const LAST_ATTEMPT_LIMIT: Duration = Duration::from_millis(40);
 pub(crate) async fn acquire(
     shared: &Arc<Shared>,
     wanted: &Wanted,
+    started: Instant,
     until: Option<Instant>,
 ) -> Result<Lock, AcquireError> {
-    let started = Instant::now();
     let turn = shared.slots.turn(&wanted.keys);
     let turn = match until {
         Some(until) => timeout_at(until, turn).await.ok(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Heard, Lifetime, Loss, Step, Vote, Win};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Heard, Lifetime, Loss, Moment, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -11,7 +11,6 @@ use crate::answers::Answers;
 use crate::held::{Grant, Held};
 use crate::keys::Keys;
 use crate::node::{Asked, Question, Reached, Reply, ask};
-use crate::pending::Pending;
 use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
@@ -50,6 +49,8 @@ struct Attempt {
     token: Token,
     proposed: Fence,
     core: Acquisition,
+    /// When something happened last.
+    now: Moment,
     /// To the queue node of each key, which it is not told yet.
     yields_to_queues: bool,
     reached: Vec<Reached>,
@@ -58,8 +59,8 @@ struct Attempt {
     asked: Asked,
     /// Answers to EXTEND … FENCE, which come from nodes that have answered ACQUIRE.
     told: Asked,
-    /// Nodes that refused and are asked again after a pause.
-    again: Pending<usize>,
+    /// Nodes that refused and are asked again, and when.
+    again: Vec<(Instant, usize)>,
     question: Question,
     /// How often each node was asked again.
     asked_again: Vec<u32>,
@@ -100,15 +101,15 @@ pub(crate) async fn attempt(
 ) -> Result<Result<Lock, Failure>, AcquireError> {
     let token = Token::random().map_err(no_token)?;
     // The clock is read before the first byte is sent: a lock begins no later than this.
-    let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
-    let mut attempt = Attempt::new(shared, wanted, token, shared.propose_fence(), core);
+    let sent = clock::now();
+    let core = Acquisition::new(shared.majority, sent, wanted.ttl, wanted.min_validity);
+    let mut attempt = Attempt::new(shared, wanted, token, shared.propose_fence(), core, sent);
     attempt.yields_to_queues = true;
-    let started = Instant::now();
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
     let ended = attempt.run(node_limit).await;
-    let took = started.elapsed();
+    let took = attempt.now.since(sent);
     shared.saw_round_trip(took);
     observe::attempted(took);
     Ok(ended)
@@ -127,11 +128,11 @@ pub(crate) async fn attempt_after_wait(
     let lifetime = Lifetime::after_wait(sent, waited, wanted.ttl);
     let core = Acquisition::after_wait(shared.majority, node, fence, lifetime, wanted.min_validity)
         .that_yields_to(yields_to);
-    let mut attempt = Attempt::new(shared, wanted, token, fence, core);
+    let mut attempt = Attempt::new(shared, wanted, token, fence, core, clock::now());
     attempt.answers.set(node, Answer::Yes(Some(fence)));
     attempt.reached[node] = Reached::Somehow;
     // With a single node there is nobody left to ask, and it is decided by this.
-    attempt.core.review(clock::now());
+    attempt.core.review(attempt.now);
     for other in (0..shared.nodes.len()).filter(|other| *other != node) {
         attempt.send(other);
     }
@@ -148,10 +149,11 @@ pub(crate) async fn resume(
     let (old, fence) = handover.into_parts();
     shared.agreed_on_fence(fence, fence);
     let token = Token::random().map_err(no_token)?;
-    let core = Acquisition::new(shared.majority, clock::now(), wanted.ttl, wanted.min_validity);
+    let sent = clock::now();
+    let core = Acquisition::new(shared.majority, sent, wanted.ttl, wanted.min_validity);
     // None is proposed: nodes that hold the lock with a larger fence than the others would refuse one that is below theirs.
     let question = Question::take_over(&wanted.keys, &old, &token, wanted.ttl);
-    let mut attempt = Attempt::asking(question, shared, wanted, token, fence, core);
+    let mut attempt = Attempt::asking(question, shared, wanted, token, fence, core, sent);
     for node in 0..shared.nodes.len() {
         attempt.send(node);
     }
@@ -166,9 +168,16 @@ pub(crate) async fn resume(
 }
 
 impl Attempt {
-    fn new(shared: &Arc<Shared>, wanted: &Wanted, token: Token, hint: Fence, core: Acquisition) -> Self {
+    fn new(
+        shared: &Arc<Shared>,
+        wanted: &Wanted,
+        token: Token,
+        hint: Fence,
+        core: Acquisition,
+        now: Moment,
+    ) -> Self {
         let question = Question::acquire(&wanted.keys, &token, wanted.ttl, hint, wanted.owner.as_deref());
-        Self::asking(question, shared, wanted, token, hint, core)
+        Self::asking(question, shared, wanted, token, hint, core, now)
     }
 
     fn asking(
@@ -178,6 +187,7 @@ impl Attempt {
         token: Token,
         proposed: Fence,
         core: Acquisition,
+        now: Moment,
     ) -> Self {
         let nodes = shared.nodes.len();
         Self {
@@ -191,12 +201,13 @@ impl Attempt {
             token,
             proposed,
             core,
+            now,
             yields_to_queues: false,
             reached: vec![Reached::No; nodes],
             incarnations: vec![0; nodes],
             asked: Asked::with_capacity(nodes),
             told: Asked::new(),
-            again: Pending::new(),
+            again: Vec::new(),
             asked_again: Vec::new(),
             answers: Answers::new(nodes),
             held: false,
@@ -209,18 +220,18 @@ impl Attempt {
         match node.connection() {
             Ok(connection) => {
                 self.reached[index] = Reached::Through(connection.clone());
-                let question = self.question.clone();
-                self.asked.push(async move { (index, connection.ask(&question).await) });
+                self.asked.ask(index, connection, self.question.clone());
             }
             Err(error) => {
                 self.answers.set(index, Answer::Failed(error));
-                self.core.vote(index, Vote::Silent, clock::now());
+                self.now = clock::now();
+                self.core.vote(index, Vote::Silent, self.now);
             }
         }
     }
 
     async fn run(&mut self, node_limit: Duration) -> Result<Lock, Failure> {
-        let limit = sleep_until(Instant::now() + node_limit);
+        let limit = sleep(node_limit);
         tokio::pin!(limit);
         loop {
             while let Some(step) = self.core.poll() {
@@ -235,10 +246,7 @@ impl Attempt {
                     }
                     Step::AskAgain { node } => {
                         let pause = self.pause_before_asking_again(node);
-                        self.again.push(async move {
-                            sleep(pause).await;
-                            node
-                        });
+                        self.again.push((Instant::now() + pause, node));
                     }
                     Step::Won(win) => return Ok(self.lock(win)),
                     Step::Lost(loss) => {
@@ -262,21 +270,24 @@ impl Attempt {
                     if vote == Vote::Refused && std::mem::take(&mut self.yields_to_queues) {
                         self.core.yield_to(&self.shared.queue_nodes(&self.wanted_keys));
                     }
-                    self.core.vote(node, vote, clock::now());
+                    self.now = clock::now();
+                    self.core.vote(node, vote, self.now);
                 }
-                Some(node) = self.again.next(), if !self.again.is_empty() => self.send(node),
+                Some(node) = first_due(&mut self.again), if !self.again.is_empty() => self.send(node),
                 Some((node, reply)) = self.told.next(), if !self.told.is_empty() => {
                     let answer = match (&reply, self.answers.take_vote(node, &reply)) {
                         (_, Vote::Granted(fence)) => FenceAnswer::Stored(fence),
                         (Reply::Failed(NodeError::ClockBehind { .. }), _) => FenceAnswer::Unacceptable,
                         (_, Vote::Refused | Vote::Silent) => FenceAnswer::Failed,
                     };
-                    self.core.fence_answer(node, answer, clock::now());
+                    self.now = clock::now();
+                    self.core.fence_answer(node, answer, self.now);
                 }
                 () = &mut limit => {
                     let limit_ms = u64::try_from(node_limit.as_millis()).unwrap_or(u64::MAX);
                     self.answers.time_is_up(&NodeError::TimedOut { limit_ms });
-                    self.core.time_is_up(clock::now());
+                    self.now = clock::now();
+                    self.core.time_is_up(self.now);
                 }
             }
         }
@@ -309,6 +320,7 @@ impl Attempt {
             fence: win.fence,
             node_limit: self.node_limit,
             max_hold: self.max_hold,
+            since: self.now,
             lifetime: win.lifetime,
             reached: std::mem::take(&mut self.reached),
             incarnations: std::mem::take(&mut self.incarnations),
@@ -318,6 +330,14 @@ impl Attempt {
         tracing::debug!(fence = win.fence.get(), coverage = %held.coverage(), nodes = %held.report(), "granted");
         Lock::new(held)
     }
+}
+
+/// The node whose time comes first, when it has come.
+async fn first_due(nodes: &mut Vec<(Instant, usize)>) -> Option<usize> {
+    let (place, &(at, node)) = nodes.iter().enumerate().min_by_key(|(_, (at, _))| *at)?;
+    sleep_until(at).await;
+    nodes.swap_remove(place);
+    Some(node)
 }
 
 impl Drop for Attempt {

@@ -106,7 +106,7 @@ impl LockBuilder {
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
         let (started, span) = (Instant::now(), self.span());
         let outcome = self.attempt().instrument(span.clone()).await;
-        span.in_scope(|| observe::acquired(&outcome, started.elapsed()));
+        span.in_scope(|| observe::acquired(&outcome, started));
         outcome
     }
 
@@ -146,11 +146,11 @@ impl LockBuilder {
             Ok(wanted) => {
                 // A wait beyond the end of time has no end.
                 let until = started.checked_add(self.wait);
-                acquire(&self.shared, &wanted, until).instrument(span.clone()).await
+                acquire(&self.shared, &wanted, started, until).instrument(span.clone()).await
             }
             Err(error) => Err(error),
         };
-        span.in_scope(|| observe::acquired(&outcome, started.elapsed()));
+        span.in_scope(|| observe::acquired(&outcome, started));
         outcome
     }
 

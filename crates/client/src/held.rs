@@ -54,6 +54,7 @@ pub(crate) struct Grant {
     pub(crate) fence: Fence,
     pub(crate) node_limit: Duration,
     pub(crate) max_hold: Duration,
+    pub(crate) since: Moment,
     pub(crate) lifetime: Lifetime,
     pub(crate) reached: Vec<Reached>,
     /// Which start of its server each node was asked in.
@@ -90,16 +91,16 @@ impl Held {
             fence,
             node_limit,
             max_hold,
+            since,
             lifetime,
             reached,
             incarnations,
             answers,
             stragglers,
         } = grant;
-        let now = clock::now();
         let known = |(answer, incarnation)| Known { answer, incarnation, answered_since: false };
         let nodes = answers.into_iter().zip(incarnations).map(known).collect();
-        let state = State { tenure: Tenure::new(lifetime, now, max_hold), over: false, nodes };
+        let state = State { tenure: Tenure::new(lifetime, since, max_hold), over: false, nodes };
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             keys,
@@ -109,7 +110,7 @@ impl Held {
             fence,
             node_limit,
             max_hold,
-            since: now,
+            since,
             kept: AtomicBool::new(false),
             reach: Reach::new(reached),
             stragglers: Mutex::new(stragglers),

@@ -54,22 +54,19 @@ async fn look_at(mut received: mpsc::UnboundedReceiver<Left>) {
         while let Ok(left) = received.try_recv() {
             open.push(left);
         }
-        let looked_at = open.drain(..).filter_map(Left::look);
-        open = looked_at.collect();
+        open.extract_if(.., Left::is_looked_at).for_each(Left::end);
     }
 }
 
 impl Left {
-    /// What is left of it.
-    fn look(mut self) -> Option<Self> {
+    /// Looks. Whether that was for the last time.
+    fn is_looked_at(&mut self) -> bool {
         self.looks += 1;
-        if self.undo.look() {
-            return None;
-        }
-        if self.looks < LOOKS_MAX {
-            return Some(self);
-        }
+        self.undo.look() || self.looks == LOOKS_MAX
+    }
+
+    /// What is still open has a task of its own from now on.
+    fn end(self) {
         self.undo.spawn();
-        None
     }
 }

@@ -109,7 +109,6 @@ mod lock;
 mod node;
 mod observe;
 mod ownership;
-mod pending;
 mod quorum;
 mod reach;
 pub mod redis;

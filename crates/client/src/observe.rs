@@ -4,19 +4,20 @@
 use std::time::Duration;
 
 use quorlock_core::quorum::ExtensionVerdict;
+use tokio::time::Instant;
 
 use crate::held::Held;
 use crate::{AcquireError, Lock, Released};
 
 /// A call of `acquire` or `try_acquire` has come to an end.
-pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, took: Duration) {
+pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     let outcome = match outcome {
         Ok(lock) => {
-            tracing::debug!(fence = lock.fence().get(), coverage = %lock.coverage(), ?took, "acquired");
+            tracing::debug!(fence = lock.fence().get(), coverage = %lock.coverage(), took = ?since.elapsed(), "acquired");
             "acquired"
         }
         Err(error) => {
-            tracing::debug!(%error, ?took, "not acquired");
+            tracing::debug!(%error, took = ?since.elapsed(), "not acquired");
             match error {
                 AcquireError::Held { .. } => "held",
                 AcquireError::NoQuorum { .. } => "no_quorum",
@@ -27,12 +28,12 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, took: Duration) {
         }
     };
     figures::count("quorlock_acquires_total", outcome);
-    figures::measure("quorlock_wait_seconds", took);
+    figures::measure("quorlock_wait_seconds", || since.elapsed());
 }
 
 /// One attempt on all nodes has come to an end.
 pub(crate) fn attempted(took: Duration) {
-    figures::measure("quorlock_acquire_seconds", took);
+    figures::measure("quorlock_acquire_seconds", || took);
 }
 
 /// A round of extends was decided for a lock.
@@ -82,10 +83,9 @@ pub(crate) fn handed_over(held: &Held) {
 }
 
 fn gone(held: &Held, outcome: &'static str) {
-    let held_for = held.held_for();
-    tracing::debug!(key = %held.keys, ?held_for, outcome, "given back");
+    tracing::debug!(key = %held.keys, held_for = ?held.held_for(), outcome, "given back");
     figures::count("quorlock_releases_total", outcome);
-    figures::measure("quorlock_hold_seconds", held_for);
+    figures::measure("quorlock_hold_seconds", || held.held_for());
 }
 
 #[cfg(feature = "metrics")]
@@ -96,8 +96,8 @@ mod figures {
         metrics::counter!(name, "outcome" => outcome).increment(1);
     }
 
-    pub(super) fn measure(name: &'static str, took: Duration) {
-        metrics::histogram!(name).record(took.as_secs_f64());
+    pub(super) fn measure(name: &'static str, took: impl FnOnce() -> Duration) {
+        metrics::histogram!(name).record(took().as_secs_f64());
     }
 }
 
@@ -107,5 +107,5 @@ mod figures {
 
     pub(super) fn count(_name: &'static str, _outcome: &'static str) {}
 
-    pub(super) fn measure(_name: &'static str, _took: Duration) {}
+    pub(super) fn measure(_name: &'static str, _took: impl FnOnce() -> Duration) {}
 }

@@ -26,14 +26,16 @@ pub(crate) struct Reach<C> {
 struct Nodes<C> {
     over: bool,
     reached: Vec<Reached<C>>,
-    /// When each was sent its ACQUIRE, if it was.
-    sent: Vec<Instant>,
+    /// When they were sent their ACQUIREs,
+    sent: Instant,
+    /// but for those that were sent another one, and when.
+    sent_again: Vec<(usize, Instant)>,
 }
 
 impl<C: Clone> Reach<C> {
     pub(crate) fn new(reached: Vec<Reached<C>>) -> Self {
-        let sent = vec![Instant::now(); reached.len()];
-        Self { nodes: Mutex::new(Nodes { over: false, reached, sent }) }
+        let nodes = Nodes { over: false, reached, sent: Instant::now(), sent_again: Vec::new() };
+        Self { nodes: Mutex::new(nodes) }
     }
 
     /// A node is about to be sent an ACQUIRE. False if nothing may be sent: because the lock is over, or because an earlier
@@ -44,11 +46,14 @@ impl<C: Clone> Reach<C> {
         if nodes.over {
             return false;
         }
-        if matches!(nodes.reached[node], Reached::Through(_)) && nodes.sent[node].elapsed() < on_its_way_max {
+        let again = nodes.sent_again.iter().position(|(other, _)| *other == node);
+        let sent = again.map_or(nodes.sent, |place| nodes.sent_again[place].1);
+        if matches!(nodes.reached[node], Reached::Through(_)) && sent.elapsed() < on_its_way_max {
             return false;
         }
         nodes.reached[node] = Reached::Through(through.clone());
-        nodes.sent[node] = Instant::now();
+        nodes.sent_again.retain(|(other, _)| *other != node);
+        nodes.sent_again.push((node, Instant::now()));
         true
     }
 

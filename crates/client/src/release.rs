@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::quorum::{Release, ReleaseVerdict, Standing};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{sleep, timeout};
 
 use crate::answers::Answers;
 use crate::held::Held;
@@ -30,13 +30,19 @@ pub(crate) struct Undo {
     asked: Asked,
     /// Nodes that were never sent an ACQUIRE.
     unreached: Vec<usize>,
-    pauses: Vec<Duration>,
-    /// Nodes that have not confirmed it.
-    open: Vec<bool>,
-    /// By then every lease has ended by itself.
-    until: Instant,
+    nodes: Vec<Confirmation>,
+    /// After that every lease has ended by itself.
+    lasts: Duration,
     /// What has ended already is asked for once.
     persistent: bool,
+}
+
+/// How far it has come on one node.
+#[derive(Clone)]
+struct Confirmation {
+    is_missing: bool,
+    /// Before the node is asked again, if that fails.
+    pause: Duration,
 }
 
 impl Undo {
@@ -52,21 +58,19 @@ impl Undo {
             question: Question::release(keys, token),
             asked: Asked::with_capacity(shared.nodes.len()),
             unreached: Vec::new(),
-            pauses: vec![PAUSE_MIN; shared.nodes.len()],
-            open: vec![true; shared.nodes.len()],
-            until: Instant::now() + lasts,
+            nodes: vec![Confirmation { is_missing: true, pause: PAUSE_MIN }; shared.nodes.len()],
+            lasts,
             persistent: true,
         };
         for (index, reached) in reached.into_iter().enumerate() {
             match reached {
                 Reached::No => {
                     this.unreached.push(index);
-                    this.open[index] = false;
+                    this.nodes[index].is_missing = false;
                 }
                 // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
                 Reached::Through(connection) => {
-                    let question = this.question.clone();
-                    this.asked.push(async move { (index, connection.ask(&question).await) });
+                    this.asked.ask(index, connection, this.question.clone());
                 }
                 Reached::Somehow => this.ask(index),
             }
@@ -98,7 +102,7 @@ impl Undo {
         let shared = Arc::clone(&self.shared);
         shared.spawn(async move {
             // What is left by then has ended by itself.
-            let _ = timeout_at(self.until, self.finish()).await;
+            let _ = timeout(self.lasts, self.finish()).await;
         });
     }
 
@@ -133,7 +137,7 @@ impl Undo {
                     // is the one that cannot arrive before ACQUIRE.
                     let now = self.connections();
                     for node in (0..now.len()).filter(|&node| now[node] != connections[node]) {
-                        if self.open[node] {
+                        if self.nodes[node].is_missing {
                             self.ask(node);
                         }
                     }
@@ -150,15 +154,15 @@ impl Undo {
 
     fn retry_if_failed(&mut self, index: usize, reply: &Reply) {
         if !matches!(reply, Reply::Failed(_)) {
-            self.open[index] = false;
+            self.nodes[index].is_missing = false;
             return;
         }
         // A server without the module has granted nothing, and never will.
         if !self.persistent || matches!(reply, Reply::Failed(NodeError::NoModule)) {
             return;
         }
-        let pause = self.pauses[index];
-        self.pauses[index] = (pause * 2).min(PAUSE_MAX);
+        let pause = self.nodes[index].pause;
+        self.nodes[index].pause = (pause * 2).min(PAUSE_MAX);
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
         self.asked.push(async move {
             sleep(pause).await;
@@ -168,8 +172,10 @@ impl Undo {
 
     /// Asks through whatever connection there is.
     fn ask(&mut self, index: usize) {
-        let (connection, question) = (self.shared.nodes[index].connection(), self.question.clone());
-        self.asked.push(async move { (index, ask(connection, &question).await) });
+        match self.shared.nodes[index].connection() {
+            Ok(connection) => self.asked.ask(index, connection, self.question.clone()),
+            Err(error) => self.asked.push(std::future::ready((index, Reply::Failed(error)))),
+        }
     }
 }
 
@@ -200,7 +206,7 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
         verdict = verdict.or(release.answer(index, None));
     }
 
-    let limit = sleep_until(Instant::now() + held.node_limit);
+    let limit = sleep(held.node_limit);
     tokio::pin!(limit);
     let verdict = loop {
         if let Some(verdict) = verdict {

@@ -4,26 +4,26 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 /// gives two holders: its late RELEASE would free what its next attempt was granted. Whoever knows it can release the
 /// lock, so it is never shown.
 #[derive(Clone)]
-pub(crate) struct Token(String);
+pub(crate) struct Token([u8; 32]);
 
 impl Token {
     pub(crate) fn random() -> Result<Self, getrandom::Error> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits)?;
-        let mut hex = String::with_capacity(32);
-        for byte in bits {
-            hex.extend([byte >> 4, byte & 0xf].map(|digit| char::from(HEX[usize::from(digit)])));
+        let mut hex = [0; 32];
+        for (digits, byte) in hex.chunks_exact_mut(2).zip(bits) {
+            digits.copy_from_slice(&[byte >> 4, byte & 0xf].map(|digit| HEX[usize::from(digit)]));
         }
         Ok(Self(hex))
     }
 
     /// One that another process made.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
-        let is_token = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_token.then(|| Self(text.to_owned()))
+        let digits = text.as_bytes().try_into().ok()?;
+        text.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(Self(digits))
     }
 
     pub(crate) fn as_str(&self) -> &str {
-        &self.0
+        str::from_utf8(&self.0).expect("there are only hexadecimal digits")
     }
 }

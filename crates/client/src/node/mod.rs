@@ -1,5 +1,6 @@
 //! One node: its address, its connection, and what it is asked.
 
+mod asked;
 mod link;
 mod question;
 mod roll;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{Client, Pipeline, RedisError};
+pub(crate) use asked::Asked;
 pub(crate) use link::{Connection, Link};
 pub(crate) use question::{Question, Reply};
 pub(crate) use roll::Roll;
@@ -17,7 +19,6 @@ use tokio_util::sync::CancellationToken;
 use waiting::WaitingRoom;
 
 use crate::NodeError;
-use crate::pending::Pending;
 
 /// A node, as the client sees it. Cheap to clone.
 #[derive(Clone)]
@@ -31,9 +32,6 @@ struct Inner {
 
 /// Whether, and how, an ACQUIRE was sent to a node.
 pub(crate) type Reached = crate::reach::Reached<Connection>;
-
-/// Questions on their way: of each which node, and what came of it.
-pub(crate) type Asked = Pending<(usize, Reply)>;
 
 impl Node {
     /// A node that is asked through `link`, and of which `client` makes further connections for those who wait.

@@ -32,6 +32,8 @@ pub struct Acquisition {
     /// Nodes that refused and are being asked again.
     refused: Vec<bool>,
     steps: VecDeque<Step>,
+    /// What was decided, until somebody has heard of it.
+    decision: Option<Step>,
     decided: bool,
 }
 
@@ -169,6 +171,7 @@ impl Acquisition {
             patient: false,
             refused: vec![false; majority.nodes()],
             steps: VecDeque::new(),
+            decision: None,
             decided: false,
         }
     }
@@ -229,7 +232,7 @@ impl Acquisition {
 
     /// What is to be done next.
     pub fn poll(&mut self) -> Option<Step> {
-        self.steps.pop_front()
+        self.decision.take().or_else(|| self.steps.pop_front())
     }
 
     /// On how many nodes the lock is known to be held.
@@ -326,7 +329,7 @@ impl Acquisition {
     fn decide(&mut self, step: Step) {
         self.decided = true;
         self.steps.clear();
-        self.steps.push_back(step);
+        self.decision = Some(step);
     }
 }
 

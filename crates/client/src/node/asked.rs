@@ -1,0 +1,196 @@
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use futures_util::future::BoxFuture;
+use pin_project_lite::pin_project;
+
+use super::{Connection, Question, Reply};
+
+/// Of which node, and what it said.
+type Answered = (usize, Reply);
+
+/// How many places a thread keeps for the next questions. Each is larger than what an allocator has at hand, and a lock needs
+/// two for each node.
+const PLACES_MAX: usize = 256;
+
+thread_local! {
+    static PLACES: RefCell<Vec<Pin<Box<dyn Place>>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Questions on their way that are waited for together: no more than there are nodes. All that are not done are polled
+/// whenever one of them wakes the task, also when another one is done already: so what is asked is sent at the first poll,
+/// and in order. For so few that costs less than to find out which of them it was.
+pub(crate) struct Asked(Vec<State>);
+
+enum State {
+    Open(Pin<Box<dyn Place>>),
+    Other(BoxFuture<'static, Answered>),
+    Done(Answered),
+}
+
+/// Where a question is asked, and later another one.
+trait Place: Send {
+    fn ask(self: Pin<&mut Self>, node: usize, connection: Connection, question: Question);
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answered>;
+}
+
+pin_project! {
+    struct PlaceOf<A, F> {
+        ask: A,
+        #[pin]
+        asking: Option<F>,
+    }
+}
+
+impl Asked {
+    /// Waits for nothing, and allocates nothing.
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Has room for so many.
+    pub(crate) fn with_capacity(questions: usize) -> Self {
+        Self(Vec::with_capacity(questions))
+    }
+
+    /// Asks a node through this connection.
+    pub(crate) fn ask(&mut self, node: usize, connection: Connection, question: Question) {
+        let place = PLACES.try_with(|places| places.borrow_mut().pop()).ok().flatten();
+        let mut place = place.unwrap_or_else(new_place);
+        place.as_mut().ask(node, connection, question);
+        self.0.push(State::Open(place));
+    }
+
+    /// Waits for whatever comes of this.
+    pub(crate) fn push(&mut self, answer: impl Future<Output = Answered> + Send + 'static) {
+        self.0.push(State::Other(Box::pin(answer)));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One that is answered; `None` when there are none to wait for.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Option<Answered> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// One that is answered already.
+    pub(crate) fn take_done(&mut self) -> Option<Answered> {
+        match self.poll_next(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answered) => answered,
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
+        let mut done = None;
+        for (index, state) in self.0.iter_mut().enumerate() {
+            let answered = match state {
+                State::Open(place) => place.as_mut().poll(cx),
+                State::Other(answer) => answer.as_mut().poll(cx),
+                State::Done(_) => Poll::Pending,
+            };
+            if let Poll::Ready(answered) = answered
+                && let State::Open(place) = std::mem::replace(state, State::Done(answered))
+            {
+                keep(place);
+            }
+            if done.is_none() && matches!(state, State::Done(_)) {
+                done = Some(index);
+            }
+        }
+        match done.map(|index| self.0.remove(index)) {
+            Some(State::Done(answered)) => Poll::Ready(Some(answered)),
+            // There was one, and it was done.
+            Some(State::Open(_) | State::Other(_)) => unreachable!(),
+            None if self.0.is_empty() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn new_place() -> Pin<Box<dyn Place>> {
+    let ask = |node, connection: Connection, question: Question| async move {
+        (node, connection.ask(&question).await)
+    };
+    Box::pin(PlaceOf { ask, asking: None })
+}
+
+impl<A, F> Place for PlaceOf<A, F>
+where
+    A: Fn(usize, Connection, Question) -> F + Send,
+    F: Future<Output = Answered> + Send,
+{
+    fn ask(self: Pin<&mut Self>, node: usize, connection: Connection, question: Question) {
+        let mut this = self.project();
+        let asking = (this.ask)(node, connection, question);
+        this.asking.set(Some(asking));
+    }
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answered> {
+        let mut this = self.project();
+        let Some(asking) = this.asking.as_mut().as_pin_mut() else { return Poll::Pending };
+        let answered = asking.poll(cx);
+        if answered.is_ready() {
+            // Whatever it held is held no more.
+            this.asking.set(None);
+        }
+        answered
+    }
+}
+
+/// Keeps a place in which nothing is asked any more.
+fn keep(place: Pin<Box<dyn Place>>) {
+    let _ = PLACES.try_with(|places| {
+        let mut places = places.borrow_mut();
+        if places.len() < PLACES_MAX {
+            places.push(place);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_are_asked_in_order_when_the_first_is_answered() {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let mut asked = Asked::new();
+        for node in 0..3 {
+            let begun = Arc::clone(&begun);
+            asked.push(async move {
+                assert_eq!(begun.fetch_add(1, Ordering::Relaxed), node);
+                (node, Reply::No)
+            });
+        }
+        assert_eq!(asked.next().await.map(|(node, _)| node), Some(0));
+        assert_eq!(begun.load(Ordering::Relaxed), 3);
+        assert_eq!(asked.next().await.map(|(node, _)| node), Some(1));
+        assert_eq!(asked.next().await.map(|(node, _)| node), Some(2));
+        assert!(asked.is_empty());
+        assert!(asked.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_there_whether_or_not_anybody_has_waited_for_it() {
+        let (tell, told) = oneshot::channel();
+        let mut asked = Asked::new();
+        asked.push(async { (0, told.await.unwrap()) });
+        assert!(asked.take_done().is_none());
+        tell.send(Reply::No).unwrap();
+        assert!(matches!(asked.take_done(), Some((0, Reply::No))));
+    }
+}
