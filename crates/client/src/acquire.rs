@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Ended, Heard, Loss, Move, Pursuit};
+use quorlock_core::quorum::{Ended, Loss, Move, Pursuit};
 use rand::RngExt as _;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{Instrument as _, Span};
@@ -45,8 +45,8 @@ struct Chase<'a> {
     turn: &'a Turn,
     /// How many attempts there have been, waits included.
     attempts: u32,
-    /// The last attempt that failed.
-    last: Option<Failure>,
+    /// Why the last attempt failed, and what the nodes said.
+    last: Option<(Loss, Nodes)>,
 }
 
 /// Why a wait has not come to a lock.
@@ -73,7 +73,7 @@ impl Chase<'_> {
         };
         let mut pursuit = Pursuit::new(shared.order(self.wanted.keys.first()), shared.round_trip());
         let mut next = match failed {
-            Some(failure) => pursuit.next(Ended::Lost { heard: self.lost(failure) }),
+            Some(failure) => self.lost(&mut pursuit, failure, None).await,
             None => pursuit.first(contended),
         };
         loop {
@@ -83,14 +83,11 @@ impl Chase<'_> {
             next = match next {
                 Move::AskAll => match self.ask_all().await? {
                     Ok(lock) => return Ok(lock),
-                    Err(failure) => pursuit.next(Ended::Lost { heard: self.lost(failure) }),
+                    Err(failure) => self.lost(&mut pursuit, failure, None).await,
                 },
-                Move::Hear { node } => pursuit.next(Ended::Lost { heard: self.hear(node).await }),
-                Move::WaitOn { node } => match self.wait_on(node, pursuit.yields_to(next)).await? {
+                Move::WaitOn { node } => match self.wait_on(node, &pursuit).await? {
                     Ok(lock) => return Ok(lock),
-                    Err(NoLock::Lost(failure)) => {
-                        pursuit.next(Ended::LostAfterWait { heard: self.lost(failure) })
-                    }
+                    Err(NoLock::Lost(failure)) => self.lost(&mut pursuit, failure, Some(node)).await,
                     Err(NoLock::TimedOut) => pursuit.next(Ended::NotWaited),
                     Err(NoLock::Refused(error)) => {
                         self.cannot_wait(node, error);
@@ -111,12 +108,9 @@ impl Chase<'_> {
 
     async fn ask_all(&mut self) -> Result<Result<Lock, Failure>, AcquireError> {
         let (limit, span) = (self.node_limit(), self.span());
-        let attempt = attempt::attempt(self.shared, self.wanted, limit);
-        let ended = attempt.instrument(span).await?;
-        if ended.is_ok() {
-            self.set_contended(false);
-        }
-        Ok(ended)
+        // It may turn out that it is before anybody hears of the lock.
+        self.set_contended(false);
+        attempt::attempt(self.shared, self.wanted, limit).instrument(span).await
     }
 
     fn set_contended(&self, contended: bool) {
@@ -132,16 +126,16 @@ impl Chase<'_> {
     async fn wait_on(
         &mut self,
         node: usize,
-        yields_to: &[usize],
+        pursuit: &Pursuit,
     ) -> Result<Result<Lock, NoLock>, AcquireError> {
         let span = self.span();
         tracing::debug!(parent: &span, node = self.shared.nodes[node].name(), "waiting");
         // On the heap: it is much larger than the rest, and most locks are had without.
-        Box::pin(self.wait(node, yields_to)).instrument(span).await
+        Box::pin(self.wait(node, pursuit)).instrument(span).await
     }
 
     /// Waits on a node, and takes the others when it grants.
-    async fn wait(&mut self, node: usize, yields_to: &[usize]) -> Result<Result<Lock, NoLock>, AcquireError> {
+    async fn wait(&self, node: usize, pursuit: &Pursuit) -> Result<Result<Lock, NoLock>, AcquireError> {
         self.set_contended(true);
         let token = Token::random().map_err(attempt::no_token)?;
         let granted = match wait(self.shared, self.wanted, token, node, self.until).await {
@@ -151,35 +145,36 @@ impl Chase<'_> {
             Waited::Gone(error) => return Ok(Err(NoLock::Gone(error))),
         };
         self.set_contended(!granted.waited.is_zero());
-        let limit = self.wanted.node_limit;
-        let rest = attempt::attempt_after_wait(self.shared, self.wanted, node, granted, yields_to, limit);
+        let limit = self.node_limit();
+        let rest = attempt::attempt_after_wait(self.shared, self.wanted, node, granted, pursuit, limit);
         Ok(rest.await.map_err(NoLock::Lost))
     }
 
-    /// What was heard of the nodes.
-    fn lost(&mut self, failure: Failure) -> &[Heard] {
-        &self.last.insert(failure).heard
-    }
-
-    /// The same, once this node has answered, or has had the time to.
-    async fn hear(&mut self, node: usize) -> &[Heard] {
-        let until = Instant::now() + self.node_limit();
-        let last = self.last.as_mut().expect("an attempt was lost");
-        last.hear(node, until).await;
-        &last.heard
+    /// Where to go from an attempt that was lost, after a wait on a node if there was one.
+    async fn lost(&mut self, pursuit: &mut Pursuit, mut failure: Failure, waited_on: Option<usize>) -> Move {
+        while let Some(node) = pursuit.to_hear(&failure.heard) {
+            failure.hear(node).await;
+        }
+        let heard = &failure.heard;
+        let next = pursuit.next(match waited_on {
+            None => Ended::Lost { heard },
+            Some(node) => Ended::LostAfterWait { node, heard },
+        });
+        self.last = Some((failure.loss, failure.nodes));
+        next
     }
 
     fn cannot_wait(&mut self, node: usize, error: NodeError) {
         tracing::debug!(node = self.shared.nodes[node].name(), %error, "cannot wait there");
-        if let Some(last) = &mut self.last {
-            last.nodes.0[node].answer = Answer::Failed(error);
+        if let Some((_, nodes)) = &mut self.last {
+            nodes.0[node].answer = Answer::Failed(error);
         }
     }
 
-    /// The first attempt takes its time. Those after it do not go far beyond the end of the wait.
+    /// The first attempt takes its time. Those after it, and after a wait, do not go far beyond the end of the wait.
     fn node_limit(&self) -> Duration {
-        match (self.until, &self.last) {
-            (Some(until), Some(_)) => {
+        match self.until {
+            Some(until) if self.attempts > 0 => {
                 let left = until.saturating_duration_since(Instant::now()).max(LAST_ATTEMPT_LIMIT);
                 self.wanted.node_limit.min(left)
             }
@@ -187,7 +182,7 @@ impl Chase<'_> {
         }
     }
 
-    async fn pause(&mut self, at_most: Duration) {
+    async fn pause(&self, at_most: Duration) {
         // Two that start together must not go on together. The last attempt is at the very end.
         let again = Instant::now() + rand::rng().random_range(at_most / 2..=at_most);
         sleep_until(self.until.map_or(again, |until| until.min(again))).await;
@@ -200,11 +195,9 @@ impl Chase<'_> {
     /// The wait is over.
     fn gave_up(self) -> AcquireError {
         match self.last {
-            Some(Failure { loss: Loss::NoQuorum, nodes, .. }) => AcquireError::NoQuorum { nodes },
-            Some(Failure { loss: Loss::TooLate, nodes, .. }) => AcquireError::Expired { nodes },
-            Some(Failure { loss: Loss::Held, nodes, .. }) => {
-                AcquireError::TimedOut { waited: self.started.elapsed(), nodes }
-            }
+            Some((Loss::NoQuorum, nodes)) => AcquireError::NoQuorum { nodes },
+            Some((Loss::TooLate, nodes)) => AcquireError::Expired { nodes },
+            Some((Loss::Held, nodes)) => AcquireError::TimedOut { waited: self.started.elapsed(), nodes },
             None => AcquireError::TimedOut { waited: self.started.elapsed(), nodes: Nodes(Vec::new()) },
         }
     }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Heard, Lifetime, Loss, Moment, Step, Vote, Win};
+use quorlock_core::quorum::{
+    Acquisition, FenceAnswer, Heard, Lifetime, Loss, Moment, Move, Pursuit, Step, Vote, Win,
+};
 use quorlock_core::{Fence, Ttl};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
 use crate::keys::Keys;
-use crate::node::{Asked, Question, Reached, Reply, ask};
+use crate::node::{Asked, Node, Question, Reached, Reply, ask};
 use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
@@ -33,8 +35,12 @@ pub(crate) struct Failure {
     pub(crate) nodes: Nodes,
     /// What was heard of each node, by index. Those that granted were released since.
     pub(crate) heard: Vec<Heard>,
-    /// Nodes that have not answered yet.
+    /// Nodes that have not answered yet, and what they were asked was sent.
     asked: Asked,
+    /// How long they have for it,
+    until: Instant,
+    /// which is so much in all.
+    limit_ms: u64,
 }
 
 /// An attempt on its way. Dropped before it has come to a lock, it releases on every node that it may have reached.
@@ -51,8 +57,10 @@ struct Attempt {
     core: Acquisition,
     /// When something happened last.
     now: Moment,
-    /// To the queue node of each key, which it is not told yet.
+    /// Whether it yields to the queue node of each key.
     yields_to_queues: bool,
+    /// Whether the core has been told which those are.
+    knows_queues: bool,
     reached: Vec<Reached>,
     /// Which start of its server each node was asked in.
     incarnations: Vec<u64>,
@@ -76,10 +84,15 @@ pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
 }
 
 impl Failure {
-    /// Hears what a node answers by then.
-    pub(crate) async fn hear(&mut self, node: usize, until: Instant) {
+    /// Hears what a node answers in time.
+    pub(crate) async fn hear(&mut self, node: usize) {
         while self.heard[node] == Heard::Nothing {
-            let Ok(Some((answered, reply))) = timeout_at(until, self.asked.next()).await else {
+            let asked = timeout_at(self.until, self.asked.next()).await;
+            if asked.is_err() {
+                let limit_ms = self.limit_ms;
+                self.nodes.0[node].answer = Answer::Failed(NodeError::TimedOut { limit_ms });
+            }
+            let Ok(Some((answered, reply))) = asked else {
                 self.heard[node] = Heard::Silence;
                 return;
             };
@@ -121,13 +134,14 @@ pub(crate) async fn attempt_after_wait(
     wanted: &Wanted,
     node: usize,
     granted: Granted,
-    yields_to: &[usize],
+    pursuit: &Pursuit,
     node_limit: Duration,
 ) -> Result<Lock, Failure> {
     let Granted { token, fence, sent, waited } = granted;
     let lifetime = Lifetime::after_wait(sent, waited, wanted.ttl);
     let core = Acquisition::after_wait(shared.majority, node, fence, lifetime, wanted.min_validity)
-        .that_yields_to(yields_to);
+        .that_yields_to(pursuit.yields_to(Move::WaitOn { node }))
+        .that_awaits(&pursuit.awaits(node));
     let mut attempt = Attempt::new(shared, wanted, token, fence, core, clock::now());
     attempt.answers.set(node, Answer::Yes(Some(fence)));
     attempt.reached[node] = Reached::Somehow;
@@ -203,6 +217,7 @@ impl Attempt {
             core,
             now,
             yields_to_queues: false,
+            knows_queues: false,
             reached: vec![Reached::No; nodes],
             incarnations: vec![0; nodes],
             asked: Asked::with_capacity(nodes),
@@ -233,6 +248,8 @@ impl Attempt {
     async fn run(&mut self, node_limit: Duration) -> Result<Lock, Failure> {
         let limit = sleep(node_limit);
         tokio::pin!(limit);
+        let until = limit.deadline();
+        let limit_ms = u64::try_from(node_limit.as_millis()).unwrap_or(u64::MAX);
         loop {
             while let Some(step) = self.core.poll() {
                 match step {
@@ -254,8 +271,7 @@ impl Attempt {
                         tracing::debug!(?loss, %nodes, "not granted");
                         let heard =
                             (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node)).collect();
-                        let asked = std::mem::replace(&mut self.asked, Asked::new());
-                        return Err(Failure { loss, nodes, heard, asked });
+                        return Err(Failure { loss, nodes, heard, asked: self.take_sent(), until, limit_ms });
                     }
                 }
             }
@@ -267,7 +283,8 @@ impl Attempt {
                         self.reached[node] = Reached::Somehow;
                     }
                     // In what order the nodes come matters only once somebody refuses.
-                    if vote == Vote::Refused && std::mem::take(&mut self.yields_to_queues) {
+                    if vote == Vote::Refused && self.yields_to_queues && !self.knows_queues {
+                        self.knows_queues = true;
                         self.core.yield_to(&self.shared.queue_nodes(&self.wanted_keys));
                     }
                     self.now = clock::now();
@@ -284,13 +301,19 @@ impl Attempt {
                     self.core.fence_answer(node, answer, self.now);
                 }
                 () = &mut limit => {
-                    let limit_ms = u64::try_from(node_limit.as_millis()).unwrap_or(u64::MAX);
                     self.answers.time_is_up(&NodeError::TimedOut { limit_ms });
                     self.now = clock::now();
                     self.core.time_is_up(self.now);
                 }
             }
         }
+    }
+
+    /// Questions that are not answered yet, all of which have been sent: a connection that was handed in may hold up an
+    /// ACQUIRE until after the RELEASE that undoes it, and what waits there is dropped.
+    fn take_sent(&mut self) -> Asked {
+        let asked = std::mem::replace(&mut self.asked, Asked::new());
+        if self.shared.nodes.iter().all(Node::lets_wait) { asked } else { Asked::new() }
     }
 
     fn tell(&mut self, index: usize, question: Question) {
@@ -321,6 +344,7 @@ impl Attempt {
             node_limit: self.node_limit,
             max_hold: self.max_hold,
             since: self.now,
+            yielded_to_queues: self.yields_to_queues,
             lifetime: win.lifetime,
             reached: std::mem::take(&mut self.reached),
             incarnations: std::mem::take(&mut self.incarnations),

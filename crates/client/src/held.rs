@@ -33,6 +33,8 @@ pub(crate) struct Held {
     pub(crate) node_limit: Duration,
     max_hold: Duration,
     since: Moment,
+    /// Whether the queue node of each key could have refused it.
+    yielded_to_queues: bool,
     /// Whether it is, or was, extended by itself.
     kept: AtomicBool,
     reach: Reach<Connection>,
@@ -55,6 +57,7 @@ pub(crate) struct Grant {
     pub(crate) node_limit: Duration,
     pub(crate) max_hold: Duration,
     pub(crate) since: Moment,
+    pub(crate) yielded_to_queues: bool,
     pub(crate) lifetime: Lifetime,
     pub(crate) reached: Vec<Reached>,
     /// Which start of its server each node was asked in.
@@ -92,6 +95,7 @@ impl Held {
             node_limit,
             max_hold,
             since,
+            yielded_to_queues,
             lifetime,
             reached,
             incarnations,
@@ -111,6 +115,7 @@ impl Held {
             node_limit,
             max_hold,
             since,
+            yielded_to_queues,
             kept: AtomicBool::new(false),
             reach: Reach::new(reached),
             stragglers: Mutex::new(stragglers),
@@ -264,9 +269,9 @@ impl Held {
         }
     }
 
-    /// A node refused when the lock was won already. If it is one to which that should have yielded, others wait there.
+    /// A node refused when the lock was won already. If it is one to which that would have yielded, others wait there.
     fn refused_late(&self, node: usize) {
-        if self.shared.queue_nodes(&self.keys).contains(&node) {
+        if self.yielded_to_queues && self.shared.queue_nodes(&self.keys).contains(&node) {
             self.shared.slots.set_contended(&self.keys);
         }
     }

@@ -54,13 +54,13 @@ async fn look_at(mut received: mpsc::UnboundedReceiver<Left>) {
         while let Ok(left) = received.try_recv() {
             open.push(left);
         }
-        open.extract_if(.., Left::is_looked_at).for_each(Left::end);
+        open.extract_if(.., Left::was_last_look).for_each(Left::end);
     }
 }
 
 impl Left {
     /// Looks. Whether that was for the last time.
-    fn is_looked_at(&mut self) -> bool {
+    fn was_last_look(&mut self) -> bool {
         self.looks += 1;
         self.undo.look() || self.looks == LOOKS_MAX
     }

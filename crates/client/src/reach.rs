@@ -26,7 +26,7 @@ pub(crate) struct Reach<C> {
 struct Nodes<C> {
     over: bool,
     reached: Vec<Reached<C>>,
-    /// When they were sent their ACQUIREs,
+    /// By when they were sent their ACQUIREs,
     sent: Instant,
     /// but for those that were sent another one, and when.
     sent_again: Vec<(usize, Instant)>,
@@ -46,8 +46,8 @@ impl<C: Clone> Reach<C> {
         if nodes.over {
             return false;
         }
-        let again = nodes.sent_again.iter().position(|(other, _)| *other == node);
-        let sent = again.map_or(nodes.sent, |place| nodes.sent_again[place].1);
+        let again = nodes.sent_again.iter().find(|(other, _)| *other == node);
+        let sent = again.map_or(nodes.sent, |(_, again)| *again);
         if matches!(nodes.reached[node], Reached::Through(_)) && sent.elapsed() < on_its_way_max {
             return false;
         }

@@ -58,6 +58,68 @@ async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
     assert!(waiting.await.unwrap() > fence);
 }
 
+/// The queue node of a key that somebody holds, which is the same for all clients.
+async fn find_queue_node(masters: &Masters, key: &'static str) -> usize {
+    let probe = connect(masters.urls()).await;
+    let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
+    somebody_waits(masters, 1).await;
+    let node = queue_node(masters);
+    waiting.abort();
+    somebody_waits(masters, 0).await;
+    node
+}
+
+#[tokio::test]
+async fn whoever_is_refused_hears_the_queue_node_before_it_waits_elsewhere() {
+    let net = net(3).await;
+    let holder = connect(net.masters.urls()).await;
+    let lock = holder.lock("k").acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let node = find_queue_node(&net.masters, "k").await;
+    // The others have long refused by then.
+    net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
+    let waiting = tokio::spawn({
+        let quorum = net.quorum.clone();
+        async move { quorum.lock("k").acquire().await.unwrap() }
+    });
+    somebody_waits(&net.masters, 1).await;
+    assert_eq!(queue_node(&net.masters), node);
+    lock.release().await.unwrap();
+    waiting.await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
+    let net = net(3).await;
+    let other = connect(net.masters.urls()).await;
+    let lock = other.lock("k").acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let node = find_queue_node(&net.masters, "k").await;
+    lock.release().await.unwrap();
+    eventually_async(PATIENCE, "it is released", async || holding(&net.masters, "k") == 0).await;
+
+    let mut queue = net.masters[node].connection();
+    let granted: Option<u64> =
+        redis::cmd("LOCK.ACQUIRE").arg("k").arg("somebody").arg(60_000).query(&mut queue).unwrap();
+    granted.unwrap();
+    // Its nil comes when the others have granted.
+    net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
+    let lock = net.quorum.lock("k").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    lock.release().await.unwrap();
+    eventually_async(PATIENCE, "the others are free", async || holding(&net.masters, "k") == 1).await;
+
+    let waiting = tokio::spawn({
+        let quorum = net.quorum.clone();
+        async move { quorum.lock("k").acquire().await.unwrap() }
+    });
+    somebody_waits(&net.masters, 1).await;
+    assert_eq!((queue_node(&net.masters), holding(&net.masters, "k")), (node, 1), "it asks nobody else");
+    let released: i64 = redis::cmd("LOCK.RELEASE").arg("k").arg("somebody").query(&mut queue).unwrap();
+    assert_eq!(released, 1);
+    waiting.await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn callers_of_one_program_wait_in_the_program_but_for_one() {
     let (masters, quorum) = quorum(3).await;

@@ -69,14 +69,13 @@ fn who_is_refused_waits_on_the_first_node_that_refused() {
 }
 
 #[test]
-fn where_to_wait_is_not_decided_before_the_queue_node_has_answered() {
-    let mut pursuit = pursuit();
-    assert_eq!(pursuit.next(Ended::Lost { heard: &[Refusal, Refusal, Nothing] }), Move::Hear { node: 2 });
-    assert_eq!(pursuit.next(Ended::Lost { heard: &[Nothing, Refusal, Silence] }), Move::Hear { node: 0 });
-    assert_eq!(pursuit.next(Ended::Lost { heard: &[Silence, Refusal, Silence] }), Move::WaitOn { node: 1 });
-    // With nobody to wait for it does not matter.
-    let silent = pursuit.next(Ended::Lost { heard: &[Silence, Silence, Nothing] });
-    assert!(matches!(silent, Move::Pause { .. }), "{silent:?}");
+fn the_queue_node_is_heard_before_it_is_decided_where_to_wait() {
+    let pursuit = pursuit();
+    assert_eq!(pursuit.to_hear(&[Refusal, Refusal, Nothing]), Some(2));
+    assert_eq!(pursuit.to_hear(&[Nothing, Refusal, Silence]), Some(0));
+    assert_eq!(pursuit.to_hear(&[Nothing, Nothing, Refusal]), None, "the first has answered");
+    assert_eq!(pursuit.to_hear(&[Silence, Refusal, Silence]), None);
+    assert_eq!(pursuit.to_hear(&[Silence, Silence, Nothing]), None, "nobody has the lock");
 }
 
 #[test]
@@ -92,12 +91,29 @@ fn a_tie_is_settled_where_the_order_is_decided_and_a_second_one_elsewhere() {
 #[test]
 fn who_asked_in_vain_after_a_wait_waits_where_the_holder_is() {
     let mut pursuit = pursuit();
-    let lost = Ended::LostAfterWait { heard: &[Refusal, Refusal, Grant] };
+    let lost = Ended::LostAfterWait { node: 2, heard: &[Refusal, Refusal, Grant] };
     assert!(matches!(pursuit.next(lost), Move::Pause { .. }));
     assert_eq!(pursuit.resume(), Move::WaitOn { node: 0 });
-    // It waited on a later one, and has yielded to the first.
-    let lost = Ended::LostAfterWait { heard: &[Grant, Nothing, Refusal] };
-    assert_eq!(pursuit.next(lost), Move::WaitOn { node: 2 });
+}
+
+#[test]
+fn who_waited_on_a_later_node_and_gave_way_goes_to_the_earlier_one() {
+    let lost = Ended::LostAfterWait { node: 0, heard: &[Grant, Nothing, Refusal] };
+    assert_eq!(pursuit().next(lost), Move::WaitOn { node: 2 });
+    // To the second one, when the first was free: two go after the lock, or the last holder's release is on its way.
+    let mut pursuit = pursuit();
+    let lost = Ended::LostAfterWait { node: 1, heard: &[Refusal, Grant, Grant] };
+    assert!(matches!(pursuit.next(lost), Move::Pause { .. }));
+    assert_eq!(pursuit.resume(), Move::WaitOn { node: 2 });
+}
+
+#[test]
+fn who_waits_on_a_later_node_awaits_those_before_it_that_are_there() {
+    let mut pursuit = pursuit();
+    assert_eq!((pursuit.awaits(2), pursuit.awaits(1)), (vec![], vec![2, 0]));
+    pursuit.next(Ended::Lost { heard: &[Refusal, Refusal, Silence] });
+    assert_eq!(pursuit.awaits(1), [0], "it would only take its time");
+    assert_eq!(pursuit.yields_to(Move::WaitOn { node: 1 }), [2, 0]);
 }
 
 #[test]
@@ -141,7 +157,9 @@ fn after_a_wait_nodes_that_refuse_are_asked_again_but_for_those_that_come_before
     let lifetime = Lifetime::new(now(), ttl());
     let after_wait = || {
         let majority = Majority::of(3).unwrap();
-        Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO).that_yields_to(yields_to)
+        Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO)
+            .that_yields_to(yields_to)
+            .that_awaits(&pursuit.awaits(0))
     };
 
     let mut attempt = after_wait();

@@ -75,7 +75,7 @@ fn those_who_begin_together_soon_have_one_queue() {
 }
 
 #[test]
-fn those_who_waited_elsewhere_and_do_not_yield_keep_the_others_from_the_lock() {
+fn those_who_waited_elsewhere_and_do_not_hear_the_earlier_nodes_stay_there() {
     let accounts: Vec<_> = both(Rule::EarlierNodesFirst).collect();
     let suffers =
         |(with, without): &&(Account, Account)| without.commands_per_lock() > 3.0 * with.commands_per_lock();

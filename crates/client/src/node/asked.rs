@@ -136,7 +136,8 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answered> {
         let mut this = self.project();
-        let Some(asking) = this.asking.as_mut().as_pin_mut() else { return Poll::Pending };
+        let asking =
+            this.asking.as_mut().as_pin_mut().expect("it is asked before it is polled, and not after that");
         let answered = asking.poll(cx);
         if answered.is_ready() {
             // Whatever it held is held no more.
@@ -161,9 +162,14 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use ::redis::aio::ConnectionLike;
+    use ::redis::{Cmd, Pipeline, RedisFuture, Value};
     use tokio::sync::oneshot;
+    use tokio::task::yield_now;
 
+    use super::super::Link;
     use super::*;
+    use crate::token::Token;
 
     #[tokio::test]
     async fn all_are_asked_in_order_when_the_first_is_answered() {
@@ -192,5 +198,55 @@ mod tests {
         assert!(asked.take_done().is_none());
         tell.send(Reply::No).unwrap();
         assert!(matches!(asked.take_done(), Some((0, Reply::No))));
+    }
+
+    /// Says 1 to everything.
+    #[derive(Clone)]
+    struct Agreeable(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+
+    impl ConnectionLike for Agreeable {
+        fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+            Box::pin(async {
+                yield_now().await;
+                Ok(Value::Int(1))
+            })
+        }
+
+        fn req_packed_commands<'a>(
+            &'a mut self,
+            _: &'a Pipeline,
+            _: usize,
+            _: usize,
+        ) -> RedisFuture<'a, Vec<Value>> {
+            unreachable!("one question at a time")
+        }
+
+        fn get_db(&self) -> i64 {
+            0
+        }
+    }
+
+    #[tokio::test]
+    async fn a_place_is_used_again_and_keeps_nothing_of_what_was_asked_there() {
+        let places = || PLACES.with_borrow(Vec::len);
+        let (used, roll) = (Arc::new(()), Arc::default());
+        let (keys, token) = (["a"].into_iter().collect(), Token::random().unwrap());
+        for before in [0, 1] {
+            let link = Link::ready("a", &roll, Agreeable(Arc::clone(&used)));
+            assert_eq!(places(), before);
+            let mut asked = Asked::new();
+            asked.ask(0, link.connection().unwrap(), Question::release(&keys, &token));
+            assert_eq!(places(), 0);
+            assert!(matches!(asked.next().await, Some((0, Reply::Yes(None)))));
+            drop(link);
+            assert_eq!((places(), Arc::strong_count(&used)), (1, 1));
+            // One that is not answered is gone with what it holds.
+            let link = Link::ready("a", &roll, Agreeable(Arc::clone(&used)));
+            asked.ask(0, link.connection().unwrap(), Question::release(&keys, &token));
+            assert!(asked.take_done().is_none());
+            drop((asked, link));
+            assert_eq!((places(), Arc::strong_count(&used)), (0, 1));
+            PLACES.with_borrow_mut(|places| places.push(new_place()));
+        }
     }
 }

@@ -86,6 +86,11 @@ impl Node {
         self.0.link.settled(limit).await;
     }
 
+    /// Whether there can be connections on which somebody waits.
+    pub(crate) fn lets_wait(&self) -> bool {
+        self.0.waiting_room.has_seats()
+    }
+
     /// Whether there is a connection now.
     pub(crate) fn is_connected(&self) -> bool {
         self.0.link.is_up()

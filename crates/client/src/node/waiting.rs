@@ -39,6 +39,10 @@ impl WaitingRoom {
         Self { client, seats: Arc::new(Semaphore::new(WAITING_MAX)), idle: Mutex::default() }
     }
 
+    pub(crate) fn has_seats(&self) -> bool {
+        self.client.is_some()
+    }
+
     pub(crate) async fn sit_down(self: &Arc<Self>) -> Result<Seat, NodeError> {
         let down = |reason: String| NodeError::Down { reason };
         let Some(client) = &self.client else {

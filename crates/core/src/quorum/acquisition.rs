@@ -26,8 +26,9 @@ pub struct Acquisition {
     min_validity: Duration,
     /// Whether the refusal of a node decides, whatever the others say.
     yields_to: Vec<bool>,
-    /// Whether nodes that refuse are asked again until the time is up, but for those it yields to, without whose answers it
-    /// is not won.
+    /// Nodes without whose answers it is not won.
+    awaits: Vec<usize>,
+    /// Whether nodes that refuse are asked again until the time is up, but for those it yields to.
     patient: bool,
     /// Nodes that refused and are being asked again.
     refused: Vec<bool>,
@@ -138,6 +139,13 @@ impl Acquisition {
         self
     }
 
+    /// The same, which is not won before these nodes have answered, or their time is up.
+    #[must_use]
+    pub fn that_awaits(mut self, nodes: &[usize]) -> Self {
+        self.awaits = nodes.to_vec();
+        self
+    }
+
     /// From now on it yields to these nodes as well: see [`that_yields_to`](Self::that_yields_to).
     pub fn yield_to(&mut self, nodes: &[usize]) {
         for &node in nodes {
@@ -147,8 +155,7 @@ impl Acquisition {
 
     /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take the
     /// others, which are proposed that same fence. Nodes that refuse are asked again, since the last holder's releases
-    /// may still be on their way to them. If it [yields](Self::that_yields_to) to some, it is not won before those have
-    /// answered, or their time is up.
+    /// may still be on their way to them.
     pub fn after_wait(
         majority: Majority,
         node: usize,
@@ -168,6 +175,7 @@ impl Acquisition {
             lifetime,
             min_validity,
             yields_to: vec![false; majority.nodes()],
+            awaits: Vec::new(),
             patient: false,
             refused: vec![false; majority.nodes()],
             steps: VecDeque::new(),
@@ -289,7 +297,7 @@ impl Acquisition {
             return;
         };
         if self.grants().filter(|grant| grant.has(fence)).count() >= size {
-            if !self.awaits_whom_it_yields_to() {
+            if !self.awaits.iter().any(|&node| self.heard_of(node) == Heard::Nothing) {
                 self.decide(Step::Won(Win { fence, lifetime }));
             }
             return;
@@ -299,11 +307,6 @@ impl Acquisition {
             self.tally.recast(node, Ballot::Yes(Grant { told: Some(fence), ..grant }));
             self.steps.push_back(Step::TellFence { node, fence });
         }
-    }
-
-    fn awaits_whom_it_yields_to(&self) -> bool {
-        let mut nodes = (0..self.yields_to.len()).filter(|&node| self.yields_to[node]);
-        self.patient && nodes.any(|node| self.heard_of(node) == Heard::Nothing)
     }
 
     /// The smallest fence that N/2 + 1 nodes have or can still be told. What a node was told counts as what it has, so

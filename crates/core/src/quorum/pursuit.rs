@@ -17,6 +17,8 @@ pub struct Pursuit {
     order: Vec<usize>,
     /// Whether the node that decides has granted before, and others have refused.
     tied: bool,
+    /// Nodes that did not answer the last time.
+    silent: Vec<usize>,
     pause: Duration,
     after_pause: Option<Move>,
 }
@@ -32,12 +34,6 @@ pub enum Move {
         /// The index of the node.
         node: usize,
     },
-    /// Wait for what this node answers to the attempt that was lost, for the nodes' time limit at most; then say so with
-    /// [`Ended::Lost`] once more. It comes before those that have answered, and what it says decides where to wait.
-    Hear {
-        /// The index of the node.
-        node: usize,
-    },
     /// Do nothing for a random time between half of this and all of it; then call [`Pursuit::resume`].
     Pause {
         /// The longest time.
@@ -45,17 +41,19 @@ pub enum Move {
     },
 }
 
-/// How a move ended that has not won the lock. Whatever it was granted has been released.
+/// How a move ended that has not won the lock. Whatever it was granted has been released, and what is to be
+/// [heard](Pursuit::to_hear) has been heard.
 #[derive(Clone, Copy, Debug)]
 pub enum Ended<'a> {
-    /// Nodes were asked: all of them.
+    /// All nodes were asked.
     Lost {
         /// What was heard of each, by index.
         heard: &'a [Heard],
     },
-    /// One node granted after a wait there. The others were asked again and again for their time limit, or one to which the
-    /// attempt yielded has refused.
+    /// This node granted after a wait, and the others were asked for the lock.
     LostAfterWait {
+        /// The index of the node.
+        node: usize,
         /// What was heard of each, by index.
         heard: &'a [Heard],
     },
@@ -69,7 +67,8 @@ impl Pursuit {
     /// A pursuit over nodes in this order, of which those that are known to be away come last. A pause begins at about
     /// a `round_trip`.
     pub fn new(order: Vec<usize>, round_trip: Duration) -> Self {
-        Self { order, tied: false, pause: round_trip.clamp(PAUSE_MIN, PAUSE_MAX), after_pause: None }
+        let pause = round_trip.clamp(PAUSE_MIN, PAUSE_MAX);
+        Self { order, tied: false, silent: Vec::new(), pause, after_pause: None }
     }
 
     /// The first move. Who had to wait for this key the last time begins at the queue node: the key is contended, and
@@ -85,46 +84,65 @@ impl Pursuit {
     /// queue node, or newcomers would starve those who wait there. One that comes after a wait yields to all nodes before
     /// that: whoever holds an earlier node never waits for one who holds a later.
     pub fn yields_to(&self, a_move: Move) -> &[usize] {
-        let place = match a_move {
-            Move::WaitOn { node } => self.order.iter().position(|&other| other == node).unwrap_or(0),
-            Move::AskAll | Move::Hear { .. } | Move::Pause { .. } => self.order.len().min(1),
-        };
-        &self.order[..place]
+        match a_move {
+            Move::WaitOn { node } => self.before(node),
+            Move::AskAll | Move::Pause { .. } => &self.order[..self.order.len().min(1)],
+        }
+    }
+
+    /// Without whose answers an attempt that comes after a wait on this node [is not won](super::Acquisition::that_awaits):
+    /// those to which it yields, but for those that did not answer the last time.
+    pub fn awaits(&self, node: usize) -> Vec<usize> {
+        self.before(node).iter().copied().filter(|node| !self.silent.contains(node)).collect()
+    }
+
+    /// Of an attempt that was lost: which node's answer is to be heard first, for the nodes' time limit at most. It comes
+    /// before those that have answered, and says where to wait.
+    pub fn to_hear(&self, heard: &[Heard]) -> Option<usize> {
+        let first = self.order.iter().copied().find(|&node| heard[node] != Heard::Silence)?;
+        (heard[first] == Heard::Nothing && heard.contains(&Heard::Refusal)).then_some(first)
     }
 
     /// The move after one that has not won the lock.
     pub fn next(&mut self, ended: Ended<'_>) -> Move {
-        let (heard, is_tie) = match ended {
-            Ended::Lost { heard } => (heard, !self.tied),
-            // Whoever refused for so long has a holder.
-            Ended::LostAfterWait { heard } => (heard, false),
+        let (heard, in_vain) = match ended {
+            Ended::Lost { heard } => (heard, false),
+            // Whoever refused to the end has a holder, unless it was lost to one who has an earlier node.
+            Ended::LostAfterWait { node, heard } => {
+                (heard, self.before(node).iter().all(|&node| heard[node] != Heard::Refusal))
+            }
             Ended::NotWaited | Ended::NodeGone => return self.pause_before(Move::AskAll),
         };
+        let first = |is: fn(Heard) -> bool| self.order.iter().copied().find(|&node| is(heard[node]));
         // The first that answers at all: all clients that reach the same nodes agree on it.
-        let decider = self.order.iter().copied().find(|&node| heard[node] != Heard::Silence);
-        let holder = self.order.iter().copied().find(|&node| heard[node] == Heard::Refusal);
+        let decider = first(|heard| matches!(heard, Heard::Grant | Heard::Refusal));
+        let holder = first(|heard| heard == Heard::Refusal);
+        self.silent = (0..heard.len()).filter(|&node| heard[node] == Heard::Silence).collect();
         let (Some(decider), Some(holder)) = (decider, holder) else {
             return self.pause_before(Move::AskAll);
         };
-        match heard[decider] {
-            Heard::Nothing => Move::Hear { node: decider },
-            Heard::Refusal => {
-                self.tied = false;
-                Move::WaitOn { node: decider }
-            }
+        if decider == holder {
+            self.tied = false;
+            Move::WaitOn { node: decider }
+        } else if in_vain || self.tied {
+            // Whoever holds the lock has not reached the decider, and its end will not be heard of there.
+            self.pause_before(Move::WaitOn { node: holder })
+        } else {
             // Two go after the lock at the same time, most likely: back to where their order is decided.
-            Heard::Grant if is_tie => {
-                self.tied = true;
-                self.pause_before(Move::WaitOn { node: decider })
-            }
-            // Whoever holds the lock has not reached that node, and its end will not be heard of there.
-            Heard::Grant | Heard::Silence => self.pause_before(Move::WaitOn { node: holder }),
+            self.tied = true;
+            self.pause_before(Move::WaitOn { node: decider })
         }
     }
 
     /// The move after a pause.
     pub fn resume(&mut self) -> Move {
         self.after_pause.take().unwrap_or(Move::AskAll)
+    }
+
+    /// The nodes before this one.
+    fn before(&self, node: usize) -> &[usize] {
+        let place = self.order.iter().position(|&other| other == node).unwrap_or(0);
+        &self.order[..place]
     }
 
     fn pause_before(&mut self, next: Move) -> Move {

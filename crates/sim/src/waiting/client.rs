@@ -60,6 +60,7 @@ enum Phase {
     Hearing {
         node: usize,
         heard: Vec<Heard>,
+        waited_on: Option<usize>,
         until_us: u64,
     },
     Holding,
@@ -74,8 +75,8 @@ struct Attempt {
     asked_again: Vec<u32>,
     limit_us: u64,
     tells: bool,
-    /// Whether it is what came of a wait.
-    waited: bool,
+    /// The node on which it was waited for.
+    waited_on: Option<usize>,
 }
 
 /// What a client does, for the scene to carry out.
@@ -166,8 +167,8 @@ impl Client {
                 attempt.core.time_is_up(moment(now_us));
                 self.proceed(now_us, &mut effects);
             }
-            (&mut Phase::Hearing { node, until_us, .. }, Cause::Limit) if now_us >= until_us => {
-                self.hear_at_last(node, Heard::Silence, now_us, &mut effects);
+            (&mut Phase::Hearing { until_us, .. }, Cause::Limit) if now_us >= until_us => {
+                self.hear_at_last(Heard::Silence, now_us, &mut effects);
             }
             (Phase::Holding | Phase::Attempting(_) | Phase::Waiting { .. } | Phase::Hearing { .. }, _) => {}
         }
@@ -205,7 +206,7 @@ impl Client {
             Phase::Hearing { node: wanted, .. } if *wanted == node && !reply.told => {
                 let held = matches!(reply.is, Answer::Held { .. });
                 let heard = if held { Heard::Grant } else { Heard::Refusal };
-                self.hear_at_last(node, heard, now_us, &mut effects);
+                self.hear_at_last(heard, now_us, &mut effects);
             }
             // It got past those who wait there.
             Phase::Holding if node == self.order[0] && matches!(reply.is, Answer::NotHeld) => {
@@ -258,7 +259,6 @@ impl Client {
                 let node = if self.scene.leaves_out(Rule::WaitWhereRefused) { self.order[0] } else { node };
                 self.wait(node, now_us, effects);
             }
-            Move::Hear { .. } => unreachable!("the attempt is another one by now"),
             Move::Pause { at_most } => {
                 self.phase = Phase::Pausing;
                 let at_most_us = u64::try_from(at_most.as_micros()).unwrap_or(u64::MAX);
@@ -294,10 +294,11 @@ impl Client {
         self.contended = waited_us > 0;
         let lifetime = Lifetime::after_wait(moment(sent_us), Duration::from_micros(waited_us), TTL);
         let core = Acquisition::after_wait(self.majority, node, fence, lifetime, TTL.duration() / 2);
+        let core = core.that_yields_to(self.pursuit.yields_to(Move::WaitOn { node }));
         let core = if self.scene.leaves_out(Rule::EarlierNodesFirst) {
             core
         } else {
-            core.that_yields_to(self.pursuit.yields_to(Move::WaitOn { node }))
+            core.that_awaits(&self.pursuit.awaits(node))
         };
         self.attempt(core, fence, Some(node), now_us, effects);
     }
@@ -322,8 +323,7 @@ impl Client {
         let limit_us = now_us + NODE_LIMIT_US;
         effects.push(self.call(limit_us, Cause::Limit));
         let asked_again = vec![0; self.scene.nodes];
-        let waited = granted.is_some();
-        let attempt = Attempt { core, proposed, asked_again, limit_us, tells: false, waited };
+        let attempt = Attempt { core, proposed, asked_again, limit_us, tells: false, waited_on: granted };
         self.phase = Phase::Attempting(Box::new(attempt));
         self.proceed(now_us, effects);
     }
@@ -357,40 +357,46 @@ impl Client {
                 Step::Lost(_) => {
                     let core = &attempt.core;
                     let heard = (0..self.scene.nodes).map(|node| core.heard_of(node)).collect();
-                    let waited = attempt.waited;
+                    let (waited_on, until_us) = (attempt.waited_on, attempt.limit_us);
                     self.release(effects);
-                    self.lost(heard, waited, now_us, effects);
+                    self.lost(heard, waited_on, until_us, now_us, effects);
                     return;
                 }
             }
         }
     }
 
-    /// Goes on from an attempt in which so much was heard.
-    fn lost(&mut self, mut heard: Vec<Heard>, waited: bool, now_us: u64, effects: &mut Vec<Effect>) {
-        if self.scene.leaves_out(Rule::HearTheQueueNode) {
-            heard
-                .iter_mut()
-                .filter(|heard| **heard == Heard::Nothing)
-                .for_each(|heard| *heard = Heard::Silence);
-        }
-        let ended =
-            if waited { Ended::LostAfterWait { heard: &heard } } else { Ended::Lost { heard: &heard } };
-        match self.pursuit.next(ended) {
-            Move::Hear { node } => {
-                let until_us = now_us + NODE_LIMIT_US;
+    /// Goes on from an attempt in which so much was heard, and until when more can be.
+    fn lost(
+        &mut self,
+        mut heard: Vec<Heard>,
+        waited_on: Option<usize>,
+        until_us: u64,
+        now_us: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let to_hear = self.pursuit.to_hear(&heard).filter(|_| !self.scene.leaves_out(Rule::HearTheQueueNode));
+        if let Some(node) = to_hear {
+            if now_us < until_us {
                 effects.push(self.call(until_us, Cause::Limit));
-                self.phase = Phase::Hearing { node, heard, until_us };
+                self.phase = Phase::Hearing { node, heard, waited_on, until_us };
+                return;
             }
-            next => self.go(next, now_us, effects),
+            heard[node] = Heard::Silence;
+            return self.lost(heard, waited_on, until_us, now_us, effects);
         }
+        let next = self.pursuit.next(match waited_on {
+            None => Ended::Lost { heard: &heard },
+            Some(node) => Ended::LostAfterWait { node, heard: &heard },
+        });
+        self.go(next, now_us, effects);
     }
 
-    fn hear_at_last(&mut self, node: usize, what: Heard, now_us: u64, effects: &mut Vec<Effect>) {
-        if let Phase::Hearing { heard, .. } = &mut self.phase {
-            let mut heard = std::mem::take(heard);
-            heard[node] = what;
-            self.lost(heard, false, now_us, effects);
+    fn hear_at_last(&mut self, what: Heard, now_us: u64, effects: &mut Vec<Effect>) {
+        if let Phase::Hearing { node, heard, waited_on, until_us } = &mut self.phase {
+            let (mut heard, waited_on, until_us) = (std::mem::take(heard), *waited_on, *until_us);
+            heard[*node] = what;
+            self.lost(heard, waited_on, until_us, now_us, effects);
         }
     }
 }

@@ -10,7 +10,8 @@ pub enum Rule {
     /// Where to wait is decided when the queue node has answered, also if others refused before. Left out, it is decided by
     /// what was heard.
     HearTheQueueNode,
-    /// Who waited on another node yields to those before it, and hears them first. Left out, any majority is a lock.
+    /// Who waited on a later node hears the earlier ones before it has the lock. Left out, any majority is a lock unless one
+    /// of those has refused by then.
     EarlierNodesFirst,
     /// Who waits stays in the queue. Left out, it leaves after a second and enters again.
     StayQueued,
@@ -22,7 +23,9 @@ impl fmt::Display for Rule {
             Self::NewcomersYield => "nil from the queue node decides a first attempt",
             Self::WaitWhereRefused => "one waits on the first node that refused",
             Self::HearTheQueueNode => "where to wait is decided when the queue node has answered",
-            Self::EarlierNodesFirst => "who waited on a later node yields to the earlier ones",
+            Self::EarlierNodesFirst => {
+                "who waited on a later node hears the earlier ones before it has the lock"
+            }
             Self::StayQueued => "who waits stays in the queue",
         })
     }
