@@ -20,9 +20,13 @@ thread_local! {
 }
 
 /// Questions on their way that are waited for together: no more than there are nodes. All that are not done are polled
-/// whenever one of them wakes the task, also when another one is done already: so what is asked is sent at the first poll,
-/// and in order. For so few that costs less than to find out which of them it was.
-pub(crate) struct Asked(Vec<State>);
+/// whenever one of them wakes the task: for so few that costs less than to find out which of them it was. What is asked is
+/// polled before anything is answered: so it is sent at the first poll, and in order.
+pub(crate) struct Asked {
+    questions: Vec<State>,
+    /// Whether each has been polled.
+    sent: bool,
+}
 
 enum State {
     Open(Pin<Box<dyn Place>>),
@@ -48,12 +52,12 @@ pin_project! {
 impl Asked {
     /// Waits for nothing, and allocates nothing.
     pub(crate) const fn new() -> Self {
-        Self(Vec::new())
+        Self { questions: Vec::new(), sent: true }
     }
 
     /// Has room for so many.
     pub(crate) fn with_capacity(questions: usize) -> Self {
-        Self(Vec::with_capacity(questions))
+        Self { questions: Vec::with_capacity(questions), sent: true }
     }
 
     /// Asks a node through this connection.
@@ -61,16 +65,21 @@ impl Asked {
         let place = PLACES.try_with(|places| places.borrow_mut().pop()).ok().flatten();
         let mut place = place.unwrap_or_else(new_place);
         place.as_mut().ask(node, connection, question);
-        self.0.push(State::Open(place));
+        self.add(State::Open(place));
     }
 
     /// Waits for whatever comes of this.
     pub(crate) fn push(&mut self, answer: impl Future<Output = Answered> + Send + 'static) {
-        self.0.push(State::Other(Box::pin(answer)));
+        self.add(State::Other(Box::pin(answer)));
+    }
+
+    fn add(&mut self, question: State) {
+        self.questions.push(question);
+        self.sent = false;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.questions.is_empty()
     }
 
     /// One that is answered; `None` when there are none to wait for.
@@ -90,8 +99,21 @@ impl Asked {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
-        let mut done = None;
-        for (index, state) in self.0.iter_mut().enumerate() {
+        let is_done = |state: &State| matches!(state, State::Done(_));
+        if !self.sent || !self.questions.iter().any(is_done) {
+            self.poll_all(cx);
+        }
+        match self.questions.iter().position(is_done).map(|index| self.questions.remove(index)) {
+            Some(State::Done(answered)) => Poll::Ready(Some(answered)),
+            // There was one, and it was done.
+            Some(State::Open(_) | State::Other(_)) => unreachable!(),
+            None if self.questions.is_empty() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+
+    fn poll_all(&mut self, cx: &mut Context<'_>) {
+        for state in &mut self.questions {
             let answered = match state {
                 State::Open(place) => place.as_mut().poll(cx),
                 State::Other(answer) => answer.as_mut().poll(cx),
@@ -102,17 +124,8 @@ impl Asked {
             {
                 keep(place);
             }
-            if done.is_none() && matches!(state, State::Done(_)) {
-                done = Some(index);
-            }
         }
-        match done.map(|index| self.0.remove(index)) {
-            Some(State::Done(answered)) => Poll::Ready(Some(answered)),
-            // There was one, and it was done.
-            Some(State::Open(_) | State::Other(_)) => unreachable!(),
-            None if self.0.is_empty() => Poll::Ready(None),
-            None => Poll::Pending,
-        }
+        self.sent = true;
     }
 }
 
