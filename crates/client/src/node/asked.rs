@@ -13,7 +13,7 @@ type Answered = (usize, Reply);
 
 /// How many places a thread keeps for the next questions. Each is larger than what an allocator has at hand, and a lock needs
 /// two for each node.
-const PLACES_MAX: usize = 256;
+const PLACES_MAX: usize = 1024;
 
 thread_local! {
     static PLACES: RefCell<Vec<Pin<Box<dyn Place>>>> = const { RefCell::new(Vec::new()) };
