@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
 use crate::keys::Keys;
-use crate::node::{Asked, Node, Question, Reached, Reply, ask};
+use crate::node::{Asked, Node, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
@@ -40,7 +40,7 @@ pub(crate) struct Failure {
     /// How long they have for it,
     until: Instant,
     /// which is so much in all.
-    limit_ms: u64,
+    node_limit: Duration,
 }
 
 /// An attempt on its way. Dropped before it has come to a lock, it releases on every node that it may have reached.
@@ -89,8 +89,7 @@ impl Failure {
         while self.heard[node] == Heard::Nothing {
             let asked = timeout_at(self.until, self.asked.next()).await;
             if asked.is_err() {
-                let limit_ms = self.limit_ms;
-                self.nodes.0[node].answer = Answer::Failed(NodeError::TimedOut { limit_ms });
+                self.nodes.0[node].answer = Answer::Failed(NodeError::timed_out(self.node_limit));
             }
             let Ok(Some((answered, reply))) = asked else {
                 self.heard[node] = Heard::Silence;
@@ -235,7 +234,7 @@ impl Attempt {
         match node.connection() {
             Ok(connection) => {
                 self.reached[index] = Reached::Through(connection.clone());
-                self.asked.ask(index, connection, self.question.clone());
+                self.asked.ask(index, Ok(connection), self.question.clone());
             }
             Err(error) => {
                 self.answers.set(index, Answer::Failed(error));
@@ -249,7 +248,6 @@ impl Attempt {
         let limit = sleep(node_limit);
         tokio::pin!(limit);
         let until = limit.deadline();
-        let limit_ms = u64::try_from(node_limit.as_millis()).unwrap_or(u64::MAX);
         loop {
             while let Some(step) = self.core.poll() {
                 match step {
@@ -271,7 +269,14 @@ impl Attempt {
                         tracing::debug!(?loss, %nodes, "not granted");
                         let heard =
                             (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node)).collect();
-                        return Err(Failure { loss, nodes, heard, asked: self.take_sent(), until, limit_ms });
+                        return Err(Failure {
+                            loss,
+                            nodes,
+                            heard,
+                            asked: self.take_sent(),
+                            until,
+                            node_limit,
+                        });
                     }
                 }
             }
@@ -301,7 +306,7 @@ impl Attempt {
                     self.core.fence_answer(node, answer, self.now);
                 }
                 () = &mut limit => {
-                    self.answers.time_is_up(&NodeError::TimedOut { limit_ms });
+                    self.answers.time_is_up(&NodeError::timed_out(node_limit));
                     self.now = clock::now();
                     self.core.time_is_up(self.now);
                 }
@@ -321,7 +326,7 @@ impl Attempt {
             Reached::Through(connection) => Ok(connection.clone()),
             Reached::No | Reached::Somehow => self.shared.nodes[index].connection(),
         };
-        self.told.push(async move { (index, ask(connection, &question).await) });
+        self.told.ask(index, connection, question);
     }
 
     fn pause_before_asking_again(&mut self, node: usize) -> Duration {

@@ -716,6 +716,11 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// A node has not answered within this limit.
+    pub(crate) fn timed_out(limit: Duration) -> Self {
+        Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
+    }
+
     /// Whether it stays so until a person does something about it: the server lacks the module, does not allow the user what
     /// is asked, or does not take it as it is. Nodes that are away, abstain, or are short of something come back by
     /// themselves.

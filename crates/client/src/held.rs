@@ -341,10 +341,9 @@ impl Held {
 
     /// Nodes that have not answered by the limit failed.
     pub(crate) fn time_is_up(&self, nodes: impl Iterator<Item = usize>) {
-        let limit_ms = u64::try_from(self.node_limit.as_millis()).unwrap_or(u64::MAX);
         let mut state = self.state();
         for node in nodes {
-            state.nodes[node].answer = Answer::Failed(NodeError::TimedOut { limit_ms });
+            state.nodes[node].answer = Answer::Failed(NodeError::timed_out(self.node_limit));
         }
     }
 

@@ -13,7 +13,12 @@ use crate::{AcquireError, Lock, Released};
 pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     let outcome = match outcome {
         Ok(lock) => {
-            tracing::debug!(fence = lock.fence().get(), coverage = %lock.coverage(), took = ?since.elapsed(), "acquired");
+            tracing::debug!(
+                fence = lock.fence().get(),
+                coverage = %lock.coverage(),
+                took = ?since.elapsed(),
+                "acquired"
+            );
             "acquired"
         }
         Err(error) => {

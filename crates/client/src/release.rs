@@ -70,7 +70,7 @@ impl Undo {
                 }
                 // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
                 Reached::Through(connection) => {
-                    this.asked.ask(index, connection, this.question.clone());
+                    this.asked.ask(index, Ok(connection), this.question.clone());
                 }
                 Reached::Somehow => this.ask(index),
             }
@@ -172,10 +172,7 @@ impl Undo {
 
     /// Asks through whatever connection there is.
     fn ask(&mut self, index: usize) {
-        match self.shared.nodes[index].connection() {
-            Ok(connection) => self.asked.ask(index, connection, self.question.clone()),
-            Err(error) => self.asked.push(std::future::ready((index, Reply::Failed(error)))),
-        }
+        self.asked.ask(index, self.shared.nodes[index].connection(), self.question.clone());
     }
 }
 
@@ -233,8 +230,7 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
             Ok(Released::AlreadyOver)
         }
         ReleaseVerdict::Unconfirmed => {
-            let limit_ms = u64::try_from(held.node_limit.as_millis()).unwrap_or(u64::MAX);
-            answers.time_is_up(&NodeError::TimedOut { limit_ms });
+            answers.time_is_up(&NodeError::timed_out(held.node_limit));
             Err(ReleaseError::NoQuorum { nodes: answers.report(&held.shared.nodes) })
         }
     };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
-use quorlock_client::AcquireError;
+use quorlock_client::{AcquireError, Lock};
 use quorlock_testkit::{Direction, Masters, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -58,24 +58,23 @@ async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
     assert!(waiting.await.unwrap() > fence);
 }
 
-/// The queue node of a key that somebody holds, which is the same for all clients.
-async fn find_queue_node(masters: &Masters, key: &'static str) -> usize {
-    let probe = connect(masters.urls()).await;
+/// Somebody's lock on a key on all masters, and the key's queue node, which is the same for all clients.
+async fn held_by_somebody(masters: &Masters, key: &'static str) -> (Lock, usize) {
+    let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
+    let lock = holder.lock(key).acquire().await.unwrap();
+    all_hold(masters, key).await;
     let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
     somebody_waits(masters, 1).await;
     let node = queue_node(masters);
     waiting.abort();
     somebody_waits(masters, 0).await;
-    node
+    (lock, node)
 }
 
 #[tokio::test]
 async fn whoever_is_refused_hears_the_queue_node_before_it_waits_elsewhere() {
     let net = net(3).await;
-    let holder = connect(net.masters.urls()).await;
-    let lock = holder.lock("k").acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
-    let node = find_queue_node(&net.masters, "k").await;
+    let (lock, node) = held_by_somebody(&net.masters, "k").await;
     // The others have long refused by then.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let waiting = tokio::spawn({
@@ -91,10 +90,7 @@ async fn whoever_is_refused_hears_the_queue_node_before_it_waits_elsewhere() {
 #[tokio::test]
 async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
     let net = net(3).await;
-    let other = connect(net.masters.urls()).await;
-    let lock = other.lock("k").acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
-    let node = find_queue_node(&net.masters, "k").await;
+    let (lock, node) = held_by_somebody(&net.masters, "k").await;
     lock.release().await.unwrap();
     eventually_async(PATIENCE, "it is released", async || holding(&net.masters, "k") == 0).await;
 

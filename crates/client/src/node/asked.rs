@@ -6,10 +6,14 @@ use std::task::{Context, Poll, Waker};
 use futures_util::future::BoxFuture;
 use pin_project_lite::pin_project;
 
-use super::{Connection, Question, Reply};
+use super::{Connection, Question, Reply, ask};
+use crate::NodeError;
 
 /// Of which node, and what it said.
 type Answered = (usize, Reply);
+
+/// The connection to a node, or why there is none.
+type Way = Result<Connection, NodeError>;
 
 /// How many places a thread keeps for the next questions. Each is larger than what an allocator has at hand, and a lock needs
 /// two for each node.
@@ -36,7 +40,7 @@ enum State {
 
 /// Where a question is asked, and later another one.
 trait Place: Send {
-    fn ask(self: Pin<&mut Self>, node: usize, connection: Connection, question: Question);
+    fn ask(self: Pin<&mut Self>, node: usize, connection: Way, question: Question);
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answered>;
 }
@@ -60,8 +64,8 @@ impl Asked {
         Self { questions: Vec::with_capacity(questions), sent: true }
     }
 
-    /// Asks a node through this connection.
-    pub(crate) fn ask(&mut self, node: usize, connection: Connection, question: Question) {
+    /// Asks a node through this connection, if there is one.
+    pub(crate) fn ask(&mut self, node: usize, connection: Way, question: Question) {
         let place = PLACES.try_with(|places| places.borrow_mut().pop()).ok().flatten();
         let mut place = place.unwrap_or_else(new_place);
         place.as_mut().ask(node, connection, question);
@@ -130,18 +134,16 @@ impl Asked {
 }
 
 fn new_place() -> Pin<Box<dyn Place>> {
-    let ask = |node, connection: Connection, question: Question| async move {
-        (node, connection.ask(&question).await)
-    };
-    Box::pin(PlaceOf { ask, asking: None })
+    let asking = |node, connection, question| async move { (node, ask(connection, &question).await) };
+    Box::pin(PlaceOf { ask: asking, asking: None })
 }
 
 impl<A, F> Place for PlaceOf<A, F>
 where
-    A: Fn(usize, Connection, Question) -> F + Send,
+    A: Fn(usize, Way, Question) -> F + Send,
     F: Future<Output = Answered> + Send,
 {
-    fn ask(self: Pin<&mut Self>, node: usize, connection: Connection, question: Question) {
+    fn ask(self: Pin<&mut Self>, node: usize, connection: Way, question: Question) {
         let mut this = self.project();
         let asking = (this.ask)(node, connection, question);
         this.asking.set(Some(asking));
@@ -248,14 +250,14 @@ mod tests {
             let link = Link::ready("a", &roll, Agreeable(Arc::clone(&used)));
             assert_eq!(places(), before);
             let mut asked = Asked::new();
-            asked.ask(0, link.connection().unwrap(), Question::release(&keys, &token));
+            asked.ask(0, link.connection(), Question::release(&keys, &token));
             assert_eq!(places(), 0);
             assert!(matches!(asked.next().await, Some((0, Reply::Yes(None)))));
             drop(link);
             assert_eq!((places(), Arc::strong_count(&used)), (1, 1));
             // One that is not answered is gone with what it holds.
             let link = Link::ready("a", &roll, Agreeable(Arc::clone(&used)));
-            asked.ask(0, link.connection().unwrap(), Question::release(&keys, &token));
+            asked.ask(0, link.connection(), Question::release(&keys, &token));
             assert!(asked.take_done().is_none());
             drop((asked, link));
             assert_eq!((places(), Arc::strong_count(&used)), (0, 1));

@@ -222,8 +222,7 @@ impl Link {
             let another = async {
                 sleep(SILENCE_MAX).await;
                 // Whatever else were asked would be kept until it is answered, and that might be without end.
-                let limit_ms = u64::try_from(SILENCE_MAX.as_millis()).unwrap_or(u64::MAX);
-                self.state.send_replace(State::Down(NodeError::TimedOut { limit_ms }));
+                self.state.send_replace(State::Down(NodeError::timed_out(SILENCE_MAX)));
                 connect(client, |_| ()).await
             };
             tokio::select! {

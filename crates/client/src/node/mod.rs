@@ -60,9 +60,7 @@ impl Node {
         match timeout(limit, connection.send(&::redis::cmd("PING"))).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(question::read_error(&error)),
-            Err(_) => {
-                Err(NodeError::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) })
-            }
+            Err(_) => Err(NodeError::timed_out(limit)),
         }
     }
 
