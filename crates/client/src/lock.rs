@@ -161,7 +161,7 @@ impl Lock {
         }
     }
 
-    fn held(&self) -> &Arc<Held> {
+    pub(crate) fn held(&self) -> &Arc<Held> {
         self.held.as_ref().expect("taken only by what consumes the lock")
     }
 

@@ -28,6 +28,8 @@ const SETTLE_LIMIT_MS: u64 = 1000;
 const ROUND_TRIP_US: u64 = 1000;
 /// How long it waits for the others when a majority is connected, in milliseconds.
 const STRAGGLERS_LIMIT_MS: u64 = 50;
+/// How often it is looked, when it closes, what is still going on.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -211,7 +213,12 @@ impl Quorum {
     /// Dropping the future stops the waiting, not the releases.
     pub async fn close(self) {
         self.shared.tasks.close();
-        self.shared.tasks.wait().await;
+        loop {
+            self.shared.leftovers.look();
+            if timeout(LOOK_EVERY, self.shared.tasks.wait()).await.is_ok() {
+                return;
+            }
+        }
     }
 }
 

@@ -35,6 +35,7 @@ pub(crate) struct Undo {
     lasts: Duration,
     /// What has ended already is asked for once.
     persistent: bool,
+    asks_again: bool,
 }
 
 /// How far it has come on one node.
@@ -61,6 +62,7 @@ impl Undo {
             nodes: vec![Confirmation { is_missing: true, pause: PAUSE_MIN }; shared.nodes.len()],
             lasts,
             persistent: true,
+            asks_again: false,
         };
         for (index, reached) in reached.into_iter().enumerate() {
             match reached {
@@ -108,7 +110,9 @@ impl Undo {
 
     /// Goes on as well; for when everything has been sent, and most likely there is little left to do.
     fn leave(self) {
-        if !self.asked.is_empty() {
+        if self.asks_again() {
+            self.spawn();
+        } else if !self.asked.is_empty() {
             let shared = Arc::clone(&self.shared);
             shared.leftovers.add(self, &shared.tasks);
         }
@@ -120,6 +124,11 @@ impl Undo {
             self.retry_if_failed(node, &reply);
         }
         self.asked.is_empty()
+    }
+
+    /// Whether a node has failed, and is asked again.
+    pub(crate) fn asks_again(&self) -> bool {
+        self.asks_again
     }
 
     async fn finish(&mut self) {
@@ -161,6 +170,7 @@ impl Undo {
         if !self.persistent || matches!(reply, Reply::Failed(NodeError::NoModule)) {
             return;
         }
+        self.asks_again = true;
         let pause = self.nodes[index].pause;
         self.nodes[index].pause = (pause * 2).min(PAUSE_MAX);
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
