@@ -1,11 +1,14 @@
 //! Ten thousand clients that wait on one server: what they cost it, and everybody else.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use quorlock_testkit::Server;
 use redis::Connection;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::task::yield_now;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use super::effort::Effort;
@@ -47,7 +50,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     wait_for(connection, "clients", "connected_clients", waiters + 2).await?;
     let connected = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (beside_idle, alone_then) = gets(&with, &without, effort).await?;
+    let (beside_idle, alone_then) = gets(&with, &without, effort)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock(client)?;
         if client == 0 {
@@ -57,7 +60,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     wait_for(connection, "lock", "lock_waiters", waiters).await?;
     let waiting = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (beside, alone) = gets(&with, &without, effort).await?;
+    let (beside, alone) = gets(&with, &without, effort)?;
     let drained = Instant::now();
     drain(&mut sockets)?;
     let drained = drained.elapsed();
@@ -110,23 +113,44 @@ async fn wait_for(connection: &mut Connection, section: &str, field: &str, n: us
     Ok(())
 }
 
-/// How long a GET takes on each of the servers.
-async fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Latencies, Latencies)> {
-    let mut servers =
-        [(Socket::connect(with)?, Latencies::new()), (Socket::connect(without)?, Latencies::new())];
-    for _ in 0..effort.count(ROUNDS) {
-        for (socket, latencies) in &mut servers {
-            for _ in 0..BLOCK {
-                let started = Instant::now();
-                socket.send("GET orders/43\r\n")?;
-                socket.expect("$-1")?;
-                latencies.record(started.elapsed());
+/// How long a GET takes on each of the servers. Both run on one processor, and whoever asks them on another: where the
+/// scheduler had put them would make more of a difference than anything else.
+fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Latencies, Latencies)> {
+    let (ours, theirs) = two_processors()?;
+    for server in [with, without] {
+        sched_setaffinity(Pid::from_raw(server.pid().cast_signed()), &theirs)?;
+    }
+    let asking = || {
+        sched_setaffinity(None, &ours)?;
+        let mut servers =
+            [(Socket::connect(with)?, Latencies::new()), (Socket::connect(without)?, Latencies::new())];
+        for _ in 0..effort.count(ROUNDS) {
+            for (socket, latencies) in &mut servers {
+                for _ in 0..BLOCK {
+                    let started = Instant::now();
+                    socket.send("GET orders/43\r\n")?;
+                    socket.expect("$-1")?;
+                    latencies.record(started.elapsed());
+                }
             }
         }
-        yield_now().await;
-    }
-    let [(_, with), (_, without)] = servers;
-    Ok((with, without))
+        let [(_, with), (_, without)] = servers;
+        Ok((with, without))
+    };
+    block_in_place(|| thread::scope(|scope| scope.spawn(asking).join().expect("it does not panic")))
+}
+
+/// Two of those that this process may use, or the same one twice.
+fn two_processors() -> anyhow::Result<(CpuSet, CpuSet)> {
+    let all = sched_getaffinity(None)?;
+    let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
+    let first = usable.next().context("there is a processor")?;
+    let only = |cpu| {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        set
+    };
+    Ok((only(first), only(usable.next().unwrap_or(first))))
 }
 
 /// Each in turn gets the lock and releases it, in the order in which they came.
