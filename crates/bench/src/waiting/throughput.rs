@@ -1,20 +1,28 @@
 //! How soon many clients who wait for one key have all had it.
+//!
+//! Beside them, the same commands through bare sockets, from one thread that does nothing else: as soon as the servers and the
+//! kernel let anybody have it.
 
+use std::thread;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use quorlock_testkit::Masters;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep};
 
 use super::clock;
 use super::contender::{Contender, Kind};
 use super::effort::Effort;
+use super::socket::Socket;
 use super::table::Row;
 use super::worker::{Behaviour, take_turn};
 use crate::progress::Progress;
 
 /// How many masters there are.
 const NODES: usize = 5;
+/// How many of them grant a lock.
+const MAJORITY: usize = NODES / 2 + 1;
 /// How many clients wait for the lock: each with connections of its own, all in one process.
 const CLIENTS: usize = 64;
 /// How long somebody else holds it at first, until all clients wait for it.
@@ -29,10 +37,14 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let ours = locks_per_second(&masters, Kind::Quorlock, effort.time(TIME)).await?;
     let rslock = locks_per_second(&masters, Kind::Rslock, effort.time(TIME)).await?;
+    let bare = block_in_place(|| bare_locks_per_second(&masters, effort.time(TIME)))?;
     let ratio = ours / rslock;
     Ok(vec![Row {
         case: format!("locks per second of one key on {NODES} masters, until {CLIENTS} who wait have had it"),
-        measured: format!("{ours:.0}, {ratio:.1} × rslock 0.10's {rslock:.0}"),
+        measured: format!(
+            "{ours:.0}, {ratio:.1} × rslock 0.10's {rslock:.0}; through bare sockets {bare:.0}, {:.1} × rslock's",
+            bare / rslock
+        ),
         target: "≥ 20 × rslock's",
         met: ratio >= TARGET,
     }])
@@ -65,6 +77,68 @@ async fn locks_per_second(masters: &Masters, kind: Kind, time: Duration) -> anyh
     }
     for client in clients {
         client.close().await;
+    }
+    Ok(f64::from(locks) / took.as_secs_f64())
+}
+
+/// The connections of one who waits.
+struct Bare {
+    /// One for each master.
+    shared: Vec<Socket>,
+    /// To the first, on which all wait.
+    waiting: Socket,
+}
+
+impl Bare {
+    fn connect(masters: &Masters) -> anyhow::Result<Self> {
+        let shared = masters.iter().map(Socket::connect).collect::<anyhow::Result<_>>()?;
+        let first = masters.iter().next().context("there are masters")?;
+        Ok(Self { shared, waiting: Socket::connect(first)? })
+    }
+
+    /// Takes the others once the first has granted, as soon as a majority has. What the rest answers is not read yet.
+    fn take(&mut self, client: usize) -> anyhow::Result<()> {
+        self.waiting.read_grant()?;
+        let (_, others) = self.shared.split_first_mut().context("there are masters")?;
+        for other in &mut *others {
+            other.ask_for_the_lock(client)?;
+        }
+        others.iter_mut().take(MAJORITY - 1).try_for_each(Socket::read_grant)
+    }
+
+    fn release(&mut self, client: usize) -> anyhow::Result<()> {
+        self.shared.iter_mut().try_for_each(|master| master.release(client))
+    }
+
+    /// Reads what else was answered.
+    fn read_the_rest(&mut self) -> anyhow::Result<()> {
+        self.shared.iter_mut().skip(MAJORITY).try_for_each(Socket::read_grant)?;
+        self.shared.iter_mut().try_for_each(|master| master.expect(":1"))
+    }
+}
+
+/// As [`locks_per_second`], without anything but the commands. Each reads the rest of its answers while the next one's are on
+/// their way.
+fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
+    let mut clients = (0..=CLIENTS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
+    let (mut locks, mut took) = (0_u32, Duration::ZERO);
+    let until = clock::now() + time;
+    while clock::now() < until {
+        for (client, bare) in clients.iter_mut().enumerate() {
+            bare.waiting.ask_for_the_lock(client)?;
+        }
+        clients[0].take(0)?;
+        thread::sleep(ALL_WAIT);
+        let released = clock::now();
+        clients[0].release(0)?;
+        for client in 1..=CLIENTS {
+            clients[client].take(client)?;
+            clients[client].release(client)?;
+            clients[client - 1].read_the_rest()?;
+            locks += 1;
+        }
+        took += clock::now().saturating_sub(released);
+        clients[CLIENTS].read_the_rest()?;
     }
     Ok(f64::from(locks) / took.as_secs_f64())
 }
