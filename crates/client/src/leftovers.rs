@@ -3,33 +3,41 @@
 //! what stays open has a task of its own.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::release::Undo;
 
-/// How often the task looks, while there is anything to look at. Any timer that is due soon makes a thread that waits for a
-/// node set the processor's, which on a virtual machine takes microseconds.
+/// How often the task looks, while there is anything to look at: what fails after it was left, and is to be asked again, may be
+/// noticed so much later. More often would cost everybody: when a timer is due soon, the runtime has the processor's set for it
+/// each time it waits for a node, which takes a virtual machine microseconds.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How much of what was left before is looked at when something is left: more than one, so that it gets less.
 const LOOKS_EACH: usize = 2;
 
-/// The way to the task.
+/// What is left, and the way to the task that looks after it.
 pub(crate) struct Leftovers {
-    /// It is the task's.
-    open: Weak<Open>,
+    /// It is the task's: releases hold the client, and must not outlive the runtime.
+    open: Weak<Mutex<Open>>,
     bell: mpsc::Sender<()>,
 }
 
-/// In the order in which it is to be looked at.
 #[derive(Default)]
-struct Open(Mutex<VecDeque<Left>>);
+struct Open {
+    /// In the order in which it is to be looked at.
+    left: VecDeque<Left>,
+    /// The task knows that there is something.
+    looked_after: bool,
+    /// Everything has a task of its own from now on.
+    closed: bool,
+}
 
 /// A release that some nodes have not confirmed yet.
 struct Left {
@@ -44,7 +52,7 @@ impl Leftovers {
     /// Starts the task. It ends when the client is gone.
     pub(crate) fn start(runtime: &Handle) -> Self {
         let (bell, rung) = mpsc::channel(1);
-        let open = Arc::new(Open::default());
+        let open = Arc::default();
         let leftovers = Self { open: Arc::downgrade(&open), bell };
         runtime.spawn(look_after(open, rung));
         leftovers
@@ -52,52 +60,46 @@ impl Leftovers {
 
     /// Everything must have been sent.
     pub(crate) fn add(&self, undo: Undo, tasks: &TaskTracker) {
-        // Without the task there is no runtime, and nothing that could be answered.
-        let Some(open) = self.open.upgrade() else { return };
+        // Without the task there is no runtime any more, or it has panicked.
+        let Some(open) = self.open.upgrade() else { return undo.spawn() };
+        self.put(&open, Left { undo, seen: false, _tracked: tasks.token() });
         let mut before: [Option<Left>; LOOKS_EACH] = Default::default();
         {
-            let mut open = open.lock();
-            before.fill_with(|| open.pop_front());
+            let left = &mut lock(&open).left;
+            // What was put in just now is most likely not answered yet.
+            let others = left.len().saturating_sub(1);
+            before.iter_mut().take(others).for_each(|place| *place = left.pop_front());
         }
-        let now = Left { undo, seen: false, _tracked: tasks.token() };
-        let still_open = before.into_iter().flatten().filter_map(Left::look);
-        for left in still_open.chain([now]) {
-            if open.push(left) {
-                self.look();
+        for left in before.into_iter().flatten().filter_map(Left::look) {
+            self.put(&open, left);
+        }
+    }
+
+    /// Has everything waited for in tasks of its own, which end as soon as it is answered.
+    pub(crate) fn close(&self) {
+        let Some(open) = self.open.upgrade() else { return };
+        let left = {
+            let mut open = lock(&open);
+            open.closed = true;
+            mem::take(&mut open.left)
+        };
+        left.into_iter().for_each(Left::end);
+    }
+
+    fn put(&self, open: &Mutex<Open>, left: Left) {
+        let looked_after = {
+            let mut open = lock(open);
+            if open.closed {
+                drop(open);
+                return left.end();
             }
+            open.left.push_back(left);
+            mem::replace(&mut open.looked_after, true)
+        };
+        if !looked_after {
+            // If it is full, the task has been told already.
+            let _ = self.bell.try_send(());
         }
-    }
-
-    /// Has the task look soon.
-    pub(crate) fn look(&self) {
-        // Otherwise it has been told so already, or is gone.
-        let _ = self.bell.try_send(());
-    }
-}
-
-impl Open {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Left>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether it is the only one now.
-    fn push(&self, left: Left) -> bool {
-        let mut open = self.lock();
-        open.push_back(left);
-        open.len() == 1
-    }
-
-    /// The task looks at all there is. Whether anything is left.
-    fn look(&self) -> bool {
-        let all = std::mem::take(&mut *self.lock());
-        for left in all.into_iter().filter_map(Left::look) {
-            if left.seen {
-                left.undo.spawn();
-            } else {
-                self.push(Left { seen: true, ..left });
-            }
-        }
-        !self.lock().is_empty()
     }
 }
 
@@ -108,63 +110,122 @@ impl Left {
             return None;
         }
         if self.undo.asks_again() {
-            self.undo.spawn();
+            self.end();
             return None;
         }
         Some(self)
     }
+
+    /// Goes on in a task of its own.
+    fn end(self) {
+        self.undo.spawn();
+    }
 }
 
-async fn look_after(open: Arc<Open>, mut rung: mpsc::Receiver<()>) {
+fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn look_after(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
     while rung.recv().await.is_some() {
-        loop {
-            // At once when a client is closed.
-            let _ = timeout(LOOK_EVERY, rung.recv()).await;
-            if !open.look() {
-                break;
-            }
+        while is_left(&open) {
+            sleep(LOOK_EVERY).await;
+            look(&open);
+        }
+    }
+}
+
+/// Whether there is anything to look after. If not, the bell rings when there is.
+fn is_left(open: &Mutex<Open>) -> bool {
+    let mut open = lock(open);
+    open.looked_after = !open.left.is_empty();
+    open.looked_after
+}
+
+/// Looks at everything.
+fn look(open: &Mutex<Open>) {
+    let all = mem::take(&mut lock(open).left);
+    for left in all.into_iter().filter_map(Left::look) {
+        let mut open = lock(open);
+        if left.seen || open.closed {
+            drop(open);
+            left.end();
+        } else {
+            open.left.push_back(Left { seen: true, ..left });
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::poll;
     use quorlock_testkit::{Masters, eventually_async};
+    use tokio::time::timeout;
 
     use super::*;
-    use crate::{Quorum, Released};
+    use crate::quorum::Shared;
+    use crate::{Lock, Quorum, Released};
 
     const SOON: Duration = Duration::from_secs(3);
 
-    /// A lock whose last node has not confirmed the release yet, and how much goes on in the background.
-    async fn with_a_leftover(masters: &Masters) -> (Quorum, TaskTracker) {
+    async fn lock_of(quorum: &Quorum, key: &str) -> (Lock, Arc<Shared>) {
+        let lock = quorum.lock(key).acquire().await.unwrap();
+        let shared = Arc::clone(&lock.held().shared);
+        (lock, shared)
+    }
+
+    /// A lock whose last node has not confirmed the release yet.
+    async fn with_a_leftover(masters: &Masters) -> (Quorum, Arc<Shared>) {
         let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
-        let lock = quorum.lock("k").acquire().await.unwrap();
-        let tasks = lock.held().shared.tasks.clone();
+        let (lock, shared) = lock_of(&quorum, "k").await;
         masters.iter().last().unwrap().pause();
         assert_eq!(lock.release().await.unwrap(), Released::Released);
-        assert_eq!(tasks.len(), 1);
-        (quorum, tasks)
+        assert_eq!(shared.tasks.len(), 1);
+        (quorum, shared)
     }
 
     #[tokio::test]
     async fn what_is_left_is_looked_at_although_nobody_leaves_anything_more() {
         let masters = Masters::start(3);
-        let (_quorum, tasks) = with_a_leftover(&masters).await;
+        let (_quorum, shared) = with_a_leftover(&masters).await;
         masters.iter().last().unwrap().resume();
-        eventually_async(SOON, "it is done", async || tasks.is_empty()).await;
+        eventually_async(SOON, "it is done", async || shared.tasks.is_empty()).await;
     }
 
     #[tokio::test]
-    async fn whoever_closes_waits_for_it_and_no_longer() {
+    async fn whoever_closes_waits_for_the_answer_and_for_no_timer() {
         let masters = Masters::start(3);
-        let (quorum, tasks) = with_a_leftover(&masters).await;
-        let closing = tokio::spawn(quorum.close());
-        // Long after it has looked first.
-        tokio::time::sleep(LOOK_EVERY).await;
-        assert!(!closing.is_finished());
-        assert_eq!(tasks.len(), 1);
+        let (quorum, shared) = with_a_leftover(&masters).await;
+        let mut closing = Box::pin(quorum.close());
+        assert!(poll!(&mut closing).is_pending());
+        // It has a task of its own, as has what is left from now on.
+        let open = shared.leftovers.open.upgrade().unwrap();
+        assert!(lock(&open).left.is_empty());
+        assert!(lock(&open).closed);
+        assert_eq!(shared.tasks.len(), 1);
         masters.iter().last().unwrap().resume();
-        timeout(SOON, closing).await.expect("nothing is left to wait for").unwrap();
+        timeout(SOON, closing).await.expect("nothing is left to wait for");
+    }
+
+    #[tokio::test]
+    async fn the_task_is_not_told_of_each_that_is_left() {
+        let masters = Masters::start(3);
+        let (quorum, _) = with_a_leftover(&masters).await;
+        let (bell, mut rung) = mpsc::channel(1);
+        let open = Arc::new(Mutex::new(Open::default()));
+        let leftovers = Leftovers { open: Arc::downgrade(&open), bell };
+        for key in ["a", "b", "c"] {
+            let (lock, shared) = lock_of(&quorum, key).await;
+            leftovers.add(Undo::of(lock.held()).1, &shared.tasks);
+            assert_eq!(rung.try_recv().is_ok(), key == "a");
+        }
+        // What is open is not forgotten, and the bell rings again for what comes after it.
+        assert_eq!(lock(&open).left.len(), 3);
+        lock(&open).left.clear();
+        assert!(!is_left(&open));
+        let (lock, shared) = lock_of(&quorum, "d").await;
+        leftovers.add(Undo::of(lock.held()).1, &shared.tasks);
+        assert!(rung.try_recv().is_ok());
+        masters.iter().last().unwrap().resume();
     }
 }

@@ -28,8 +28,6 @@ const SETTLE_LIMIT_MS: u64 = 1000;
 const ROUND_TRIP_US: u64 = 1000;
 /// How long it waits for the others when a majority is connected, in milliseconds.
 const STRAGGLERS_LIMIT_MS: u64 = 50;
-/// How often it is looked, when it closes, what is still going on.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -212,13 +210,9 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future stops the waiting, not the releases.
     pub async fn close(self) {
+        self.shared.leftovers.close();
         self.shared.tasks.close();
-        loop {
-            self.shared.leftovers.look();
-            if timeout(LOOK_EVERY, self.shared.tasks.wait()).await.is_ok() {
-                return;
-            }
-        }
+        self.shared.tasks.wait().await;
     }
 }
 

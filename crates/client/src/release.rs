@@ -118,9 +118,11 @@ impl Undo {
         }
     }
 
-    /// Takes down what has been answered. Whether that is all.
+    /// Takes down what has been answered, until a node has failed. Whether that is all.
     pub(crate) fn look(&mut self) -> bool {
-        while let Some((node, reply)) = self.asked.take_done() {
+        while !self.asks_again
+            && let Some((node, reply)) = self.asked.take_done()
+        {
             self.retry_if_failed(node, &reply);
         }
         self.asked.is_empty()
@@ -174,8 +176,12 @@ impl Undo {
         let pause = self.nodes[index].pause;
         self.nodes[index].pause = (pause * 2).min(PAUSE_MAX);
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
+        // Whoever finds out may do so in another runtime, which ends sooner.
+        let runtime = self.shared.runtime.enter();
+        let pause = sleep(pause);
+        drop(runtime);
         self.asked.push(async move {
-            sleep(pause).await;
+            pause.await;
             (index, ask(node.connection(), &question).await)
         });
     }

@@ -1,4 +1,4 @@
-//! How soon many clients who wait for one key have all had it.
+//! How soon many who wait for one key have all had it.
 //!
 //! Beside them, the same commands through bare sockets, from one thread that does nothing else: as soon as the servers and the
 //! kernel let anybody have it.
@@ -23,40 +23,56 @@ use crate::progress::Progress;
 const NODES: usize = 5;
 /// How many of them grant a lock.
 const MAJORITY: usize = NODES / 2 + 1;
-/// How many clients wait for the lock: each with connections of its own, all in one process.
-const CLIENTS: usize = 64;
-/// How long somebody else holds it at first, until all clients wait for it.
+/// How many wait for the lock, all in one process.
+const WAITERS: usize = 64;
+/// How long somebody else holds it at first, until all wait for it.
 const ALL_WAIT: Duration = Duration::from_millis(500);
-/// How long each kind of client is measured.
+/// How long each of them is measured.
 const TIME: Duration = Duration::from_secs(8);
 /// How many times as many locks there should be.
 const TARGET: f64 = 20.0;
 
+/// Who waits.
+#[derive(Clone, Copy)]
+enum Who {
+    /// Each has connections of its own.
+    Clients,
+    /// They share their connections.
+    TasksOfOne,
+}
+
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Row>> {
-    progress.begin("locks per second on one key, 64 clients");
+    progress.begin("locks per second on one key, 64 who wait");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
-    let ours = locks_per_second(&masters, Kind::Quorlock, effort.time(TIME)).await?;
-    let rslock = locks_per_second(&masters, Kind::Rslock, effort.time(TIME)).await?;
-    let bare = block_in_place(|| bare_locks_per_second(&masters, effort.time(TIME)))?;
-    let ratio = ours / rslock;
-    Ok(vec![Row {
-        case: format!("locks per second of one key on {NODES} masters, until {CLIENTS} who wait have had it"),
-        measured: format!(
-            "{ours:.0}, {ratio:.1} × rslock 0.10's {rslock:.0}; through bare sockets {bare:.0}, {:.1} × rslock's",
-            bare / rslock
+    let time = effort.time(TIME);
+    let [clients, tasks] = [Who::Clients, Who::TasksOfOne];
+    let rslock = locks_per_second(&masters, Kind::Rslock, clients, time).await?;
+    let ours = locks_per_second(&masters, Kind::Quorlock, clients, time).await?;
+    let bare = block_in_place(|| bare_locks_per_second(&masters, time))?;
+    let rslock_tasks = locks_per_second(&masters, Kind::Rslock, tasks, time).await?;
+    let our_tasks = locks_per_second(&masters, Kind::Quorlock, tasks, time).await?;
+    let row = |who, ours, rslock, besides: &str| Row {
+        case: format!(
+            "locks per second of one key on {NODES} masters, until {WAITERS} {who} that wait have had it"
         ),
+        measured: format!("{ours:.0}, {:.1} × rslock 0.10's {rslock:.0}{besides}", ours / rslock),
         target: "≥ 20 × rslock's",
-        met: ratio >= TARGET,
-    }])
+        met: ours / rslock >= TARGET,
+    };
+    let besides = format!("; through bare sockets {bare:.0}, {:.1} × rslock's", bare / rslock);
+    Ok(vec![row("clients", ours, rslock, &besides), row("tasks of one client", our_tasks, rslock_tasks, "")])
 }
 
 /// From the release of somebody else to the last grant, again and again.
-async fn locks_per_second(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<f64> {
+async fn locks_per_second(masters: &Masters, kind: Kind, who: Who, time: Duration) -> anyhow::Result<f64> {
     let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
     let first = Contender::connect(kind, &behaviour.urls).await?;
-    let mut clients = Vec::new();
-    for _ in 0..CLIENTS {
-        clients.push(Contender::connect(kind, &behaviour.urls).await?);
+    let mut clients = vec![Contender::connect(kind, &behaviour.urls).await?];
+    while clients.len() < WAITERS {
+        clients.push(match who {
+            Who::Clients => Contender::connect(kind, &behaviour.urls).await?,
+            Who::TasksOfOne => clients[0].clone(),
+        });
     }
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
     let until = Instant::now() + time;
@@ -120,7 +136,7 @@ impl Bare {
 /// As [`locks_per_second`], without anything but the commands. Each reads the rest of its answers while the next one's are on
 /// their way.
 fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
-    let mut clients = (0..=CLIENTS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut clients = (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
     let until = clock::now() + time;
     while clock::now() < until {
@@ -131,14 +147,14 @@ fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f6
         thread::sleep(ALL_WAIT);
         let released = clock::now();
         clients[0].release(0)?;
-        for client in 1..=CLIENTS {
+        for client in 1..=WAITERS {
             clients[client].take(client)?;
             clients[client].release(client)?;
             clients[client - 1].read_the_rest()?;
             locks += 1;
         }
         took += clock::now().saturating_sub(released);
-        clients[CLIENTS].read_the_rest()?;
+        clients[WAITERS].read_the_rest()?;
     }
     Ok(f64::from(locks) / took.as_secs_f64())
 }
