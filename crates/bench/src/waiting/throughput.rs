@@ -1,7 +1,8 @@
 //! How soon many who wait for one key have all had it.
 //!
-//! Beside them, the same commands through bare sockets, from one thread that does nothing else: as soon as the servers and the
-//! kernel let anybody have it.
+//! Beside them, one thread that hands the lock from one set of blocking sockets to the next, with as many commands, and does
+//! nothing else: it checks nothing, asks nobody again, and reads what a client does not wait for while the next one's
+//! questions are on their way.
 
 use std::thread;
 use std::time::Duration;
@@ -52,9 +53,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     let rslock_tasks = locks_per_second(&masters, Kind::Rslock, tasks, time).await?;
     let our_tasks = locks_per_second(&masters, Kind::Quorlock, tasks, time).await?;
     let row = |who, ours, rslock, besides: &str| Row {
-        case: format!(
-            "locks per second of one key on {NODES} masters, until {WAITERS} {who} that wait have had it"
-        ),
+        case: format!("locks per second of one key on {NODES} masters, until {WAITERS} {who} have had it"),
         measured: format!("{ours:.0}, {:.1} × rslock 0.10's {rslock:.0}{besides}", ours / rslock),
         target: "≥ 20 × rslock's",
         met: ours / rslock >= TARGET,
@@ -112,7 +111,8 @@ impl Bare {
         Ok(Self { shared, waiting: Socket::connect(first)? })
     }
 
-    /// Takes the others once the first has granted, as soon as a majority has. What the rest answers is not read yet.
+    /// Takes the others once the first has granted, and waits for as many of them as a majority needs: always the same. What
+    /// the rest answers is not read yet.
     fn take(&mut self, client: usize) -> anyhow::Result<()> {
         self.waiting.read_grant()?;
         let (_, others) = self.shared.split_first_mut().context("there are masters")?;
@@ -133,8 +133,7 @@ impl Bare {
     }
 }
 
-/// As [`locks_per_second`], without anything but the commands. Each reads the rest of its answers while the next one's are on
-/// their way.
+/// As [`locks_per_second`], with nothing but the commands.
 fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
     let mut clients = (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
@@ -142,18 +141,22 @@ fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f6
     while clock::now() < until {
         for (client, bare) in clients.iter_mut().enumerate() {
             bare.waiting.ask_for_the_lock(client)?;
+            if client == 0 {
+                bare.take(client)?;
+            }
         }
-        clients[0].take(0)?;
         thread::sleep(ALL_WAIT);
         let released = clock::now();
         clients[0].release(0)?;
+        let mut got = released;
         for client in 1..=WAITERS {
             clients[client].take(client)?;
+            got = clock::now();
             clients[client].release(client)?;
             clients[client - 1].read_the_rest()?;
             locks += 1;
         }
-        took += clock::now().saturating_sub(released);
+        took += got.saturating_sub(released);
         clients[WAITERS].read_the_rest()?;
     }
     Ok(f64::from(locks) / took.as_secs_f64())
