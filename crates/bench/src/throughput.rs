@@ -34,7 +34,7 @@ const TURN: Duration = Duration::from_millis(200);
 /// How long all rest after that.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often it is: as often in each place of the order.
-const ROUNDS: u32 = 24;
+const ROUNDS: u32 = 48;
 /// How long a lock lasts, in milliseconds: longer than the run.
 const TTL_MS: u64 = 30_000;
 /// How many commands a connection of the bare loop takes before it has written the first of them.

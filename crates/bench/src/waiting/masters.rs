@@ -28,6 +28,8 @@ const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration
 const WARM_UP: Duration = Duration::from_secs(1);
 /// How long each client is measured.
 const TIME: Duration = Duration::from_secs(4);
+/// How many times longer those are whose handovers come at random.
+const POLLING_TIMES: u32 = 4;
 
 /// The longest that a handover may take.
 const LIMIT: Duration = Duration::from_millis(5);
@@ -62,7 +64,9 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
         commands.push(seen.calls_per_lock());
     }
     let mut p50 = Vec::new();
-    for kind in [Kind::Quorlock, Kind::Rslock, Kind::Polling] {
+    for (kind, time) in
+        [(Kind::Quorlock, time), (Kind::Rslock, POLLING_TIMES * time), (Kind::Polling, POLLING_TIMES * time)]
+    {
         p50.push(handovers(&masters, kind, time).await?.p50());
     }
 
