@@ -128,8 +128,8 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if !table.is_empty() {
         println!(
             "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of \
-             {} rounds, and a plain command's the mean in the best of {}; a lock of so many tasks takes the time in which they \
-             had so many locks; all else is the p50 of acquire + release, or of what the case says.\n\n{table}",
+             {} rounds, and a plain command's the mean in the best of {}; a lock of so many tasks is the time divided by the \
+             locks that all of them had in it; all else is the p50 of acquire + release, or of what the case says.\n\n{table}",
             server_time::KEYS,
             server_time::ROUNDS,
             plain::ROUNDS,

@@ -35,7 +35,7 @@ const TURN: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often it is: as often in each place of the order.
 const ROUNDS: u32 = 48;
-/// How long a lock lasts, in milliseconds: longer than the run.
+/// How long a lock lasts, in milliseconds: longer than anybody has one.
 const TTL_MS: u64 = 30_000;
 /// How many commands a connection of the bare loop takes before it has written the first of them.
 const QUEUE_MAX: usize = 65_536;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::answers::Answers;
 use crate::held::{Grant, Held};
 use crate::keys::Keys;
-use crate::node::{Asked, Node, Question, Reached, Reply};
+use crate::node::{Asked, Question, Reached, Reply};
 use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
@@ -318,7 +318,7 @@ impl Attempt {
     /// ACQUIRE until after the RELEASE that undoes it, and what waits there is dropped.
     fn take_sent(&mut self) -> Asked {
         let asked = std::mem::replace(&mut self.asked, Asked::new());
-        if self.shared.nodes.iter().all(Node::lets_wait) { asked } else { Asked::new() }
+        if self.shared.has_own_connections() { asked } else { Asked::new() }
     }
 
     fn tell(&mut self, index: usize, question: Question) {

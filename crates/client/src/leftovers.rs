@@ -65,7 +65,7 @@ impl Leftovers {
         self.put(&open, Left { undo, seen: false, _tracked: tasks.token() });
         let mut before: [Option<Left>; LOOKS_EACH] = Default::default();
         {
-            let left = &mut lock(&open).left;
+            let left = &mut lock_open(&open).left;
             // What was put in just now is most likely not answered yet.
             let others = left.len().saturating_sub(1);
             before.iter_mut().take(others).for_each(|place| *place = left.pop_front());
@@ -79,7 +79,7 @@ impl Leftovers {
     pub(crate) fn close(&self) {
         let Some(open) = self.open.upgrade() else { return };
         let left = {
-            let mut open = lock(&open);
+            let mut open = lock_open(&open);
             open.closed = true;
             mem::take(&mut open.left)
         };
@@ -88,7 +88,7 @@ impl Leftovers {
 
     fn put(&self, open: &Mutex<Open>, left: Left) {
         let looked_after = {
-            let mut open = lock(open);
+            let mut open = lock_open(open);
             if open.closed {
                 drop(open);
                 return left.end();
@@ -122,7 +122,7 @@ impl Left {
     }
 }
 
-fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+fn lock_open(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -137,16 +137,16 @@ async fn look_after(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
 
 /// Whether there is anything to look after. If not, the bell rings when there is.
 fn is_left(open: &Mutex<Open>) -> bool {
-    let mut open = lock(open);
+    let mut open = lock_open(open);
     open.looked_after = !open.left.is_empty();
     open.looked_after
 }
 
 /// Looks at everything.
 fn look(open: &Mutex<Open>) {
-    let all = mem::take(&mut lock(open).left);
+    let all = mem::take(&mut lock_open(open).left);
     for left in all.into_iter().filter_map(Left::look) {
-        let mut open = lock(open);
+        let mut open = lock_open(open);
         if left.seen || open.closed {
             drop(open);
             left.end();
@@ -168,26 +168,32 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(3);
 
+    /// Connected to all of three masters.
+    async fn connect(masters: &Masters) -> Quorum {
+        let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
+        eventually_async(SOON, "all are connected", async || quorum.connected() == (3, 3)).await;
+        quorum
+    }
+
     async fn lock_of(quorum: &Quorum, key: &str) -> (Lock, Arc<Shared>) {
         let lock = quorum.lock(key).acquire().await.unwrap();
         let shared = Arc::clone(&lock.held().shared);
         (lock, shared)
     }
 
-    /// A lock whose last node has not confirmed the release yet.
-    async fn with_a_leftover(masters: &Masters) -> (Quorum, Arc<Shared>) {
-        let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
-        let (lock, shared) = lock_of(&quorum, "k").await;
+    /// Releases a lock, which the last node does not confirm before it is resumed.
+    async fn release_most(lock: Lock, masters: &Masters) {
         masters.iter().last().unwrap().pause();
         assert_eq!(lock.release().await.unwrap(), Released::Released);
-        assert_eq!(shared.tasks.len(), 1);
-        (quorum, shared)
     }
 
     #[tokio::test]
     async fn what_is_left_is_looked_at_although_nobody_leaves_anything_more() {
         let masters = Masters::start(3);
-        let (_quorum, shared) = with_a_leftover(&masters).await;
+        let quorum = connect(&masters).await;
+        let (lock, shared) = lock_of(&quorum, "k").await;
+        release_most(lock, &masters).await;
+        assert_eq!(shared.tasks.len(), 1);
         masters.iter().last().unwrap().resume();
         eventually_async(SOON, "it is done", async || shared.tasks.is_empty()).await;
     }
@@ -195,14 +201,17 @@ mod tests {
     #[tokio::test]
     async fn whoever_closes_waits_for_the_answer_and_for_no_timer() {
         let masters = Masters::start(3);
-        let (quorum, shared) = with_a_leftover(&masters).await;
+        let quorum = connect(&masters).await;
+        let (lock, shared) = lock_of(&quorum, "k").await;
+        let (other, _) = lock_of(&quorum, "other").await;
+        release_most(lock, &masters).await;
         let mut closing = Box::pin(quorum.close());
         assert!(poll!(&mut closing).is_pending());
         // It has a task of its own, as has what is left from now on.
+        shared.leftovers.add(Undo::of(other.held()).1, &shared.tasks);
         let open = shared.leftovers.open.upgrade().unwrap();
-        assert!(lock(&open).left.is_empty());
-        assert!(lock(&open).closed);
-        assert_eq!(shared.tasks.len(), 1);
+        assert!(lock_open(&open).left.is_empty());
+        assert_eq!(shared.tasks.len(), 2);
         masters.iter().last().unwrap().resume();
         timeout(SOON, closing).await.expect("nothing is left to wait for");
     }
@@ -210,21 +219,27 @@ mod tests {
     #[tokio::test]
     async fn the_task_is_not_told_of_each_that_is_left() {
         let masters = Masters::start(3);
-        let (quorum, _) = with_a_leftover(&masters).await;
+        let quorum = connect(&masters).await;
         let (bell, mut rung) = mpsc::channel(1);
         let open = Arc::new(Mutex::new(Open::default()));
         let leftovers = Leftovers { open: Arc::downgrade(&open), bell };
-        for key in ["a", "b", "c"] {
-            let (lock, shared) = lock_of(&quorum, key).await;
-            leftovers.add(Undo::of(lock.held()).1, &shared.tasks);
-            assert_eq!(rung.try_recv().is_ok(), key == "a");
+        let mut locks = Vec::new();
+        for key in ["a", "b", "c", "d"] {
+            locks.push(lock_of(&quorum, key).await);
+        }
+        masters.iter().last().unwrap().pause();
+        let add =
+            |(lock, shared): &(Lock, Arc<Shared>)| leftovers.add(Undo::of(lock.held()).1, &shared.tasks);
+        let (last, first) = locks.split_last().unwrap();
+        for (place, lock) in first.iter().enumerate() {
+            add(lock);
+            assert_eq!(rung.try_recv().is_ok(), place == 0);
         }
         // What is open is not forgotten, and the bell rings again for what comes after it.
-        assert_eq!(lock(&open).left.len(), 3);
-        lock(&open).left.clear();
+        assert_eq!(lock_open(&open).left.len(), first.len());
+        lock_open(&open).left.clear();
         assert!(!is_left(&open));
-        let (lock, shared) = lock_of(&quorum, "d").await;
-        leftovers.add(Undo::of(lock.held()).1, &shared.tasks);
+        add(last);
         assert!(rung.try_recv().is_ok());
         masters.iter().last().unwrap().resume();
     }

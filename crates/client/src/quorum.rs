@@ -258,6 +258,11 @@ impl Shared {
         self.round_trip_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
+    /// Whether this client has made all of its connections: none was handed in.
+    pub(crate) fn has_own_connections(&self) -> bool {
+        self.nodes.iter().all(Node::lets_wait)
+    }
+
     /// Runs something behind the callers' backs; [`Quorum::close`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.runtime);

@@ -1,16 +1,18 @@
 //! Giving a lock back, or undoing an attempt: RELEASE to every node that ACQUIRE may have reached, until each has
 //! confirmed it or the lock has ended by itself.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::quorum::{Release, ReleaseVerdict, Standing};
 use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::answers::Answers;
 use crate::held::Held;
 use crate::keys::Keys;
-use crate::node::{Asked, Question, Reached, Reply, ask};
+use crate::node::{Asked, Connection, Question, Reached, Reply, ask};
 use crate::quorum::Shared;
 use crate::token::Token;
 use crate::{Answer, NodeError, ReleaseError, Released, observe};
@@ -42,6 +44,8 @@ pub(crate) struct Undo {
 #[derive(Clone)]
 struct Confirmation {
     is_missing: bool,
+    /// Which of the node's connections the last RELEASE was sent through, if it is known.
+    through: Option<u64>,
     /// Before the node is asked again, if that fails.
     pause: Duration,
 }
@@ -59,7 +63,10 @@ impl Undo {
             question: Question::release(keys, token),
             asked: Asked::with_capacity(shared.nodes.len()),
             unreached: Vec::new(),
-            nodes: vec![Confirmation { is_missing: true, pause: PAUSE_MIN }; shared.nodes.len()],
+            nodes: vec![
+                Confirmation { is_missing: true, through: None, pause: PAUSE_MIN };
+                shared.nodes.len()
+            ],
             lasts,
             persistent: true,
             asks_again: false,
@@ -71,10 +78,8 @@ impl Undo {
                     this.nodes[index].is_missing = false;
                 }
                 // Through the connection that ACQUIRE took, RELEASE cannot arrive before it.
-                Reached::Through(connection) => {
-                    this.asked.ask(index, Ok(connection), this.question.clone());
-                }
-                Reached::Somehow => this.ask(index),
+                Reached::Through(connection) => this.ask(index, Ok(connection)),
+                Reached::Somehow => this.ask(index, shared.nodes[index].connection()),
             }
         }
         this
@@ -108,9 +113,10 @@ impl Undo {
         });
     }
 
-    /// Goes on as well; for when everything has been sent, and most likely there is little left to do.
+    /// Goes on as well; for when everything has been sent, and most likely there is little left to do. What others made may wait
+    /// for a timer of the runtime that this is called in, which is not to be in anybody else's way.
     fn leave(self) {
-        if self.asks_again() {
+        if self.asks_again || !self.shared.has_own_connections() {
             self.spawn();
         } else if !self.asked.is_empty() {
             let shared = Arc::clone(&self.shared);
@@ -134,7 +140,6 @@ impl Undo {
     }
 
     async fn finish(&mut self) {
-        let mut connections = self.connections();
         loop {
             let look = sleep(LOOK_EVERY);
             tokio::select! {
@@ -146,21 +151,17 @@ impl Undo {
                 () = look => {
                     // A connection that was replaced may never answer. What was sent through it is still waited for: it
                     // is the one that cannot arrive before ACQUIRE.
-                    let now = self.connections();
-                    for node in (0..now.len()).filter(|&node| now[node] != connections[node]) {
-                        if self.nodes[node].is_missing {
-                            self.ask(node);
+                    for index in 0..self.nodes.len() {
+                        if let Ok(now) = self.shared.nodes[index].connection()
+                            && self.nodes[index].is_missing
+                            && self.nodes[index].through.is_some_and(|before| before != now.generation())
+                        {
+                            self.ask(index, Ok(now));
                         }
                     }
-                    connections = now;
                 }
             }
         }
-    }
-
-    /// Which connection each node has now.
-    fn connections(&self) -> Vec<Option<u64>> {
-        self.shared.nodes.iter().map(|node| node.connection().ok().map(|now| now.generation())).collect()
     }
 
     fn retry_if_failed(&mut self, index: usize, reply: &Reply) {
@@ -177,18 +178,19 @@ impl Undo {
         self.nodes[index].pause = (pause * 2).min(PAUSE_MAX);
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());
         // Whoever finds out may do so in another runtime, which ends sooner.
-        let runtime = self.shared.runtime.enter();
-        let pause = sleep(pause);
-        drop(runtime);
+        let pause = AbortOnDropHandle::new(self.shared.runtime.spawn(sleep(pause)));
         self.asked.push(async move {
-            pause.await;
+            if pause.await.is_err() {
+                // The client's own runtime has ended. Nobody can ask any more.
+                return pending().await;
+            }
             (index, ask(node.connection(), &question).await)
         });
     }
 
-    /// Asks through whatever connection there is.
-    fn ask(&mut self, index: usize) {
-        self.asked.ask(index, self.shared.nodes[index].connection(), self.question.clone());
+    fn ask(&mut self, index: usize, connection: Result<Connection, NodeError>) {
+        self.nodes[index].through = connection.as_ref().ok().map(Connection::generation);
+        self.asked.ask(index, connection, self.question.clone());
     }
 }
 

@@ -6,10 +6,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, exists, holding, net, nothing_is_left, quorum};
+use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
-use quorlock_testkit::{Direction, Server, eventually, eventually_async};
+use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
 /// A limit that a decision would be seen to wait for.
@@ -264,4 +265,14 @@ async fn the_harm_without_a_validity_check_is_a_lock_that_is_over() {
     eventually_async(PATIENCE, "it is over", async || !exists(&server, "k")).await;
     proxy.heal();
     assert_eq!(setting.await.unwrap().unwrap(), "OK", "and the client believes that it holds the lock");
+}
+
+#[test]
+fn a_release_fails_and_does_not_panic_when_the_runtime_of_the_client_has_ended() {
+    let masters = Masters::start(3);
+    let (own, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let lock = own.block_on(async { connect(masters.urls()).await.lock("k").acquire().await.unwrap() });
+    drop(own);
+    let released = other.block_on(lock.release());
+    assert!(matches!(released, Err(ReleaseError::NoQuorum { .. })), "{released:?}");
 }
