@@ -44,7 +44,7 @@ pub(crate) struct Undo {
 #[derive(Clone)]
 struct Confirmation {
     is_missing: bool,
-    /// Which of the node's connections the last RELEASE was sent through, if it is known.
+    /// Which of the node's connections RELEASE was sent through last. Not known of one that has failed and is asked again.
     through: Option<u64>,
     /// Before the node is asked again, if that fails.
     pause: Duration,
@@ -154,7 +154,7 @@ impl Undo {
                     for index in 0..self.nodes.len() {
                         if let Ok(now) = self.shared.nodes[index].connection()
                             && self.nodes[index].is_missing
-                            && self.nodes[index].through.is_some_and(|before| before != now.generation())
+                            && self.nodes[index].through != Some(now.generation())
                         {
                             self.ask(index, Ok(now));
                         }
@@ -174,6 +174,7 @@ impl Undo {
             return;
         }
         self.asks_again = true;
+        self.nodes[index].through = None;
         let pause = self.nodes[index].pause;
         self.nodes[index].pause = (pause * 2).min(PAUSE_MAX);
         let (node, question) = (self.shared.nodes[index].clone(), self.question.clone());

@@ -267,6 +267,21 @@ async fn the_harm_without_a_validity_check_is_a_lock_that_is_over() {
     assert_eq!(setting.await.unwrap().unwrap(), "OK", "and the client believes that it holds the lock");
 }
 
+#[tokio::test]
+async fn a_release_that_went_through_a_connection_that_was_replaced_goes_through_the_new_one() {
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let proxy = &net.proxies[1];
+    proxy.drop_bytes(Direction::ToServer);
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    eventually_async(PATIENCE, "it is lost", async || proxy.dropped_bytes(Direction::ToServer) > 0).await;
+    // The old connection stays open, and what was sent through it is never answered.
+    eventually_async(PATIENCE, "the silence is noticed", async || net.quorum.connected() == (3, 2)).await;
+    proxy.heal();
+    nothing_is_left(&net.masters, "k").await;
+}
+
 #[test]
 fn a_release_fails_and_does_not_panic_when_the_runtime_of_the_client_has_ended() {
     let masters = Masters::start(3);
