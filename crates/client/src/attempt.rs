@@ -17,6 +17,7 @@ use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::token::Token;
 use crate::wait::Granted;
+use crate::widen::Widening;
 use crate::{AcquireError, Answer, Handover, Lock, NodeError, Nodes, clock, observe};
 
 /// What is to be acquired, checked.
@@ -70,14 +71,11 @@ struct Attempt {
     /// Nodes that refused and are asked again, and when.
     again: Vec<(Instant, usize)>,
     question: Question,
-    /// How often each node was asked again.
-    asked_again: Vec<u32>,
+    /// After so long those that are kept in reserve are asked as well.
+    late_after: Duration,
     answers: Answers,
     held: bool,
 }
-
-/// The first pause before a node is asked again that refused although the lock was handed over; it doubles.
-const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
 
 pub(crate) fn no_token(error: getrandom::Error) -> AcquireError {
     AcquireError::Unusable { reason: format!("no random bits for a token: {error}") }
@@ -140,15 +138,14 @@ pub(crate) async fn attempt_after_wait(
     let lifetime = Lifetime::after_wait(sent, waited, wanted.ttl);
     let core = Acquisition::after_wait(shared.majority, node, fence, lifetime, wanted.min_validity)
         .that_yields_to(pursuit.yields_to(Move::WaitOn { node }))
-        .that_awaits(&pursuit.awaits(node));
+        .that_awaits(&pursuit.awaits(node))
+        .that_asks(&pursuit.asks(node, shared.majority, node_limit, |other| shared.nodes[other].was_late()));
     let mut attempt = Attempt::new(shared, wanted, token, fence, core, clock::now());
     attempt.answers.set(node, Answer::Yes(Some(fence)));
     attempt.reached[node] = Reached::Somehow;
+    attempt.late_after = pursuit.late_after();
     // With a single node there is nobody left to ask, and it is decided by this.
     attempt.core.review(attempt.now);
-    for other in (0..shared.nodes.len()).filter(|other| *other != node) {
-        attempt.send(other);
-    }
     attempt.run(node_limit).await
 }
 
@@ -174,9 +171,13 @@ pub(crate) async fn resume(
         Ok(lock) => lock,
         Err(failure) => return Ok(Err(failure)),
     };
-    // Nodes where it is still the other's: nobody else would ever release it there.
-    let left = lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No });
-    Undo::new(shared, &wanted.keys, &old, left.collect(), wanted.ttl.duration()).spawn();
+    // Nodes where it is still the other's, if it is: nobody else would ever release it there.
+    let left: Vec<_> =
+        lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No }).collect();
+    if left.iter().any(|reached| matches!(reached, Reached::Somehow)) {
+        Undo::new(shared, &wanted.keys, &old, left, wanted.ttl.duration()).spawn();
+        Widening::add(lock.held());
+    }
     Ok(Ok(lock))
 }
 
@@ -222,7 +223,7 @@ impl Attempt {
             asked: Asked::with_capacity(nodes),
             told: Asked::new(),
             again: Vec::new(),
-            asked_again: Vec::new(),
+            late_after: Duration::MAX,
             answers: Answers::new(nodes),
             held: false,
         }
@@ -245,24 +246,23 @@ impl Attempt {
     }
 
     async fn run(&mut self, node_limit: Duration) -> Result<Lock, Failure> {
-        let limit = sleep(node_limit);
+        let mut until = Instant::now() + node_limit;
+        let limit = sleep(node_limit.min(self.late_after));
         tokio::pin!(limit);
-        let until = limit.deadline();
         loop {
             while let Some(step) = self.core.poll() {
                 match step {
+                    Step::Ask { node } => self.send(node),
                     Step::TellFence { node, fence } => {
                         if self.told.is_empty() {
-                            limit.as_mut().reset(Instant::now() + node_limit);
+                            until = Instant::now() + node_limit;
                         }
                         let question =
                             Question::extend(&self.wanted_keys, &self.token, self.ttl, Some(fence));
                         self.tell(node, question);
                     }
-                    Step::AskAgain { node } => {
-                        let pause = self.pause_before_asking_again(node);
-                        self.again.push((Instant::now() + pause, node));
-                    }
+                    Step::AskAgain { node, pause } if pause.is_zero() => self.send(node),
+                    Step::AskAgain { node, pause } => self.again.push((Instant::now() + pause, node)),
                     Step::Won(win) => return Ok(self.lock(win)),
                     Step::Lost(loss) => {
                         let nodes = self.answers.report(&self.shared.nodes);
@@ -306,6 +306,11 @@ impl Attempt {
                     self.core.fence_answer(node, answer, self.now);
                 }
                 () = &mut limit => {
+                    if Instant::now() < until {
+                        self.hurry();
+                        limit.as_mut().reset(until);
+                        continue;
+                    }
                     self.answers.time_is_up(&NodeError::timed_out(node_limit));
                     self.now = clock::now();
                     self.core.time_is_up(self.now);
@@ -329,16 +334,24 @@ impl Attempt {
         self.told.ask(index, connection, question);
     }
 
-    fn pause_before_asking_again(&mut self, node: usize) -> Duration {
-        self.asked_again.resize(self.shared.nodes.len(), 0);
-        let times = &mut self.asked_again[node];
-        *times += 1;
-        AGAIN_PAUSE_MIN * 2_u32.saturating_pow(*times - 1)
+    /// Asks those that were kept in reserve, if there are any. Then nodes that have not answered by now come last for a while.
+    fn hurry(&mut self) {
+        if self.core.reserve().is_empty() {
+            return;
+        }
+        for (index, node) in self.shared.nodes.iter().enumerate() {
+            if self.core.heard_of(index) == Heard::Nothing && !self.core.reserve().contains(&index) {
+                node.set_late();
+            }
+        }
+        self.core.hurry();
     }
 
     fn lock(&mut self, win: Win) -> Lock {
         self.held = true;
         self.shared.agreed_on_fence(self.proposed, win.fence);
+        let reserve = self.core.reserve().to_vec();
+        let is_to_be_widened = !reserve.is_empty();
         let held = Arc::new(Held::new(Grant {
             shared: Arc::clone(&self.shared),
             keys: self.wanted_keys.clone(),
@@ -352,10 +365,14 @@ impl Attempt {
             yielded_to_queues: self.yields_to_queues,
             lifetime: win.lifetime,
             reached: std::mem::take(&mut self.reached),
+            reserve,
             incarnations: std::mem::take(&mut self.incarnations),
             answers: self.answers.take_all(),
             stragglers: std::mem::replace(&mut self.asked, Asked::new()),
         }));
+        if is_to_be_widened {
+            Widening::add(&held);
+        }
         tracing::debug!(fence = win.fence.get(), coverage = %held.coverage(), nodes = %held.report(), "granted");
         Lock::new(held)
     }

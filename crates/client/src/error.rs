@@ -518,7 +518,7 @@ pub enum Answer {
     No,
     /// The node did not vote.
     Failed(NodeError),
-    /// It was decided before the node answered.
+    /// It was decided before the node answered, or was asked.
     Pending,
 }
 

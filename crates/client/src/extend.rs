@@ -1,6 +1,7 @@
 //! Keeping locks: EXTEND to all nodes, for as many locks as are due in one pipeline per node; [`Extension`] decides of each.
 //! A node that turns out to have missed a lock that a majority has just extended is repaired.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use ::redis::Pipeline;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::quorum::{Extension, ExtensionVerdict};
+use quorlock_core::quorum::{Extension, ExtensionVerdict, Moment};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
@@ -18,10 +19,13 @@ use crate::quorum::Shared;
 use crate::release::Undo;
 use crate::{ExtendError, LostError, clock, observe};
 
-/// What a node answered of each lock of a pipeline, in order.
-type Answered = BoxFuture<'static, (usize, u64, Vec<Reply>)>;
+/// What a node answered of each lock that it was asked about, and by which of its connections.
+type Answered = BoxFuture<'static, (usize, u64, Vec<usize>, Vec<Reply>)>;
 /// The same of repairs: which locks were repaired.
 type Repaired = BoxFuture<'static, (usize, Vec<usize>, Vec<Reply>)>;
+
+/// How many locks go in one pipeline: more would hold up what others ask of the node meanwhile.
+const PIPELINE_MAX: usize = 512;
 
 /// One lock of a round.
 pub(crate) struct Due {
@@ -55,6 +59,23 @@ pub(crate) async fn extend(held: &Arc<Held>) -> Result<(), ExtendError> {
     }
 }
 
+/// Rounds for locks that are due, together as far as they have the same time limit per node and are not too many.
+pub(crate) fn rounds(shared: &Arc<Shared>, due: Vec<Due>) -> Vec<impl Future<Output = ()> + use<>> {
+    let mut batches: HashMap<Duration, Vec<Due>> = HashMap::new();
+    for due in due {
+        batches.entry(due.held.node_limit).or_default().push(due);
+    }
+    let mut rounds = Vec::new();
+    for (node_limit, mut batch) in batches {
+        while !batch.is_empty() {
+            let rest = batch.split_off(batch.len().min(PIPELINE_MAX));
+            rounds.push(round(Arc::clone(shared), batch, node_limit));
+            batch = rest;
+        }
+    }
+    rounds
+}
+
 /// Extends locks that have the same time limit per node. Tells of each as soon as it is decided, and ends when all nodes
 /// have answered, or when it is time for the next round.
 pub(crate) async fn round(shared: Arc<Shared>, due: Vec<Due>, node_limit: Duration) {
@@ -67,8 +88,8 @@ pub(crate) async fn round(shared: Arc<Shared>, due: Vec<Due>, node_limit: Durati
     while !(round.asked.is_empty() && round.repairing.is_empty()) {
         tokio::select! {
             biased;
-            Some((node, through, replies)) = round.asked.next(), if !round.asked.is_empty() => {
-                round.take(node, through, &replies);
+            Some((node, through, locks, replies)) = round.asked.next(), if !round.asked.is_empty() => {
+                round.take(node, through, &locks, &replies);
             }
             Some((node, locks, replies)) = round.repairing.next(), if !round.repairing.is_empty() => {
                 round.repaired(node, &locks, &replies);
@@ -104,11 +125,10 @@ impl Round {
     fn begin(shared: &Arc<Shared>, due: Vec<Due>) -> Self {
         // The clock is read before the first byte is sent: the new lifetime begins no later than this.
         let sent = clock::now();
-        let mut pipeline = Pipeline::with_capacity(due.len());
         let locks: Vec<_> = due
             .into_iter()
             .map(|Due { held, tell }| {
-                pipeline.add_command(Question::extend_command(&held.keys, &held.token, held.ttl, None));
+                held.set_to_be_widened(false);
                 let core =
                     Extension::new(shared.majority, sent, held.ttl).known_to_hold(held.holding_nodes());
                 Extending { held, core, tell }
@@ -123,30 +143,48 @@ impl Round {
             repairing: FuturesUnordered::new(),
             repairs: Vec::new(),
         };
-        let pipeline = Arc::new(pipeline);
-        for (index, node) in shared.nodes.iter().enumerate() {
-            match node.connection() {
-                Ok(connection) => {
-                    let (pipeline, through) = (Arc::clone(&pipeline), connection.generation());
-                    round.asked.push(Box::pin(async move {
-                        (index, through, connection.ask_fences(&pipeline).await)
-                    }));
-                }
-                Err(error) => {
-                    let failed = Reply::Failed(error);
-                    round.take(index, 0, &vec![failed; round.locks.len()]);
-                }
-            }
+        let everything = Arc::new(pipeline(round.locks.iter()));
+        for index in 0..nodes {
+            round.ask(index, &everything, sent);
         }
         round
     }
 
+    /// Asks a node about those locks for which it was asked before. It does not have the others.
+    fn ask(&mut self, index: usize, everything: &Arc<Pipeline>, now: Moment) {
+        let (others, locks): (Vec<_>, Vec<_>) =
+            (0..self.locks.len()).partition(|&lock| self.locks[lock].held.was_never_asked(index));
+        for lock in others {
+            // It is never decided by this: those in reserve are no majority.
+            self.locks[lock].core.answer(index, Some(false), now);
+        }
+        match self.shared.nodes[index].connection() {
+            Ok(connection) => {
+                let pipeline = if locks.len() == self.locks.len() {
+                    Arc::clone(everything)
+                } else {
+                    Arc::new(pipeline(locks.iter().map(|&lock| &self.locks[lock])))
+                };
+                let through = connection.generation();
+                self.asked.push(Box::pin(async move {
+                    let replies = connection.ask_fences(&pipeline).await;
+                    (index, through, locks, replies)
+                }));
+            }
+            Err(error) => {
+                let failed = vec![Reply::Failed(error); locks.len()];
+                self.take(index, 0, &locks, &failed);
+            }
+        }
+    }
+
     /// A node has answered.
-    fn take(&mut self, node: usize, through: u64, replies: &[Reply]) {
+    fn take(&mut self, node: usize, through: u64, locks: &[usize], replies: &[Reply]) {
         self.silent[node] = false;
         let now = clock::now();
         let mut to_repair: Vec<(usize, usize)> = Vec::new();
-        for (index, (lock, reply)) in self.locks.iter_mut().zip(replies).enumerate() {
+        for (&index, reply) in locks.iter().zip(replies) {
+            let lock = &mut self.locks[index];
             lock.held.heard(node, reply, through);
             let verdict = lock.core.answer(node, reply.holds(), now);
             if let Some(verdict) = verdict {
@@ -231,6 +269,14 @@ impl Drop for Round {
             }
         }
     }
+}
+
+fn pipeline<'a>(locks: impl ExactSizeIterator<Item = &'a Extending>) -> Pipeline {
+    let mut pipeline = Pipeline::with_capacity(locks.len());
+    for Extending { held, .. } in locks {
+        pipeline.add_command(Question::extend_command(&held.keys, &held.token, held.ttl, None));
+    }
+    pipeline
 }
 
 fn give_back(held: &Held, node: usize) {

@@ -38,6 +38,10 @@ pub(crate) struct Held {
     /// Whether it is, or was, extended by itself.
     kept: AtomicBool,
     reach: Reach<Connection>,
+    /// Nodes that were not asked before it was won.
+    reserve: Vec<usize>,
+    /// It is to be extended soon, since nodes do not have it.
+    is_to_be_widened: AtomicBool,
     /// Nodes that had not answered when it was decided. If they grant, they hold the lock as well; nobody waits for that,
     /// and it is looked whether they have whenever it matters.
     stragglers: Mutex<Asked>,
@@ -60,6 +64,8 @@ pub(crate) struct Grant {
     pub(crate) yielded_to_queues: bool,
     pub(crate) lifetime: Lifetime,
     pub(crate) reached: Vec<Reached>,
+    /// Nodes that were not asked.
+    pub(crate) reserve: Vec<usize>,
     /// Which start of its server each node was asked in.
     pub(crate) incarnations: Vec<u64>,
     pub(crate) answers: Vec<Answer>,
@@ -98,6 +104,7 @@ impl Held {
             yielded_to_queues,
             lifetime,
             reached,
+            reserve,
             incarnations,
             answers,
             stragglers,
@@ -118,6 +125,8 @@ impl Held {
             yielded_to_queues,
             kept: AtomicBool::new(false),
             reach: Reach::new(reached),
+            is_to_be_widened: AtomicBool::new(false),
+            reserve,
             stragglers: Mutex::new(stragglers),
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -300,6 +309,28 @@ impl Held {
         self.hear_stragglers();
         !matches!(self.standing(), Standing::Lost(_))
             && self.reach.begin(node, connection, self.ttl.duration())
+    }
+
+    /// Whether this node was left alone when the lock was acquired, and since: it does not have it.
+    pub(crate) fn was_never_asked(&self, node: usize) -> bool {
+        self.reserve.contains(&node) && !self.reach.has_reached(node)
+    }
+
+    /// Whether this node was left alone when the lock was acquired.
+    pub(crate) fn was_in_reserve(&self, node: usize) -> bool {
+        self.reserve.contains(&node)
+    }
+
+    /// Whether it is to be extended soon, since nodes do not have it. A round of extends does that, whoever begins it.
+    pub(crate) fn set_to_be_widened(&self, is_to_be: bool) {
+        self.is_to_be_widened.store(is_to_be, Ordering::Relaxed);
+    }
+
+    /// Whether that is still so.
+    pub(crate) fn is_to_be_widened(&self) -> bool {
+        self.is_to_be_widened.load(Ordering::Relaxed)
+            && !self.is_over()
+            && self.is_extensible().unwrap_or(false)
     }
 
     /// Whether its holder gave it back or away.

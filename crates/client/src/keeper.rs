@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::clock;
-use crate::extend::{Due, round};
+use crate::extend::{Due, rounds};
 use crate::held::Held;
 use crate::quorum::Shared;
 
@@ -20,8 +20,6 @@ use crate::quorum::Shared;
 const TOGETHER: Duration = Duration::from_millis(20);
 /// The same for short locks: this part of their ttl.
 const TOGETHER_PER_TTL: u32 = 50;
-/// How many locks go in one pipeline: more would hold up what others ask of the node meanwhile.
-const PIPELINE_MAX: usize = 512;
 /// How often it is looked whether the clocks have gone on without the timers, as they do while a machine sleeps.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// By how much more than the timers.
@@ -141,8 +139,7 @@ impl Keeping {
     fn extend_what_is_due(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         let now = Instant::now();
-        // By their time limit per node.
-        let mut batches: HashMap<Duration, Vec<Due>> = HashMap::new();
+        let mut all_due = Vec::new();
         while let Some(&Reverse((at, id))) = self.due.peek() {
             if at > now + TOGETHER {
                 break;
@@ -157,15 +154,10 @@ impl Keeping {
             }
             self.due.pop();
             kept.due = None;
-            let due = Due { held: Arc::clone(&kept.held), tell: None };
-            batches.entry(kept.held.node_limit).or_default().push(due);
+            all_due.push(Due { held: Arc::clone(&kept.held), tell: None });
         }
-        for (node_limit, mut batch) in batches {
-            while !batch.is_empty() {
-                let rest = batch.split_off(batch.len().min(PIPELINE_MAX));
-                shared.spawn(round(Arc::clone(&shared), batch, node_limit));
-                batch = rest;
-            }
+        for round in rounds(&shared, all_due) {
+            shared.spawn(round);
         }
     }
 }

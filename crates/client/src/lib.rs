@@ -119,6 +119,7 @@ mod sync;
 mod token;
 mod wait;
 mod watch;
+mod widen;
 
 pub use builder::LockBuilder;
 pub use connect::QuorumBuilder;

@@ -37,7 +37,8 @@ pub struct Coverage {
 pub enum Released {
     /// The lock was held until now.
     Released,
-    /// The lock had ended before: by its deadline, or by an operator's command.
+    /// The lock had ended before, on so many nodes that another could have had it: by its deadline, by an operator's command,
+    /// or because nodes were started again.
     AlreadyOver,
 }
 
@@ -73,7 +74,8 @@ impl Lock {
     }
 
     /// On how many nodes the lock is known to be held: those that said so when they were last asked, and have not been
-    /// started again since. Nodes that answer late still count.
+    /// started again since. Nodes that answer late still count. A lock that was waited for is held on a majority at first. If it is
+    /// still held after 10 to 20 ms, it is extended, which takes it to the nodes that were not asked for it.
     pub fn coverage(&self) -> Coverage {
         self.held().coverage()
     }
@@ -122,8 +124,8 @@ impl Lock {
         async move { extend::extend(&held).await }
     }
 
-    /// Gives the lock back, on all nodes, and returns when a majority has confirmed it. The rest is done in the
-    /// background. That the lock had ended before is a result, not an error; of a lock that is known to be lost it is at
+    /// Gives the lock back, on all nodes, and returns when a majority has confirmed it; or, at the nodes' time limit, when a
+    /// majority is known not to have it, because it never had it. The rest is done in the background. That the lock had ended before is a result, not an error; of a lock that is known to be lost it is at
     /// once, and what may be left of it on some nodes is released in the background.
     ///
     /// # Errors
@@ -139,6 +141,8 @@ impl Lock {
     /// Gives the lock away to another process, which [resumes](crate::Quorum::resume) it from the text of the
     /// [`Handover`]. This handle is gone with it, and so is the keeping alive: until the lock is resumed, or if it never
     /// is, it ends by its deadline. [`extend`](Self::extend) it before to give the other process a full ttl of time.
+    ///
+    /// Until it is resumed, nodes that do not have it are not given it any more: see [`coverage`](Self::coverage).
     pub fn hand_over(mut self) -> Handover {
         let held = self.take();
         let remaining = held.remaining();

@@ -20,6 +20,7 @@ use crate::keys::Keys;
 use crate::leftovers::Leftovers;
 use crate::node::{Link, Node};
 use crate::slots::Slots;
+use crate::widen::Widening;
 use crate::{ConnectError, Handover, Lock, LockBuilder, NodeError, QuorumBuilder, ResumeError, clock};
 
 /// How long [`Quorum::connect`] waits for nodes that do not answer, in milliseconds.
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) slots: Slots<Keys>,
     pub(crate) keeper: Keeper,
     pub(crate) leftovers: Leftovers,
+    pub(crate) widening: Widening,
     /// How long the last attempt on all nodes took, in microseconds.
     round_trip_us: AtomicU64,
     hints: Mutex<Hints>,
@@ -149,6 +151,7 @@ impl Quorum {
         let shared = Arc::new_cyclic(|shared| Shared {
             keeper: Keeper::start(&runtime, Weak::clone(shared)),
             leftovers: Leftovers::start(&runtime),
+            widening: Widening::default(),
             nodes,
             node_limit,
             majority,

@@ -68,6 +68,12 @@ impl<C: Clone> Reach<C> {
         }
     }
 
+    /// Whether a node was sent an ACQUIRE.
+    pub(crate) fn has_reached(&self, node: usize) -> bool {
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        !matches!(nodes.reached.get(node), Some(Reached::No))
+    }
+
     /// Whether its holder has ended it.
     pub(crate) fn is_over(&self) -> bool {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner).over

@@ -215,9 +215,11 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
     }
     let undo = guard.0.as_mut().expect("put in just now");
     let mut answers = Answers::new(held.shared.nodes.len());
-    let mut release = Release::new(held.shared.majority);
+    let (in_reserve, unreachable): (Vec<_>, Vec<_>) =
+        undo.unreached.iter().copied().partition(|&index| held.was_in_reserve(index));
+    let mut release = Release::new(held.shared.majority).never_asked(in_reserve.iter().copied());
     let mut verdict = None;
-    for &index in &undo.unreached {
+    for index in unreachable {
         answers.set(index, Answer::Failed(NodeError::Down { reason: "it was never asked".into() }));
         verdict = verdict.or(release.answer(index, None));
     }
@@ -234,7 +236,7 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
                 verdict = release.answer(node, answers.take(node, &reply));
                 undo.retry_if_failed(node, &reply);
             }
-            () = &mut limit => break ReleaseVerdict::Unconfirmed,
+            () = &mut limit => break release.time_is_up(),
         }
     };
     if !matches!(verdict, ReleaseVerdict::Unconfirmed)
@@ -250,6 +252,9 @@ pub(crate) async fn release(held: &Held) -> Result<Released, ReleaseError> {
         }
         ReleaseVerdict::Unconfirmed => {
             answers.time_is_up(&NodeError::timed_out(held.node_limit));
+            for index in in_reserve {
+                answers.set(index, Answer::Pending);
+            }
             Err(ReleaseError::NoQuorum { nodes: answers.report(&held.shared.nodes) })
         }
     };

@@ -4,13 +4,16 @@
 
 use std::time::Duration;
 
+use proptest::prelude::*;
 use quorlock_core::quorum::Heard::{Grant, Nothing, Refusal, Silence};
 use quorlock_core::quorum::{
-    Acquisition, Ended, Lifetime, Loss, Majority, Moment, Move, Pursuit, Step, Vote, order,
+    Acquisition, Ended, FenceAnswer, Lifetime, Loss, Majority, Moment, Move, Pursuit, Step, Vote, order,
 };
 use quorlock_core::{Fence, Ttl};
 
 const ROUND_TRIP: Duration = Duration::from_millis(2);
+/// Of the nodes: many times that.
+const LIMIT: Duration = Duration::from_millis(50);
 
 fn pursuit() -> Pursuit {
     Pursuit::new(vec![2, 0, 1], ROUND_TRIP)
@@ -164,7 +167,7 @@ fn after_a_wait_nodes_that_refuse_are_asked_again_but_for_those_that_come_before
 
     let mut attempt = after_wait();
     attempt.vote(1, Vote::Refused, now());
-    assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1 }));
+    assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1, pause: Duration::ZERO }));
     assert_eq!(attempt.heard_of(1), Refusal);
     attempt.vote(1, Vote::Granted(fence(5)), now());
     assert_eq!((attempt.heard_of(1), attempt.heard_of(2)), (Grant, Nothing));
@@ -182,9 +185,162 @@ fn after_a_wait_nodes_that_refuse_are_asked_again_but_for_those_that_come_before
 
     let mut attempt = after_wait();
     attempt.vote(1, Vote::Refused, now());
-    assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1 }));
+    assert_eq!(attempt.poll(), Some(Step::AskAgain { node: 1, pause: Duration::ZERO }));
     attempt.time_is_up(now());
     assert_eq!(attempt.poll(), Some(Step::Lost(Loss::Held)), "it refused to the end");
+}
+
+#[test]
+fn who_was_granted_by_the_queue_node_asks_no_more_nodes_than_it_takes() {
+    let majority = Majority::of(5).unwrap();
+    let pursuit = Pursuit::new(vec![2, 0, 1, 4, 3], ROUND_TRIP);
+    assert_eq!(pursuit.asks(2, majority, LIMIT, |_| false), [0, 1]);
+    assert_eq!(pursuit.asks(2, majority, LIMIT, |node| node == 0), [1, 4], "one that was late comes last");
+    assert_eq!(
+        pursuit.asks(0, majority, LIMIT, |_| false),
+        [2, 1, 4, 3],
+        "others may come from the queue node"
+    );
+    assert_eq!(
+        pursuit.asks(2, majority, Duration::from_millis(30), |_| false),
+        [0, 1, 4, 3],
+        "the time would not do for those after these"
+    );
+    for nodes in 1..4 {
+        let pursuit = Pursuit::new((0..nodes).collect(), ROUND_TRIP);
+        assert_eq!(pursuit.asks(0, Majority::of(nodes).unwrap(), LIMIT, |_| false).len(), nodes / 2);
+    }
+}
+
+/// Granted by the first of five nodes after a wait; the second and the third are asked at first.
+fn sparing() -> Acquisition {
+    let lifetime = Lifetime::new(now(), ttl());
+    let majority = Majority::of(5).unwrap();
+    let mut attempt =
+        Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO).that_asks(&[1, 2]);
+    assert_eq!(steps(&mut attempt), [Step::Ask { node: 1 }, Step::Ask { node: 2 }]);
+    assert_eq!(attempt.reserve(), [3, 4]);
+    attempt
+}
+
+fn steps(attempt: &mut Acquisition) -> Vec<Step> {
+    std::iter::from_fn(|| attempt.poll()).collect()
+}
+
+const ASK_THE_REST: [Step; 2] = [Step::Ask { node: 3 }, Step::Ask { node: 4 }];
+
+#[test]
+fn nodes_in_reserve_are_not_asked_while_the_others_do() {
+    let mut attempt = sparing();
+    attempt.vote(2, Vote::Granted(fence(5)), now());
+    assert_eq!(steps(&mut attempt), []);
+    attempt.vote(1, Vote::Granted(fence(5)), now());
+    assert!(matches!(steps(&mut attempt)[..], [Step::Won(win)] if win.fence == fence(5)));
+    attempt.hurry();
+    assert_eq!((steps(&mut attempt), attempt.reserve()), (vec![], &[3, 4][..]), "it is decided");
+}
+
+#[test]
+fn nodes_that_were_about_to_be_asked_when_it_was_decided_are_in_reserve_again() {
+    let mut attempt = sparing();
+    attempt.vote(1, Vote::Granted(fence(5)), now());
+    attempt.hurry();
+    attempt.vote(2, Vote::Granted(fence(5)), now());
+    assert!(matches!(steps(&mut attempt)[..], [Step::Won(_)]));
+    assert_eq!(attempt.reserve(), [3, 4]);
+}
+
+#[test]
+fn nodes_in_reserve_are_asked_when_one_of_the_others_does_not_vote() {
+    let mut attempt = sparing();
+    attempt.vote(1, Vote::Silent, now());
+    assert_eq!(steps(&mut attempt), ASK_THE_REST);
+    attempt.vote(2, Vote::Granted(fence(5)), now());
+    attempt.vote(4, Vote::Granted(fence(5)), now());
+    assert!(matches!(steps(&mut attempt)[..], [Step::Won(_)]));
+}
+
+#[test]
+fn nodes_in_reserve_are_asked_when_one_of_the_others_refuses_again() {
+    let mut attempt = sparing();
+    let again = |pause_ms| Step::AskAgain { node: 1, pause: Duration::from_millis(pause_ms) };
+    attempt.vote(1, Vote::Refused, now());
+    assert_eq!(steps(&mut attempt), [again(0)], "the last holder's release is on its way there, most likely");
+    attempt.vote(1, Vote::Refused, now());
+    assert_eq!(steps(&mut attempt), [ASK_THE_REST[0], ASK_THE_REST[1], again(1)]);
+    attempt.vote(1, Vote::Refused, now());
+    assert_eq!(steps(&mut attempt), [again(2)]);
+}
+
+#[test]
+fn nodes_in_reserve_are_asked_when_the_others_take_long() {
+    let mut attempt = sparing();
+    attempt.hurry();
+    assert_eq!(steps(&mut attempt), ASK_THE_REST);
+    attempt.hurry();
+    assert_eq!(steps(&mut attempt), []);
+}
+
+#[test]
+fn nodes_in_reserve_are_asked_when_one_of_the_others_cannot_have_the_fence() {
+    let mut attempt = sparing();
+    attempt.vote(1, Vote::Granted(fence(5)), now());
+    attempt.vote(2, Vote::Granted(fence(900)), now());
+    // Its clock is far ahead, and the others do not believe it.
+    let tell = |node| Step::TellFence { node, fence: fence(900) };
+    assert_eq!(steps(&mut attempt), [tell(0), tell(1)]);
+    attempt.fence_answer(0, FenceAnswer::Unacceptable, now());
+    attempt.fence_answer(1, FenceAnswer::Unacceptable, now());
+    assert_eq!(steps(&mut attempt), ASK_THE_REST);
+    attempt.vote(3, Vote::Granted(fence(5)), now());
+    assert!(matches!(steps(&mut attempt)[..], [Step::Won(win)] if win.fence == fence(5)));
+}
+
+/// What a node answers to ACQUIRE, however often it is asked.
+fn any_vote() -> impl Strategy<Value = Vote> {
+    prop_oneof![
+        4 => Just(Vote::Granted(fence(5))),
+        1 => (5_u64..8).prop_map(|n| Vote::Granted(fence(n))),
+        2 => Just(Vote::Refused),
+        2 => Just(Vote::Silent),
+    ]
+}
+
+/// Answers whatever is asked until it is decided, at the latest when the time is up.
+fn is_won(mut attempt: Acquisition, votes: &[Vote]) -> bool {
+    let mut asked = 0;
+    while let Some(step) = attempt.poll() {
+        match step {
+            Step::Ask { node } | Step::AskAgain { node, .. } => {
+                asked += 1;
+                if asked > 40 {
+                    attempt.time_is_up(now());
+                } else {
+                    attempt.vote(node, votes[node], now());
+                }
+            }
+            Step::TellFence { node, fence } => {
+                attempt.fence_answer(node, FenceAnswer::Stored(fence), now());
+            }
+            Step::Won(_) => return true,
+            Step::Lost(_) => return false,
+        }
+    }
+    unreachable!("it is decided, or there is something to do")
+}
+
+proptest! {
+    #[test]
+    fn who_keeps_nodes_in_reserve_wins_whenever_it_would_have_by_asking_all(
+        votes in prop::collection::vec(any_vote(), 2..8),
+    ) {
+        let majority = Majority::of(votes.len()).unwrap();
+        let lifetime = Lifetime::new(now(), ttl());
+        let attempt = || Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO);
+        let all: Vec<_> = (1..votes.len()).collect();
+        let sparing = attempt().that_asks(&all[..majority.size() - 1]);
+        prop_assert_eq!(is_won(sparing, &votes), is_won(attempt().that_asks(&all), &votes));
+    }
 }
 
 #[test]

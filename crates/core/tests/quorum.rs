@@ -321,6 +321,25 @@ fn a_release_is_over_when_a_majority_has_answered() {
     assert_eq!(unknown.answer(2, Some(true)), Some(ReleaseVerdict::Unconfirmed));
 }
 
+#[test]
+fn nodes_that_were_never_asked_do_not_hold_what_is_released() {
+    let release = || Release::new(Majority::of(5).unwrap()).never_asked([3, 4]);
+    let mut released = release();
+    assert_eq!(released.answer(0, Some(true)), None);
+    assert_eq!(released.answer(1, Some(true)), None, "the third one says whether it was still held");
+    let (mut over, mut silent, mut late) = (released.clone(), released.clone(), released.clone());
+    assert_eq!(released.answer(2, Some(true)), Some(ReleaseVerdict::Released));
+    assert_eq!(over.answer(2, Some(false)), Some(ReleaseVerdict::AlreadyOver), "two of five held it");
+    assert_eq!(silent.answer(2, None), Some(ReleaseVerdict::Released), "four of five do not hold it");
+    assert_eq!(late.time_is_up(), ReleaseVerdict::Released);
+
+    let mut unknown = release();
+    for node in 0..2 {
+        unknown.answer(node, None);
+    }
+    assert_eq!(unknown.answer(2, None), Some(ReleaseVerdict::Unconfirmed));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Granted,
@@ -358,7 +377,7 @@ proptest! {
                         prop_assert_eq!(loss == Loss::Held, silent <= nodes - majority.size());
                         verdict = step;
                     }
-                    Some(Step::TellFence { .. } | Step::AskAgain { .. }) => prop_assert!(false, "they agree, and are asked once"),
+                    Some(Step::Ask { .. } | Step::TellFence { .. } | Step::AskAgain { .. }) => prop_assert!(false, "they agree, and are asked once"),
                     None => prop_assert_eq!(expected, "open"),
                 }
             } else {
@@ -399,7 +418,7 @@ proptest! {
                     }
                     Step::Lost(Loss::TooLate) => prop_assert!(reliable(ttl) <= ms(elapsed_ms)),
                     Step::Lost(_) => {}
-                    Step::AskAgain { .. } => prop_assert!(false, "nobody refused"),
+                    Step::Ask { .. } | Step::AskAgain { .. } => prop_assert!(false, "nobody has waited"),
                 }
             }
         }
@@ -430,7 +449,7 @@ proptest! {
                     Step::TellFence { node, fence } => arriving.push((node, Some(fence))),
                     Step::Won(win) => won = Some(win.fence.get()),
                     Step::Lost(loss) => prop_assert!(false, "{:?}", loss),
-                    Step::AskAgain { .. } => prop_assert!(false, "nobody has waited"),
+                    Step::Ask { .. } | Step::AskAgain { .. } => prop_assert!(false, "nobody has waited"),
                 }
             }
             if arriving.is_empty() {

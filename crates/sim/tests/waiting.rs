@@ -42,8 +42,8 @@ fn newcomers_that_do_not_yield_leave_little_to_those_who_queue() {
 fn a_lock_costs_few_commands_where_most_holders_do_not_reach_the_queue_node() {
     for (scene, account) in scenes(Rule::WaitWhereRefused).zip(with(Rule::WaitWhereRefused)) {
         let nodes = u32::try_from(scene.nodes).unwrap();
-        // Two for each node, and what the one who does reach it spends there in vain.
-        assert!(account.commands_per_lock() <= f64::from(4 * nodes), "{account:?}");
+        // Three for each node, and what the one who does reach it spends there in vain.
+        assert!(account.commands_per_lock() <= f64::from(6 * nodes), "{account:?}");
         assert!(account.locks() >= 150, "{account:?}");
         assert_eq!(account.starved(), 0, "{account:?}");
     }
@@ -70,7 +70,8 @@ fn who_hears_the_queue_node_before_it_waits_does_so_where_the_others_wait() {
 fn those_who_begin_together_soon_have_one_queue() {
     for (scene, account) in scenes(Rule::EarlierNodesFirst).zip(with(Rule::EarlierNodesFirst)) {
         let nodes = u32::try_from(scene.nodes).unwrap();
-        assert!(account.commands_per_lock() < 1.2 * f64::from(2 * nodes), "{account:?}");
+        // Two on each, and one more on each of those that were asked first, which took the lock to the others.
+        assert!(account.commands_per_lock() < 1.1 * f64::from(2 * nodes + nodes / 2 + 1), "{account:?}");
     }
 }
 
@@ -81,6 +82,21 @@ fn those_who_waited_elsewhere_and_do_not_hear_the_earlier_nodes_stay_there() {
         |(with, without): &&(Account, Account)| without.commands_per_lock() > 3.0 * with.commands_per_lock();
     // Not every beginning divides them.
     assert!(accounts.iter().filter(suffers).count() >= 2, "{accounts:?}");
+}
+
+#[test]
+fn who_asks_no_more_nodes_than_it_takes_spends_two_commands_on_each_of_a_majority() {
+    for account in with(Rule::AskNoMoreThanItTakes) {
+        assert!(account.commands_per_lock() < 6.2, "{account:?}");
+        assert!(account.most() <= account.fewest() * 12 / 10, "{account:?}");
+    }
+}
+
+#[test]
+fn who_asks_all_nodes_spends_two_commands_on_each() {
+    for (with, without) in both(Rule::AskNoMoreThanItTakes) {
+        assert!(without.commands_per_lock() > 1.6 * with.commands_per_lock(), "{with:?} {without:?}");
+    }
 }
 
 #[test]
@@ -96,7 +112,7 @@ fn who_stays_queued_waits_for_each_of_the_others_once() {
 #[test]
 fn who_leaves_the_queue_and_enters_it_again_waits_for_some_of_the_others_many_times() {
     for (with, without) in both(Rule::StayQueued) {
-        assert!(without.longest_wait() > 3 * with.longest_wait(), "{with:?} {without:?}");
+        assert!(2 * without.longest_wait() > 5 * with.longest_wait(), "{with:?} {without:?}");
     }
 }
 

@@ -1,6 +1,6 @@
-//! How soon many who wait for one key have all had it.
+//! How soon many who wait for one key have all had it. All of them are on one thread: the masters need the rest of the machine.
 //!
-//! Beside them, one thread that hands the lock from one set of blocking sockets to the next, with as many commands, and does
+//! Beside them, a thread that hands the lock from one set of blocking sockets to the next, with as many commands, and does
 //! nothing else: it checks nothing, asks nobody again, and reads what a client does not wait for while the next one's
 //! questions are on their way.
 
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use quorlock_testkit::Masters;
-use tokio::task::{JoinSet, block_in_place};
+use tokio::runtime;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
 use super::clock;
@@ -44,12 +45,17 @@ enum Who {
 
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("locks per second on one key, 64 who wait");
+    let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
+    spawn_blocking(move || one_thread.block_on(measure_there(effort))).await?
+}
+
+async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
     let [clients, tasks] = [Who::Clients, Who::TasksOfOne];
     let rslock = locks_per_second(&masters, Kind::Rslock, clients, time).await?;
     let ours = locks_per_second(&masters, Kind::Quorlock, clients, time).await?;
-    let bare = block_in_place(|| bare_locks_per_second(&masters, time))?;
+    let bare = bare_locks_per_second(&masters, time)?;
     let rslock_tasks = locks_per_second(&masters, Kind::Rslock, tasks, time).await?;
     let our_tasks = locks_per_second(&masters, Kind::Quorlock, tasks, time).await?;
     let row = |who, ours, rslock, besides: &str| Row {
@@ -98,7 +104,7 @@ async fn locks_per_second(masters: &Masters, kind: Kind, who: Who, time: Duratio
 
 /// The connections of one who waits.
 struct Bare {
-    /// One for each master.
+    /// One for each master that is asked.
     shared: Vec<Socket>,
     /// To the first, on which all wait.
     waiting: Socket,
@@ -106,29 +112,27 @@ struct Bare {
 
 impl Bare {
     fn connect(masters: &Masters) -> anyhow::Result<Self> {
-        let shared = masters.iter().map(Socket::connect).collect::<anyhow::Result<_>>()?;
+        let shared = masters.iter().take(MAJORITY).map(Socket::connect).collect::<anyhow::Result<_>>()?;
         let first = masters.iter().next().context("there are masters")?;
         Ok(Self { shared, waiting: Socket::connect(first)? })
     }
 
-    /// Takes the others once the first has granted, and waits for as many of them as a majority needs: always the same. What
-    /// the rest answers is not read yet.
+    /// Takes the others once the first has granted.
     fn take(&mut self, client: usize) -> anyhow::Result<()> {
         self.waiting.read_grant()?;
         let (_, others) = self.shared.split_first_mut().context("there are masters")?;
         for other in &mut *others {
             other.ask_for_the_lock(client)?;
         }
-        others.iter_mut().take(MAJORITY - 1).try_for_each(Socket::read_grant)
+        others.iter_mut().try_for_each(Socket::read_grant)
     }
 
     fn release(&mut self, client: usize) -> anyhow::Result<()> {
         self.shared.iter_mut().try_for_each(|master| master.release(client))
     }
 
-    /// Reads what else was answered.
+    /// Reads what was answered to the release.
     fn read_the_rest(&mut self) -> anyhow::Result<()> {
-        self.shared.iter_mut().skip(MAJORITY).try_for_each(Socket::read_grant)?;
         self.shared.iter_mut().try_for_each(|master| master.expect(":1"))
     }
 }

@@ -6,15 +6,16 @@ mod question;
 mod roll;
 mod waiting;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::redis::{Client, Pipeline, RedisError};
 pub(crate) use asked::Asked;
 pub(crate) use link::{Connection, Link};
 pub(crate) use question::{Question, Reply};
+use quorlock_core::quorum::Pursuit;
 pub(crate) use roll::Roll;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use waiting::WaitingRoom;
 
@@ -28,6 +29,8 @@ struct Inner {
     name: Box<str>,
     link: Link,
     waiting_room: Arc<WaitingRoom>,
+    /// Until when it comes last of those that are asked first.
+    late_until: Mutex<Option<Instant>>,
 }
 
 /// Whether, and how, an ACQUIRE was sent to a node.
@@ -36,7 +39,22 @@ pub(crate) type Reached = crate::reach::Reached<Connection>;
 impl Node {
     /// A node that is asked through `link`, and of which `client` makes further connections for those who wait.
     pub(crate) fn new(name: &str, link: Link, client: Option<Client>) -> Self {
-        Self(Arc::new(Inner { name: name.into(), link, waiting_room: Arc::new(WaitingRoom::new(client)) }))
+        let waiting_room = Arc::new(WaitingRoom::new(client));
+        Self(Arc::new(Inner { name: name.into(), link, waiting_room, late_until: Mutex::default() }))
+    }
+
+    /// It takes longer than others.
+    pub(crate) fn set_late(&self) {
+        *self.late_until() = Some(Instant::now() + Pursuit::LATE_FOR);
+    }
+
+    /// Whether that was so a moment ago.
+    pub(crate) fn was_late(&self) -> bool {
+        self.late_until().is_some_and(|until| Instant::now() < until)
+    }
+
+    fn late_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.late_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn waiting_room(&self) -> &Arc<WaitingRoom> {

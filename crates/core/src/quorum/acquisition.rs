@@ -5,9 +5,14 @@ use super::tally::{Ballot, Lost, Tally};
 use super::{Lifetime, Majority, Moment};
 use crate::{Fence, Ttl};
 
+/// How long a node that refused after a wait is left alone before it is asked once more. The first time that is at once: the
+/// round trip is pause enough for a release that is on its way. The second time it is this, and then it doubles.
+const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
+
 /// One attempt to take a lock on a majority of the nodes.
 ///
-/// All nodes are asked at once with the same proposed fence. Feed it each node's [`Vote`], and carry out each
+/// All nodes are asked at once with the same proposed fence; [after a wait](Self::after_wait), those that it
+/// [asks](Step::Ask). Feed it each node's [`Vote`], and carry out each
 /// [`Step`] that [`Acquisition::poll`] returns. It is decided at the earliest moment: the rest of the answers are still
 /// fed to it, and they change nothing but the coverage.
 ///
@@ -32,6 +37,10 @@ pub struct Acquisition {
     patient: bool,
     /// Nodes that refused and are being asked again.
     refused: Vec<bool>,
+    /// How often each was asked again.
+    asked_again: Vec<u32>,
+    /// Nodes that are not asked as long as the others may do.
+    reserve: Vec<usize>,
     steps: VecDeque<Step>,
     /// What was decided, until somebody has heard of it.
     decision: Option<Step>,
@@ -94,15 +103,22 @@ pub enum Step {
         /// The fence to tell.
         fence: Fence,
     },
-    /// Send the same ACQUIRE to this node once more, in a moment.
-    AskAgain {
+    /// Send ACQUIRE to this node.
+    Ask {
         /// The index of the node.
         node: usize,
     },
+    /// Send the same ACQUIRE to this node once more.
+    AskAgain {
+        /// The index of the node.
+        node: usize,
+        /// After so long.
+        pause: Duration,
+    },
     /// The lock is held.
     Won(Win),
-    /// The lock is not held. Send RELEASE to **all** nodes, also to those that refused or were silent: a request may
-    /// have arrived although its answer did not.
+    /// The lock is not held. Send RELEASE to **all** nodes that were asked, also to those that refused or were silent: a
+    /// request may have arrived although its answer did not.
     Lost(Loss),
 }
 
@@ -127,6 +143,11 @@ pub enum Loss {
 }
 
 impl Acquisition {
+    /// A lock that is won while nodes are in [reserve](Self::reserve) is to be [extended](super::Extension), which takes it there
+    /// as well, once it has been held for so long: until then the failure of a few nodes could keep it from being extended. Most
+    /// locks are given back before.
+    pub const WIDEN_AFTER: Duration = Duration::from_millis(10);
+
     /// An attempt whose first byte has not been sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
         Self::lasting(majority, Lifetime::new(sent, ttl), min_validity)
@@ -153,9 +174,9 @@ impl Acquisition {
         }
     }
 
-    /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take the
-    /// others, which are proposed that same fence. Nodes that refuse are asked again, since the last holder's releases
-    /// may still be on their way to them.
+    /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take
+    /// [others](Self::that_asks), which are proposed that same fence. Nodes that refuse are asked again, since the last
+    /// holder's releases may still be on their way to them.
     pub fn after_wait(
         majority: Majority,
         node: usize,
@@ -169,6 +190,16 @@ impl Acquisition {
         this
     }
 
+    /// The same, which asks these nodes, and keeps all others in reserve until it turns out that it takes more: because one
+    /// does not vote, or refuses again, or cannot have the fence, or [takes long](Self::hurry).
+    #[must_use]
+    pub fn that_asks(mut self, first: &[usize]) -> Self {
+        self.steps.extend(first.iter().map(|&node| Step::Ask { node }));
+        let others = (0..self.tally.majority().nodes()).filter(|node| !first.contains(node));
+        self.reserve = others.filter(|&node| self.tally.ballot(node) == Ballot::Pending).collect();
+        self
+    }
+
     fn lasting(majority: Majority, lifetime: Option<Lifetime>, min_validity: Duration) -> Self {
         Self {
             tally: Tally::new(majority),
@@ -178,6 +209,8 @@ impl Acquisition {
             awaits: Vec::new(),
             patient: false,
             refused: vec![false; majority.nodes()],
+            asked_again: vec![0; majority.nodes()],
+            reserve: Vec::new(),
             steps: VecDeque::new(),
             decision: None,
             decided: false,
@@ -190,7 +223,7 @@ impl Acquisition {
             Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
             Vote::Refused if self.patient && !self.yields_to[node] && !self.decided => {
                 self.refused[node] = true;
-                self.steps.push_back(Step::AskAgain { node });
+                self.ask_again(node);
                 return;
             }
             Vote::Refused => Ballot::No,
@@ -233,6 +266,18 @@ impl Acquisition {
         }
     }
 
+    /// Asks the nodes in reserve as well: those that were asked first take long.
+    pub fn hurry(&mut self) {
+        if !self.decided {
+            self.steps.extend(self.reserve.drain(..).map(|node| Step::Ask { node }));
+        }
+    }
+
+    /// Nodes that are not asked: the others may do, or did.
+    pub fn reserve(&self) -> &[usize] {
+        &self.reserve
+    }
+
     /// Looks whether it is decided already: of a single node's grant after a wait there is nothing left to be asked.
     pub fn review(&mut self, now: Moment) {
         self.advance(now);
@@ -265,6 +310,20 @@ impl Acquisition {
         self.decided
     }
 
+    fn ask_again(&mut self, node: usize) {
+        let times = self.asked_again[node];
+        self.asked_again[node] = times.saturating_add(1);
+        let pause = match times.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(doublings) => {
+                // It is not a matter of a moment.
+                self.hurry();
+                AGAIN_PAUSE_MIN.saturating_mul(2_u32.saturating_pow(doublings))
+            }
+        };
+        self.steps.push_back(Step::AskAgain { node, pause });
+    }
+
     fn advance(&mut self, now: Moment) {
         if self.decided {
             return;
@@ -293,6 +352,9 @@ impl Acquisition {
             let waiting = self.grants().any(|grant| grant.told.is_some());
             if !waiting && most + self.tally.pending() < size {
                 self.decide(Step::Lost(Loss::NoQuorum));
+            } else if most + self.tally.pending() < size + self.reserve.len() {
+                // Those that were asked will not do.
+                self.hurry();
             }
             return;
         };
@@ -331,7 +393,11 @@ impl Acquisition {
 
     fn decide(&mut self, step: Step) {
         self.decided = true;
-        self.steps.clear();
+        // Nobody is asked any more.
+        self.reserve.extend(self.steps.drain(..).filter_map(|step| match step {
+            Step::Ask { node } => Some(node),
+            _ => None,
+        }));
         self.decision = Some(step);
     }
 }

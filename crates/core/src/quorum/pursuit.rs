@@ -1,11 +1,17 @@
 use std::time::Duration;
 
-use super::Heard;
+use super::{Heard, Majority};
 
 /// The shortest pause: two clients on one machine are closer to each other than a sleep is exact.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// How many round trips a node may take before others are asked instead,
+const LATE_AFTER_ROUND_TRIPS: u32 = 4;
+/// and how long at least: timers are not more exact.
+const LATE_AFTER_MIN: Duration = Duration::from_millis(2);
+/// How many times as long the nodes' time limit must be: the others need most of it.
+const LIMIT_PER_LATE_AFTER: u32 = 4;
 
 /// How one client goes after one lock: what to do first, and what after each move that has not won it.
 ///
@@ -20,6 +26,7 @@ pub struct Pursuit {
     /// Nodes that did not answer the last time.
     silent: Vec<usize>,
     pause: Duration,
+    late_after: Duration,
     after_pause: Option<Move>,
 }
 
@@ -64,11 +71,15 @@ pub enum Ended<'a> {
 }
 
 impl Pursuit {
+    /// How long a node that [was late](Self::late_after) is remembered.
+    pub const LATE_FOR: Duration = Duration::from_secs(1);
+
     /// A pursuit over nodes in this order, of which those that are known to be away come last. A pause begins at about
     /// a `round_trip`.
     pub fn new(order: Vec<usize>, round_trip: Duration) -> Self {
         let pause = round_trip.clamp(PAUSE_MIN, PAUSE_MAX);
-        Self { order, tied: false, silent: Vec::new(), pause, after_pause: None }
+        let late_after = round_trip.saturating_mul(LATE_AFTER_ROUND_TRIPS).max(LATE_AFTER_MIN);
+        Self { order, tied: false, silent: Vec::new(), pause, late_after, after_pause: None }
     }
 
     /// The first move. Who had to wait for this key the last time begins at the queue node: the key is contended, and
@@ -94,6 +105,30 @@ impl Pursuit {
     /// those to which it yields, but for those that did not answer the last time.
     pub fn awaits(&self, node: usize) -> Vec<usize> {
         self.before(node).iter().copied().filter(|node| !self.silent.contains(node)).collect()
+    }
+
+    /// Which nodes an attempt that comes after a wait on this node [asks](super::Acquisition::that_asks) at first. Who was
+    /// granted by the queue node asks no more than it takes: whoever else comes is queued there, and asks the same. Nodes that
+    /// were late a moment ago come last. Who waited elsewhere asks all; so does who has not the time to ask others after those.
+    pub fn asks(
+        &self,
+        node: usize,
+        majority: Majority,
+        node_limit: Duration,
+        was_late: impl Fn(usize) -> bool,
+    ) -> Vec<usize> {
+        let mut others: Vec<_> = self.order.iter().copied().filter(|&other| other != node).collect();
+        let has_time = self.late_after.saturating_mul(LIMIT_PER_LATE_AFTER) <= node_limit;
+        if has_time && self.before(node).is_empty() {
+            others.sort_by_key(|&other| was_late(other));
+            others.truncate(majority.size() - 1);
+        }
+        others
+    }
+
+    /// When those are late, and the others are to be [asked as well](super::Acquisition::hurry).
+    pub fn late_after(&self) -> Duration {
+        self.late_after
     }
 
     /// Of an attempt that was lost: which node's answer is to be heard first, for the nodes' time limit at most. It comes

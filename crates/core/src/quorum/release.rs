@@ -5,6 +5,8 @@ use super::tally::{Ballot, Tally};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Release {
     tally: Tally<()>,
+    /// How many nodes were never asked for the lock: it is not there.
+    never_asked: usize,
     verdict: Option<ReleaseVerdict>,
 }
 
@@ -22,7 +24,17 @@ pub enum ReleaseVerdict {
 impl Release {
     /// A release that nobody has answered yet.
     pub fn new(majority: Majority) -> Self {
-        Self { tally: Tally::new(majority), verdict: None }
+        Self { tally: Tally::new(majority), never_asked: 0, verdict: None }
+    }
+
+    /// The same, of a lock for which these nodes were never asked, nor will be now.
+    #[must_use]
+    pub fn never_asked(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
+        for node in nodes {
+            self.tally.cast(node, Ballot::Silent);
+            self.never_asked += 1;
+        }
+        self
     }
 
     /// Takes down a node's answer: whether the token held the lock there, or `None` if there was no answer. Returns the
@@ -39,22 +51,34 @@ impl Release {
         if self.verdict.is_some() {
             return None;
         }
-        let size = self.tally.majority().size();
         let released = self.tally.yes().count();
-        let answered = released + self.tally.count(|ballot| matches!(ballot, Ballot::No));
-        self.verdict = if released >= size {
+        // Where it is not, and was not until now.
+        let missing = self.tally.no().count() + self.never_asked;
+        let majority = self.tally.majority();
+        self.verdict = if released >= majority.size() {
             Some(ReleaseVerdict::Released)
-        } else if answered >= size && answered - released > self.tally.majority().spare() {
+        } else if missing > majority.spare() && released + missing >= majority.size() {
             Some(ReleaseVerdict::AlreadyOver)
         } else if self.tally.pending() == 0 {
-            Some(match (answered >= size, released) {
-                (false, _) => ReleaseVerdict::Unconfirmed,
-                (true, 0) => ReleaseVerdict::AlreadyOver,
-                (true, _) => ReleaseVerdict::Released,
-            })
+            Some(self.without_the_rest())
         } else {
             None
         };
         self.verdict
+    }
+
+    /// Decides without those that have not answered, if it is not decided yet: the nodes' time is over.
+    pub fn time_is_up(&mut self) -> ReleaseVerdict {
+        *self.verdict.get_or_insert(self.without_the_rest())
+    }
+
+    /// What it is if nobody else answers: whether a majority is known not to have the lock any more.
+    fn without_the_rest(&self) -> ReleaseVerdict {
+        let free = self.tally.yes().count() + self.tally.no().count() + self.never_asked;
+        if free >= self.tally.majority().size() {
+            ReleaseVerdict::Released
+        } else {
+            ReleaseVerdict::Unconfirmed
+        }
     }
 }

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::quorum::{
-    Acquisition, Ended, FenceAnswer, Heard, Hints, Lifetime, Majority, Moment, Move, Pursuit, Step, Vote,
-    order,
+    Acquisition, Ended, Extension, FenceAnswer, Heard, Hints, Lifetime, Majority, Moment, Move, Pursuit,
+    Step, Vote, order,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -13,8 +13,6 @@ use super::{Rule, Scene};
 
 /// How long a node may take.
 const NODE_LIMIT_US: u64 = 50_000;
-/// The first pause before a node is asked again that refused although the lock was handed over; it doubles.
-const AGAIN_PAUSE_US: u64 = 1000;
 /// What a client has measured a round trip to be.
 const ROUND_TRIP: Duration = Duration::from_micros(450);
 /// Longer than any scene lasts.
@@ -33,6 +31,10 @@ pub(super) struct Client {
     reaches: Vec<bool>,
     /// Of the nodes, those that it cannot reach last.
     order: Vec<usize>,
+    /// Until when each node is one that was late.
+    late_until_us: Vec<u64>,
+    /// To which nodes it has sent an ACQUIRE in this move.
+    asked: Vec<bool>,
     contended: bool,
     /// Whether it still knows at the next lock that the key was contended.
     remembers: bool,
@@ -63,7 +65,7 @@ enum Phase {
         waited_on: Option<usize>,
         until_us: u64,
     },
-    Holding,
+    Holding(Box<Hold>),
 }
 
 /// An attempt on its way.
@@ -71,12 +73,22 @@ enum Phase {
 struct Attempt {
     core: Acquisition,
     proposed: Fence,
-    /// How often each node was asked again.
-    asked_again: Vec<u32>,
     limit_us: u64,
     tells: bool,
     /// The node on which it was waited for.
     waited_on: Option<usize>,
+}
+
+/// A lock that a client has.
+#[derive(Debug)]
+struct Hold {
+    fence: Fence,
+    /// Which nodes have granted it.
+    granted: Vec<usize>,
+    /// Nodes that were not asked so far.
+    reserve: Vec<usize>,
+    /// What takes it there.
+    extension: Option<Extension>,
 }
 
 /// What a client does, for the scene to carry out.
@@ -107,6 +119,10 @@ enum Cause {
     Enough,
     /// This node is to be asked again.
     AskAgain(usize),
+    /// Those that were asked first take long.
+    Late,
+    /// The lock has been held for a while.
+    Widen,
     /// The nodes' time is up.
     Limit,
 }
@@ -123,6 +139,8 @@ impl Client {
             reaches,
             pursuit: Pursuit::new(order.clone(), ROUND_TRIP),
             order,
+            late_until_us: vec![0; scene.nodes],
+            asked: vec![false; scene.nodes],
             contended: false,
             remembers: number as usize >= scene.newcomers,
             hints: Hints::default(),
@@ -154,14 +172,36 @@ impl Client {
                 let next = self.pursuit.resume();
                 self.go(next, now_us, &mut effects);
             }
-            (Phase::Holding, Cause::Enough) => {
+            (Phase::Holding(_), Cause::Enough) => {
                 effects.push(Effect::Gives);
                 self.release(&mut effects);
                 self.rest(now_us, &mut effects);
             }
+            (Phase::Holding(hold), Cause::Widen) if !hold.reserve.is_empty() => {
+                let from = Caller { client: self.number, a_move: self.a_move };
+                let mut extension = Extension::new(self.majority, moment(now_us), TTL)
+                    .known_to_hold(hold.granted.iter().copied());
+                for &node in &hold.reserve {
+                    extension.answer(node, Some(false), moment(now_us));
+                }
+                for node in (0..self.scene.nodes).filter(|&node| self.asked[node]) {
+                    effects.push(Effect::Ask { node, from, request: Request::Tell(hold.fence) });
+                }
+                hold.extension = Some(extension);
+            }
             (Phase::Attempting(attempt), Cause::AskAgain(node)) => {
                 let request = Request::Acquire(attempt.proposed);
-                effects.push(Effect::Ask { node, from: self.caller(), request });
+                self.ask(node, request, &mut effects);
+            }
+            (Phase::Attempting(attempt), Cause::Late) => {
+                let core = &mut attempt.core;
+                for node in (0..self.scene.nodes).filter(|node| !core.reserve().contains(node)) {
+                    if core.heard_of(node) == Heard::Nothing {
+                        self.late_until_us[node] = now_us + us(Pursuit::LATE_FOR);
+                    }
+                }
+                core.hurry();
+                self.proceed(now_us, &mut effects);
             }
             (Phase::Attempting(attempt), Cause::Limit) if now_us >= attempt.limit_us => {
                 attempt.core.time_is_up(moment(now_us));
@@ -170,7 +210,8 @@ impl Client {
             (&mut Phase::Hearing { until_us, .. }, Cause::Limit) if now_us >= until_us => {
                 self.hear_at_last(Heard::Silence, now_us, &mut effects);
             }
-            (Phase::Holding | Phase::Attempting(_) | Phase::Waiting { .. } | Phase::Hearing { .. }, _) => {}
+            (Phase::Holding(_) | Phase::Attempting(_) | Phase::Waiting { .. } | Phase::Hearing { .. }, _) => {
+            }
         }
         effects
     }
@@ -208,12 +249,23 @@ impl Client {
                 let heard = if held { Heard::Grant } else { Heard::Refusal };
                 self.hear_at_last(heard, now_us, &mut effects);
             }
+            Phase::Holding(hold) if reply.told => {
+                let (extends, fence) = (matches!(reply.is, Answer::Held { .. }), hold.fence);
+                let Some(extension) = &mut hold.extension else { return effects };
+                extension.answer(node, Some(extends), moment(now_us));
+                let missed: Vec<_> = std::iter::from_fn(|| extension.next_repair()).collect();
+                for node in missed {
+                    if self.reaches[node] {
+                        self.ask(node, Request::Acquire(fence), &mut effects);
+                    }
+                }
+            }
             // It got past those who wait there.
-            Phase::Holding if node == self.order[0] && matches!(reply.is, Answer::NotHeld) => {
+            Phase::Holding(_) if node == self.order[0] && matches!(reply.is, Answer::NotHeld) => {
                 self.contended = true;
             }
             // A straggler.
-            Phase::Resting | Phase::Pausing | Phase::Holding | Phase::Hearing { .. } => {}
+            Phase::Resting | Phase::Pausing | Phase::Holding(_) | Phase::Hearing { .. } => {}
         }
         effects
     }
@@ -227,21 +279,32 @@ impl Client {
     }
 
     fn rest(&mut self, now_us: u64, effects: &mut Vec<Effect>) {
-        self.a_move += 1;
+        self.begin_move();
         self.phase = Phase::Resting;
         let until_us = now_us + self.rng.random_range(self.scene.rest_us.clone());
         effects.push(self.call(until_us, Cause::Enough));
     }
 
+    fn begin_move(&mut self) {
+        self.a_move += 1;
+        self.asked.fill(false);
+    }
+
+    /// Sends an ACQUIRE, with or without WAIT.
+    fn ask(&mut self, node: usize, request: Request, effects: &mut Vec<Effect>) {
+        self.asked[node] = true;
+        effects.push(Effect::Ask { node, from: self.caller(), request });
+    }
+
     fn release(&self, effects: &mut Vec<Effect>) {
         let from = self.caller();
-        let nodes = (0..self.scene.nodes).filter(|&node| self.reaches[node]);
+        let nodes = (0..self.scene.nodes).filter(|&node| self.asked[node]);
         effects.extend(nodes.map(|node| Effect::Ask { node, from, request: Request::Release }));
     }
 
     /// Makes the next move.
     fn go(&mut self, next: Move, now_us: u64, effects: &mut Vec<Effect>) {
-        self.a_move += 1;
+        self.begin_move();
         match next {
             Move::AskAll => {
                 // Who yields to nobody wins with any majority.
@@ -261,7 +324,7 @@ impl Client {
             }
             Move::Pause { at_most } => {
                 self.phase = Phase::Pausing;
-                let at_most_us = u64::try_from(at_most.as_micros()).unwrap_or(u64::MAX);
+                let at_most_us = us(at_most);
                 let pause_us = self.rng.random_range(at_most_us / 2..=at_most_us);
                 effects.push(self.call(now_us + pause_us, Cause::Enough));
             }
@@ -277,7 +340,7 @@ impl Client {
         let wait_ms = if self.scene.leaves_out(Rule::StayQueued) { SHORT_WAIT_MS } else { WAIT_MS };
         let request = Request::Wait { fence: self.hints.propose(wall_us(now_us)), wait_ms };
         self.phase = Phase::Waiting { node, sent_us: now_us };
-        effects.push(Effect::Ask { node, from: self.caller(), request });
+        self.ask(node, request, effects);
     }
 
     /// What the wait came to.
@@ -300,10 +363,17 @@ impl Client {
         } else {
             core.that_awaits(&self.pursuit.awaits(node))
         };
-        self.attempt(core, fence, Some(node), now_us, effects);
+        let others = if self.scene.leaves_out(Rule::AskNoMoreThanItTakes) {
+            (0..self.scene.nodes).filter(|&other| other != node).collect()
+        } else {
+            let node_limit = Duration::from_micros(NODE_LIMIT_US);
+            self.pursuit.asks(node, self.majority, node_limit, |other| now_us < self.late_until_us[other])
+        };
+        effects.push(self.call(now_us + us(self.pursuit.late_after()), Cause::Late));
+        self.attempt(core.that_asks(&others), fence, Some(node), now_us, effects);
     }
 
-    /// Asks all nodes but the one that has granted already.
+    /// Asks all nodes, or, if one has granted already, those that the core wants to be asked.
     fn attempt(
         &mut self,
         mut core: Acquisition,
@@ -313,17 +383,18 @@ impl Client {
         effects: &mut Vec<Effect>,
     ) {
         core.review(moment(now_us));
-        for node in (0..self.scene.nodes).filter(|&node| Some(node) != granted) {
-            if self.reaches[node] {
-                effects.push(Effect::Ask { node, from: self.caller(), request: Request::Acquire(proposed) });
-            } else {
-                core.vote(node, Vote::Silent, moment(now_us));
+        if granted.is_none() {
+            for node in 0..self.scene.nodes {
+                if self.reaches[node] {
+                    self.ask(node, Request::Acquire(proposed), effects);
+                } else {
+                    core.vote(node, Vote::Silent, moment(now_us));
+                }
             }
         }
         let limit_us = now_us + NODE_LIMIT_US;
         effects.push(self.call(limit_us, Cause::Limit));
-        let asked_again = vec![0; self.scene.nodes];
-        let attempt = Attempt { core, proposed, asked_again, limit_us, tells: false, waited_on: granted };
+        let attempt = Attempt { core, proposed, limit_us, tells: false, waited_on: granted };
         self.phase = Phase::Attempting(Box::new(attempt));
         self.proceed(now_us, effects);
     }
@@ -334,6 +405,11 @@ impl Client {
         while let Phase::Attempting(attempt) = &mut self.phase {
             let Some(step) = attempt.core.poll() else { return };
             match step {
+                Step::Ask { node } if self.reaches[node] => {
+                    let request = Request::Acquire(attempt.proposed);
+                    self.ask(node, request, effects);
+                }
+                Step::Ask { node } => attempt.core.vote(node, Vote::Silent, moment(now_us)),
                 Step::TellFence { node, fence } => {
                     effects.push(Effect::Ask { node, from, request: Request::Tell(fence) });
                     if !std::mem::replace(&mut attempt.tells, true) {
@@ -342,15 +418,21 @@ impl Client {
                         effects.push(self.call(limit_us, Cause::Limit));
                     }
                 }
-                Step::AskAgain { node } => {
-                    let pause_us = AGAIN_PAUSE_US << attempt.asked_again[node];
-                    attempt.asked_again[node] += 1;
-                    effects.push(self.call(now_us + pause_us, Cause::AskAgain(node)));
+                Step::AskAgain { node, pause } => {
+                    effects.push(self.call(now_us + us(pause), Cause::AskAgain(node)));
                 }
                 Step::Won(win) => {
                     self.hints.learn(attempt.proposed, win.fence);
-                    self.phase = Phase::Holding;
+                    let core = &attempt.core;
+                    let nodes = 0..self.scene.nodes;
+                    self.phase = Phase::Holding(Box::new(Hold {
+                        fence: win.fence,
+                        granted: nodes.filter(|&node| core.heard_of(node) == Heard::Grant).collect(),
+                        reserve: core.reserve().to_vec(),
+                        extension: None,
+                    }));
                     effects.push(Effect::Has);
+                    effects.push(self.call(now_us + us(Acquisition::WIDEN_AFTER), Cause::Widen));
                     let hold_us = self.rng.random_range(self.scene.hold_us.clone());
                     effects.push(self.call(now_us + hold_us, Cause::Enough));
                 }
@@ -399,6 +481,10 @@ impl Client {
             self.lost(heard, waited_on, until_us, now_us, effects);
         }
     }
+}
+
+fn us(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// All clocks of a client say the same.

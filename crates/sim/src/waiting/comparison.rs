@@ -16,7 +16,7 @@ pub struct Comparison {
 }
 
 /// Each rule, where it matters.
-pub fn comparisons() -> [Comparison; 5] {
+pub fn comparisons() -> [Comparison; 6] {
     let scene = Scene {
         seed: 1,
         lasts: Duration::from_secs(60),
@@ -60,9 +60,7 @@ pub fn comparisons() -> [Comparison; 5] {
                 rest_us: 0..=40_000,
                 ..scene.clone()
             },
-            shows: |account| {
-                format!("{} locks, {:.1} commands each", account.locks(), account.commands_per_lock())
-            },
+            shows: locks,
         },
         Comparison {
             rule: Rule::EarlierNodesFirst,
@@ -77,6 +75,12 @@ pub fn comparisons() -> [Comparison; 5] {
             shows: commands,
         },
         Comparison {
+            rule: Rule::AskNoMoreThanItTakes,
+            case: "16, held for 0 to 2 ms, for a minute",
+            scene: Scene { hold_us: 0..=2000, ..scene.clone() },
+            shows: locks,
+        },
+        Comparison {
             rule: Rule::StayQueued,
             case: "16, held for 200 to 400 ms, for a minute",
             scene,
@@ -85,6 +89,10 @@ pub fn comparisons() -> [Comparison; 5] {
             },
         },
     ]
+}
+
+fn locks(account: &Account) -> String {
+    format!("{} locks, {:.1} commands each", account.locks(), account.commands_per_lock())
 }
 
 fn commands(account: &Account) -> String {

@@ -13,6 +13,8 @@ pub enum Rule {
     /// Who waited on a later node hears the earlier ones before it has the lock. Left out, any majority is a lock unless one
     /// of those has refused by then.
     EarlierNodesFirst,
+    /// Who was granted by the queue node asks no more nodes than it takes. Left out, it asks all at once.
+    AskNoMoreThanItTakes,
     /// Who waits stays in the queue. Left out, it leaves after a second and enters again.
     StayQueued,
 }
@@ -26,6 +28,7 @@ impl fmt::Display for Rule {
             Self::EarlierNodesFirst => {
                 "who waited on a later node hears the earlier ones before it has the lock"
             }
+            Self::AskNoMoreThanItTakes => "who was granted asks no more nodes than it takes",
             Self::StayQueued => "who waits stays in the queue",
         })
     }
