@@ -145,8 +145,13 @@ pub(crate) async fn attempt_after_wait(
     attempt.reached[node] = Reached::Somehow;
     attempt.late_after = pursuit.late_after();
     // With a single node there is nobody left to ask, and it is decided by this.
-    attempt.core.review(attempt.now);
-    attempt.run(node_limit).await
+    let sent = attempt.now;
+    attempt.core.review(sent);
+    let ended = attempt.run(node_limit).await;
+    if ended.is_ok() {
+        shared.saw_round_trip(attempt.now.since(sent));
+    }
+    ended
 }
 
 /// Swaps the token of a lock that another process gave for one of this attempt's own. The outer error says that nothing

@@ -8,7 +8,7 @@ use ::redis::Client;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use quorlock_core::Fence;
-use quorlock_core::quorum::{Hints, Majority, order};
+use quorlock_core::quorum::{Hints, Majority, RoundTrip, order};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) leftovers: Leftovers,
     pub(crate) widening: Widening,
-    /// How long the last attempt on all nodes took, in microseconds.
+    /// How long a round trip takes, as far as is known, in microseconds.
     round_trip_us: AtomicU64,
     hints: Mutex<Hints>,
 }
@@ -258,7 +258,8 @@ impl Shared {
     }
 
     pub(crate) fn saw_round_trip(&self, took: Duration) {
-        self.round_trip_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let now = RoundTrip::new(self.round_trip()).learn(took).duration();
+        self.round_trip_us.store(u64::try_from(now.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Whether this client has made all of its connections: none was handed in.

@@ -37,7 +37,7 @@ pub struct Acquisition {
     patient: bool,
     /// Nodes that refused and are being asked again.
     refused: Vec<bool>,
-    /// How often each was asked again.
+    /// How often each was asked again, once one was.
     asked_again: Vec<u32>,
     /// Nodes that are not asked as long as the others may do.
     reserve: Vec<usize>,
@@ -209,7 +209,7 @@ impl Acquisition {
             awaits: Vec::new(),
             patient: false,
             refused: vec![false; majority.nodes()],
-            asked_again: vec![0; majority.nodes()],
+            asked_again: Vec::new(),
             reserve: Vec::new(),
             steps: VecDeque::new(),
             decision: None,
@@ -311,6 +311,7 @@ impl Acquisition {
     }
 
     fn ask_again(&mut self, node: usize) {
+        self.asked_again.resize(self.tally.majority().nodes(), 0);
         let times = self.asked_again[node];
         self.asked_again[node] = times.saturating_add(1);
         let pause = match times.checked_sub(1) {

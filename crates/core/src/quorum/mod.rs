@@ -8,7 +8,7 @@
 //! - [`Extension`] and [`Release`]: the other two verbs.
 //! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
 //! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
-//! - [`Hints`]: the fence to propose next.
+//! - [`Hints`]: the fence to propose next. [`RoundTrip`]: how long the nodes take to answer.
 
 mod acquisition;
 mod extension;
@@ -19,6 +19,7 @@ mod moment;
 mod order;
 mod pursuit;
 mod release;
+mod round_trip;
 mod tally;
 mod tenure;
 
@@ -31,4 +32,5 @@ pub use moment::Moment;
 pub use order::order;
 pub use pursuit::{Ended, Move, Pursuit};
 pub use release::{Release, ReleaseVerdict};
+pub use round_trip::RoundTrip;
 pub use tenure::{End, Standing, Tenure};
