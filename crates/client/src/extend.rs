@@ -158,6 +158,10 @@ impl Round {
             // It is never decided by this: those in reserve are no majority.
             self.locks[lock].core.answer(index, Some(false), now);
         }
+        if locks.is_empty() {
+            self.silent[index] = false;
+            return;
+        }
         match self.shared.nodes[index].connection() {
             Ok(connection) => {
                 let pipeline = if locks.len() == self.locks.len() {

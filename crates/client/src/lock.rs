@@ -125,8 +125,9 @@ impl Lock {
     }
 
     /// Gives the lock back, on all nodes, and returns when a majority has confirmed it; or, at the nodes' time limit, when a
-    /// majority is known not to have it, because it never had it. The rest is done in the background. That the lock had ended before is a result, not an error; of a lock that is known to be lost it is at
-    /// once, and what may be left of it on some nodes is released in the background.
+    /// majority is known not to have it, some because they were never asked for it. The rest is done in the background. That
+    /// the lock had ended before is a result, not an error; of a lock that is known to be lost it is at once, and what may be
+    /// left of it on some nodes is released in the background.
     ///
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
