@@ -120,7 +120,9 @@ pub(crate) async fn attempt(
     }
     let ended = attempt.run(node_limit).await;
     let took = attempt.now.since(sent);
-    shared.saw_round_trip(took);
+    if attempt.has_heard_any() {
+        shared.saw_round_trip(took);
+    }
     observe::attempted(took);
     Ok(ended)
 }
@@ -134,7 +136,7 @@ pub(crate) async fn attempt_after_wait(
     pursuit: &Pursuit,
     node_limit: Duration,
 ) -> Result<Lock, Failure> {
-    let Granted { token, fence, sent, waited } = granted;
+    let Granted { token, fence, sent, waited, incarnation } = granted;
     let lifetime = Lifetime::after_wait(sent, waited, wanted.ttl);
     let core = Acquisition::after_wait(shared.majority, node, fence, lifetime, wanted.min_validity)
         .that_yields_to(pursuit.yields_to(Move::WaitOn { node }))
@@ -143,6 +145,7 @@ pub(crate) async fn attempt_after_wait(
     let mut attempt = Attempt::new(shared, wanted, token, fence, core, clock::now());
     attempt.answers.set(node, Answer::Yes(Some(fence)));
     attempt.reached[node] = Reached::Somehow;
+    attempt.incarnations[node] = incarnation;
     attempt.late_after = pursuit.late_after();
     // With a single node there is nobody left to ask, and it is decided by this.
     let sent = attempt.now;
@@ -337,6 +340,11 @@ impl Attempt {
             Reached::No | Reached::Somehow => self.shared.nodes[index].connection(),
         };
         self.told.ask(index, connection, question);
+    }
+
+    fn has_heard_any(&self) -> bool {
+        let heard = (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node));
+        heard.into_iter().any(|heard| matches!(heard, Heard::Grant | Heard::Refusal))
     }
 
     /// Asks those that were kept in reserve, if there are any. Then nodes that have not answered by now come last for a while.

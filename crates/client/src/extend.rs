@@ -1,4 +1,4 @@
-//! Keeping locks: EXTEND to all nodes, for as many locks as are due in one pipeline per node; [`Extension`] decides of each.
+//! Keeping locks: EXTEND to all nodes that were asked for them, for as many locks as are due in one pipeline per node; [`Extension`] decides of each.
 //! A node that turns out to have missed a lock that a majority has just extended is repaired.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use ::redis::Pipeline;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::quorum::{Extension, ExtensionVerdict, Moment};
+use quorlock_core::quorum::{Extension, ExtensionVerdict};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
@@ -46,7 +46,7 @@ pub(crate) async fn extend(held: &Arc<Held>) -> Result<(), ExtendError> {
     }
     let (tell, told) = oneshot::channel();
     let due = Due { held: Arc::clone(held), tell: Some(tell) };
-    let round = round(Arc::clone(&held.shared), vec![due], held.node_limit);
+    let round = round(Arc::clone(&held.shared), vec![due], held.node_limit, Patience::NextRound);
     held.shared.spawn(round);
     // The round goes on for stragglers and repairs, behind the caller's back.
     let verdict = told.await.unwrap_or(ExtensionVerdict::Uncertain);
@@ -59,8 +59,21 @@ pub(crate) async fn extend(held: &Arc<Held>) -> Result<(), ExtendError> {
     }
 }
 
+/// How long a round goes on for what changes nothing but the coverage.
+#[derive(Clone, Copy)]
+pub(crate) enum Patience {
+    /// Until it is time for the next one.
+    NextRound,
+    /// For the nodes' time limit.
+    NodeLimit,
+}
+
 /// Rounds for locks that are due, together as far as they have the same time limit per node and are not too many.
-pub(crate) fn rounds(shared: &Arc<Shared>, due: Vec<Due>) -> Vec<impl Future<Output = ()> + use<>> {
+pub(crate) fn rounds(
+    shared: &Arc<Shared>,
+    due: Vec<Due>,
+    patience: Patience,
+) -> Vec<impl Future<Output = ()> + use<>> {
     let mut batches: HashMap<Duration, Vec<Due>> = HashMap::new();
     for due in due {
         batches.entry(due.held.node_limit).or_default().push(due);
@@ -69,7 +82,7 @@ pub(crate) fn rounds(shared: &Arc<Shared>, due: Vec<Due>) -> Vec<impl Future<Out
     for (node_limit, mut batch) in batches {
         while !batch.is_empty() {
             let rest = batch.split_off(batch.len().min(PIPELINE_MAX));
-            rounds.push(round(Arc::clone(shared), batch, node_limit));
+            rounds.push(round(Arc::clone(shared), batch, node_limit, patience));
             batch = rest;
         }
     }
@@ -77,12 +90,16 @@ pub(crate) fn rounds(shared: &Arc<Shared>, due: Vec<Due>) -> Vec<impl Future<Out
 }
 
 /// Extends locks that have the same time limit per node. Tells of each as soon as it is decided, and ends when all nodes
-/// have answered, or when it is time for the next round.
-pub(crate) async fn round(shared: Arc<Shared>, due: Vec<Due>, node_limit: Duration) {
+/// have answered, or when there is no more patience.
+async fn round(shared: Arc<Shared>, due: Vec<Due>, node_limit: Duration, patience: Patience) {
     let longest = due.iter().map(|due| due.held.ttl.duration()).max().unwrap_or_default();
+    let lasts = match patience {
+        Patience::NextRound => node_limit.max(longest / 3),
+        Patience::NodeLimit => node_limit,
+    };
     let mut round = Round::begin(&shared, due);
     let limit = sleep_until(Instant::now() + node_limit);
-    let end = sleep_until(Instant::now() + node_limit.max(longest / 3));
+    let end = sleep_until(Instant::now() + lasts);
     tokio::pin!(limit, end);
     let mut in_time = true;
     while !(round.asked.is_empty() && round.repairing.is_empty()) {
@@ -118,6 +135,8 @@ struct Round {
 struct Extending {
     held: Arc<Held>,
     core: Extension,
+    /// Which nodes are asked about it.
+    asked: Vec<bool>,
     tell: Option<oneshot::Sender<ExtensionVerdict>>,
 }
 
@@ -128,10 +147,10 @@ impl Round {
         let locks: Vec<_> = due
             .into_iter()
             .map(|Due { held, tell }| {
-                held.set_to_be_widened(false);
+                let asked: Vec<_> = (0..shared.nodes.len()).map(|node| !held.was_never_asked(node)).collect();
                 let core =
                     Extension::new(shared.majority, sent, held.ttl).known_to_hold(held.holding_nodes());
-                Extending { held, core, tell }
+                Extending { held, core, asked, tell }
             })
             .collect();
         let nodes = shared.nodes.len();
@@ -143,21 +162,24 @@ impl Round {
             repairing: FuturesUnordered::new(),
             repairs: Vec::new(),
         };
+        for lock in &mut round.locks {
+            for node in (0..nodes).filter(|&node| !lock.asked[node]) {
+                // These alone never decide it: they are no more than a majority can spare. With nodes that do not answer they do,
+                // so they come before those.
+                let verdict = lock.core.answer(node, Some(false), sent);
+                debug_assert_eq!(verdict, None);
+            }
+        }
         let everything = Arc::new(pipeline(round.locks.iter()));
         for index in 0..nodes {
-            round.ask(index, &everything, sent);
+            round.ask(index, &everything);
         }
         round
     }
 
     /// Asks a node about those locks for which it was asked before. It does not have the others.
-    fn ask(&mut self, index: usize, everything: &Arc<Pipeline>, now: Moment) {
-        let (others, locks): (Vec<_>, Vec<_>) =
-            (0..self.locks.len()).partition(|&lock| self.locks[lock].held.was_never_asked(index));
-        for lock in others {
-            // It is never decided by this: those in reserve are no majority.
-            self.locks[lock].core.answer(index, Some(false), now);
-        }
+    fn ask(&mut self, index: usize, everything: &Arc<Pipeline>) {
+        let locks: Vec<_> = (0..self.locks.len()).filter(|&lock| self.locks[lock].asked[index]).collect();
         if locks.is_empty() {
             self.silent[index] = false;
             return;
@@ -205,7 +227,8 @@ impl Round {
 
     fn time_is_up(&mut self) {
         for lock in &mut self.locks {
-            let silent = (0..self.silent.len()).filter(|&node| self.silent[node]);
+            let asked = &lock.asked;
+            let silent = (0..self.silent.len()).filter(|&node| self.silent[node] && asked[node]);
             lock.held.time_is_up(silent);
             if let Some(verdict) = lock.core.time_is_up() {
                 lock.decide(verdict);
@@ -241,7 +264,11 @@ impl Round {
             if repaired.is_empty() {
                 continue;
             }
-            tracing::debug!(node = node.name(), locks = repaired.len(), "repairing locks that it missed");
+            tracing::debug!(
+                node = node.name(),
+                locks = repaired.len(),
+                "asking for locks that it does not have"
+            );
             self.repairs.extend(repaired.iter().map(|&lock| (index, lock)));
             self.repairing.push(ask_repair(index, connection, pipeline, repaired));
         }

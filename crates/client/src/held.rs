@@ -40,8 +40,6 @@ pub(crate) struct Held {
     reach: Reach<Connection>,
     /// Nodes that were not asked before it was won.
     reserve: Vec<usize>,
-    /// It is to be extended soon, since nodes do not have it.
-    is_to_be_widened: AtomicBool,
     /// Nodes that had not answered when it was decided. If they grant, they hold the lock as well; nobody waits for that,
     /// and it is looked whether they have whenever it matters.
     stragglers: Mutex<Asked>,
@@ -125,7 +123,6 @@ impl Held {
             yielded_to_queues,
             kept: AtomicBool::new(false),
             reach: Reach::new(reached),
-            is_to_be_widened: AtomicBool::new(false),
             reserve,
             stragglers: Mutex::new(stragglers),
             state: Mutex::new(state),
@@ -321,16 +318,10 @@ impl Held {
         self.reserve.contains(&node)
     }
 
-    /// Whether it is to be extended soon, since nodes do not have it. A round of extends does that, whoever begins it.
-    pub(crate) fn set_to_be_widened(&self, is_to_be: bool) {
-        self.is_to_be_widened.store(is_to_be, Ordering::Relaxed);
-    }
-
-    /// Whether that is still so.
-    pub(crate) fn is_to_be_widened(&self) -> bool {
-        self.is_to_be_widened.load(Ordering::Relaxed)
-            && !self.is_over()
-            && self.is_extensible().unwrap_or(false)
+    /// Whether it is held, and not known to be on all nodes.
+    pub(crate) fn is_narrow(&self) -> bool {
+        let coverage = self.coverage();
+        coverage.held < coverage.nodes && !self.is_over() && !matches!(self.standing(), Standing::Lost(_))
     }
 
     /// Whether its holder gave it back or away.

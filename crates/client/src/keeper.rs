@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::clock;
-use crate::extend::{Due, rounds};
+use crate::extend::{Due, Patience, rounds};
 use crate::held::Held;
 use crate::quorum::Shared;
 
@@ -156,7 +156,7 @@ impl Keeping {
             kept.due = None;
             all_due.push(Due { held: Arc::clone(&kept.held), tell: None });
         }
-        for round in rounds(&shared, all_due) {
+        for round in rounds(&shared, all_due, Patience::NextRound) {
             shared.spawn(round);
         }
     }

@@ -82,7 +82,7 @@
 //! |---|---|
 //! | `quorlock_acquires_total` | calls, by `outcome`: `acquired`, `held`, `no_quorum`, `timed_out`, `expired`, `unusable` |
 //! | `quorlock_extends_total` | by `outcome`: `extended`, `uncertain`, `lost` |
-//! | `quorlock_repairs_total` | nodes that had missed a lock, by `outcome`: `repaired`, `refused` |
+//! | `quorlock_repairs_total` | nodes that did not have a lock when it was extended, by `outcome`: `repaired`, `refused` |
 //! | `quorlock_releases_total` | by `outcome`: `released`, `already_over`, `unconfirmed`, `dropped`, `handed_over` |
 //! | `quorlock_acquire_seconds` | one attempt on all nodes |
 //! | `quorlock_wait_seconds` | a whole call, the waiting included |

@@ -8,7 +8,7 @@ use ::redis::Client;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use quorlock_core::Fence;
-use quorlock_core::quorum::{Hints, Majority, RoundTrip, order};
+use quorlock_core::quorum::{Hints, Majority, order, round_trip_after};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) leftovers: Leftovers,
     pub(crate) widening: Widening,
-    /// How long a round trip takes, as far as is known, in microseconds.
+    /// How long a round trip takes, in microseconds, or 0 before the first.
     round_trip_us: AtomicU64,
     hints: Mutex<Hints>,
 }
@@ -158,7 +158,7 @@ impl Quorum {
             runtime,
             tasks: TaskTracker::new(),
             slots: Slots::default(),
-            round_trip_us: AtomicU64::new(ROUND_TRIP_US),
+            round_trip_us: AtomicU64::new(0),
             hints: Mutex::new(Hints::default()),
         });
         let stop = CancellationToken::new();
@@ -254,12 +254,15 @@ impl Shared {
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
-        Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
+        let us = self.round_trip_us.load(Ordering::Relaxed);
+        Duration::from_micros(if us == 0 { ROUND_TRIP_US } else { us })
     }
 
     pub(crate) fn saw_round_trip(&self, took: Duration) {
-        let now = RoundTrip::new(self.round_trip()).learn(took).duration();
-        self.round_trip_us.store(u64::try_from(now.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let before = Some(self.round_trip_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
+        let round_trip = round_trip_after(before.map(Duration::from_micros), took);
+        self.round_trip_us
+            .store(u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX).max(1), Ordering::Relaxed);
     }
 
     /// Whether this client has made all of its connections: none was handed in.

@@ -46,6 +46,8 @@ pub(crate) struct Granted {
     pub(crate) sent: Moment,
     /// By the node's clock.
     pub(crate) waited: Duration,
+    /// Which start of the server was asked.
+    pub(crate) incarnation: u64,
 }
 
 /// A wait on its way. Dropped before its end, it leaves the queue from a background task.
@@ -95,11 +97,14 @@ pub(crate) async fn wait(
         lasts: wanted.ttl.duration(),
         answer: None,
     };
+    let incarnation = shared.nodes[node].incarnation();
     // Before the first byte is sent.
     let sent = clock::now();
     wait.answer = Some(place.ask(question).boxed());
     match wait.run(until).await {
-        Ok(Reply::Granted { fence, waited }) => Waited::Granted(Granted { token, fence, sent, waited }),
+        Ok(Reply::Granted { fence, waited }) => {
+            Waited::Granted(Granted { token, fence, sent, waited, incarnation })
+        }
         Ok(Reply::No) => Waited::TimedOut,
         Ok(Reply::Failed(error @ NodeError::Down { .. })) => Waited::Gone(error),
         Ok(Reply::Failed(error)) => Waited::Refused(error),

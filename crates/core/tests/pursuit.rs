@@ -7,8 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::quorum::Heard::{Grant, Nothing, Refusal, Silence};
 use quorlock_core::quorum::{
-    Acquisition, Ended, FenceAnswer, Lifetime, Loss, Majority, Moment, Move, Pursuit, RoundTrip, Step, Vote,
-    order,
+    Acquisition, Ended, FenceAnswer, Lifetime, Loss, Majority, Moment, Move, Pursuit, Step, Vote, order,
+    round_trip_after,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -123,11 +123,11 @@ fn who_waits_on_a_later_node_awaits_those_before_it_that_are_there() {
 #[test]
 fn a_shorter_round_trip_is_believed_at_once_and_a_longer_one_bit_by_bit() {
     let ms = Duration::from_millis;
-    let round_trip = RoundTrip::new(ms(10)).learn(ms(2));
-    assert_eq!(round_trip.duration(), ms(2));
-    assert_eq!(round_trip.learn(ms(10)).duration(), ms(3), "one that was held up");
-    let longer = (0..40).fold(round_trip, |round_trip, _| round_trip.learn(ms(10)));
-    assert!(longer.duration() > ms(9), "the nodes are farther away now");
+    assert_eq!(round_trip_after(None, ms(200)), ms(200), "the first is all that is known");
+    assert_eq!(round_trip_after(Some(ms(10)), ms(2)), ms(2));
+    assert_eq!(round_trip_after(Some(ms(2)), ms(10)), ms(3), "one that was held up");
+    let longer = (0..40).fold(ms(2), |round_trip, _| round_trip_after(Some(round_trip), ms(10)));
+    assert!(longer > ms(9), "the nodes are farther away now");
 }
 
 #[test]

@@ -2,7 +2,8 @@ use super::tally::{Ballot, Lost, Tally};
 use super::{Lifetime, Majority, Moment};
 use crate::Ttl;
 
-/// One attempt to keep a lock: EXTEND to all nodes, and a majority decides.
+/// One attempt to keep a lock: EXTEND to all nodes that were ever asked for it, and a majority decides. Those that were not do
+/// not hold it, and have [answered](Self::answer) so before any other does.
 ///
 /// A node that answers that it does not hold the lock can be repaired, by an ACQUIRE with the same token, but only when a
 /// majority of *extends* succeeded in this same round, on nodes that were known to hold the lock before it began: a lock

@@ -8,7 +8,7 @@
 //! - [`Extension`] and [`Release`]: the other two verbs.
 //! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
 //! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
-//! - [`Hints`]: the fence to propose next. [`RoundTrip`]: how long the nodes take to answer.
+//! - [`Hints`]: the fence to propose next. [`round_trip_after`]: how long the nodes take to answer.
 
 mod acquisition;
 mod extension;
@@ -32,5 +32,5 @@ pub use moment::Moment;
 pub use order::order;
 pub use pursuit::{Ended, Move, Pursuit};
 pub use release::{Release, ReleaseVerdict};
-pub use round_trip::RoundTrip;
+pub use round_trip::round_trip_after;
 pub use tenure::{End, Standing, Tenure};

@@ -1,7 +1,7 @@
 use super::Majority;
 use super::tally::{Ballot, Tally};
 
-/// Giving a lock back: RELEASE to all nodes, over as soon as a majority has answered.
+/// Giving a lock back: RELEASE to all nodes that were asked for it, over as soon as a majority has answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Release {
     tally: Tally<()>,

@@ -193,7 +193,7 @@ impl Client {
                 let request = Request::Acquire(attempt.proposed);
                 self.ask(node, request, &mut effects);
             }
-            (Phase::Attempting(attempt), Cause::Late) => {
+            (Phase::Attempting(attempt), Cause::Late) if !attempt.core.reserve().is_empty() => {
                 let core = &mut attempt.core;
                 for node in (0..self.scene.nodes).filter(|node| !core.reserve().contains(node)) {
                     if core.heard_of(node) == Heard::Nothing {
