@@ -120,7 +120,7 @@ pub(crate) async fn attempt(
     }
     let ended = attempt.run(node_limit).await;
     let took = attempt.now.since(sent);
-    if attempt.has_heard_any() {
+    if attempt.heard().any(|heard| matches!(heard, Heard::Grant | Heard::Refusal)) {
         shared.saw_round_trip(took);
     }
     observe::attempted(took);
@@ -180,12 +180,9 @@ pub(crate) async fn resume(
         Err(failure) => return Ok(Err(failure)),
     };
     // Nodes where it is still the other's, if it is: nobody else would ever release it there.
-    let left: Vec<_> =
-        lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No }).collect();
-    if left.iter().any(|reached| matches!(reached, Reached::Somehow)) {
-        Undo::new(shared, &wanted.keys, &old, left, wanted.ttl.duration()).spawn();
-        Widening::add(lock.held());
-    }
+    let left = lock.nodes_without().map(|without| if without { Reached::Somehow } else { Reached::No });
+    Undo::new(shared, &wanted.keys, &old, left.collect(), wanted.ttl.duration()).spawn();
+    Widening::add(lock.held());
     Ok(Ok(lock))
 }
 
@@ -275,12 +272,10 @@ impl Attempt {
                     Step::Lost(loss) => {
                         let nodes = self.answers.report(&self.shared.nodes);
                         tracing::debug!(?loss, %nodes, "not granted");
-                        let heard =
-                            (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node)).collect();
                         return Err(Failure {
                             loss,
                             nodes,
-                            heard,
+                            heard: self.heard().collect(),
                             asked: self.take_sent(),
                             until,
                             node_limit,
@@ -342,9 +337,9 @@ impl Attempt {
         self.told.ask(index, connection, question);
     }
 
-    fn has_heard_any(&self) -> bool {
-        let heard = (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node));
-        heard.into_iter().any(|heard| matches!(heard, Heard::Grant | Heard::Refusal))
+    /// What was heard of each node.
+    fn heard(&self) -> impl Iterator<Item = Heard> {
+        (0..self.shared.nodes.len()).map(|node| self.core.heard_of(node))
     }
 
     /// Asks those that were kept in reserve, if there are any. Then nodes that have not answered by now come last for a while.
@@ -363,8 +358,6 @@ impl Attempt {
     fn lock(&mut self, win: Win) -> Lock {
         self.held = true;
         self.shared.agreed_on_fence(self.proposed, win.fence);
-        let reserve = self.core.reserve().to_vec();
-        let is_to_be_widened = !reserve.is_empty();
         let held = Arc::new(Held::new(Grant {
             shared: Arc::clone(&self.shared),
             keys: self.wanted_keys.clone(),
@@ -378,12 +371,12 @@ impl Attempt {
             yielded_to_queues: self.yields_to_queues,
             lifetime: win.lifetime,
             reached: std::mem::take(&mut self.reached),
-            reserve,
+            reserve: self.core.reserve().to_vec(),
             incarnations: std::mem::take(&mut self.incarnations),
             answers: self.answers.take_all(),
             stragglers: std::mem::replace(&mut self.asked, Asked::new()),
         }));
-        if is_to_be_widened {
+        if !self.core.reserve().is_empty() {
             Widening::add(&held);
         }
         tracing::debug!(fence = win.fence.get(), coverage = %held.coverage(), nodes = %held.report(), "granted");

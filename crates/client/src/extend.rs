@@ -1,5 +1,5 @@
-//! Keeping locks: EXTEND to all nodes that were asked for them, for as many locks as are due in one pipeline per node; [`Extension`] decides of each.
-//! A node that turns out to have missed a lock that a majority has just extended is repaired.
+//! Keeping locks: EXTEND to all nodes that were asked for them, for as many locks as are due in one pipeline per node;
+//! [`Extension`] decides of each. A node that turns out to have missed a lock that a majority has just extended is repaired.
 
 use std::collections::HashMap;
 use std::sync::Arc;

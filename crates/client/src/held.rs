@@ -310,7 +310,7 @@ impl Held {
 
     /// Whether this node was left alone when the lock was acquired, and since: it does not have it.
     pub(crate) fn was_never_asked(&self, node: usize) -> bool {
-        self.reserve.contains(&node) && !self.reach.has_reached(node)
+        self.was_in_reserve(node) && !self.reach.has_reached(node)
     }
 
     /// Whether this node was left alone when the lock was acquired.
