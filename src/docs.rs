@@ -67,12 +67,13 @@ pub(crate) const ACQUIRE: Spec = Spec {
     arity: -4,
     keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
+    has_token: true,
     args: &[KEY, TOKEN, TTL, WAIT, FENCE, OWNER],
 };
 
 pub(crate) const ACQUIRE_ALL: Spec = Spec {
     name: c"lock.macquire",
-    flags: c"write deny-oom blocking",
+    flags: c"write deny-oom blocking getkeys-api",
     summary: c"Takes several keys as one lock, all or none: its fence when granted, nil when another holds one of them",
     complexity: FOR_EACH_KEY,
     arity: -5,
@@ -90,12 +91,13 @@ pub(crate) const EXTEND: Spec = Spec {
     arity: -4,
     keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
+    has_token: true,
     args: &[KEY, TOKEN, TTL, FENCE, NEW_TOKEN],
 };
 
 pub(crate) const EXTEND_ALL: Spec = Spec {
     name: c"lock.mextend",
-    flags: c"write",
+    flags: c"write getkeys-api",
     summary: c"Moves the end of a held lock of several keys forward: its fence, or nil when the token does not hold all of them",
     complexity: FOR_EACH_KEY,
     arity: -5,
@@ -113,12 +115,13 @@ pub(crate) const RELEASE: Spec = Spec {
     arity: 3,
     keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
+    has_token: true,
     args: &[KEY, TOKEN],
 };
 
 pub(crate) const RELEASE_ALL: Spec = Spec {
     name: c"lock.mrelease",
-    flags: c"write",
+    flags: c"write getkeys-api",
     summary: c"Gives back whatever the token holds of several keys: 1 when there was anything, 0 when not; safe to repeat",
     complexity: FOR_EACH_KEY,
     arity: -4,
@@ -137,5 +140,6 @@ pub(crate) const INSPECT: Spec = Spec {
     arity: 2,
     keys: Keys::First,
     key: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
+    has_token: false,
     args: &[KEY],
 };

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use quorlock_core::TtlError;
-use quorlock_core::node::{FenceError, KEYS_MAX, Reason};
+use quorlock_core::node::{self, FenceError, KEYS_MAX, Reason};
 
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,19 @@ pub(crate) enum CommandError {
 impl From<TtlError> for CommandError {
     fn from(error: TtlError) -> Self {
         Self::Ttl(error)
+    }
+}
+
+impl From<node::CommandError> for CommandError {
+    fn from(error: node::CommandError) -> Self {
+        match error {
+            node::CommandError::Abstaining { reason, left_ms } => Self::Abstaining { reason, left_ms },
+            node::CommandError::WrongType => Self::WrongType,
+            node::CommandError::OtherKeys => Self::OtherKeys,
+            node::CommandError::BadFence(error) => Self::Fence(error),
+            node::CommandError::QueueFull { max_waiters } => Self::QueueFull { max_waiters },
+            node::CommandError::NotWritten => Self::NotWritten,
+        }
     }
 }
 

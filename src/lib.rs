@@ -1,36 +1,31 @@
 //! Distributed locks as native commands of Redis and Valkey: the server module.
 //!
-//! The decisions are in `quorlock_core::node`; this crate carries bytes between them and the server.
+//! Everything is decided in `quorlock_core::node`. This crate carries bytes between it and the
+//! server.
 //!
-//! - [`commands`]: what each command does.
-//! - [`docs`]: what `COMMAND DOCS` and redis-cli say of them.
-//! - [`handover`]: the end of a lock, and who has it next.
-//! - [`waiting`]: the clients that wait.
-//! - [`request`]: arguments into requests.
-//! - [`error`]: every error that a command answers.
-//! - [`config`]: what an operator can set.
-//! - [`info`]: what `INFO lock` says.
+//! - [`commands`]: the handler of each command.
+//! - [`request`]: parses arguments.
+//! - [`error`]: the text of every error.
+//! - [`docs`]: what `COMMAND DOCS` and redis-cli show.
+//! - [`keyspace`]: the server's keys, as the node sees them.
+//! - [`server_events`]: passes on what the server reports.
+//! - [`before_sleep`]: runs the node's jobs at the end of each turn of the server's loop.
 //! - [`module`]: the state while the module is loaded.
-//! - [`observe`]: what the server tells without being asked.
-//! - [`upkeep`]: what the module does without being asked.
-//! - [`tell`]: tells everybody what was written.
-//! - [`audience`]: whether anybody listens to that.
-//! - [`ffi`]: all that is unsafe.
+//! - [`config`]: what an operator can set.
+//! - [`info`]: the fields of `INFO lock`.
+//! - [`ffi`]: everything that is unsafe.
 
-// What a server loads has no other reader than who works on it.
+// A library that only a server loads has no readers but the people who work on it.
 #![allow(rustdoc::private_intra_doc_links)]
 
-mod audience;
+mod before_sleep;
 mod commands;
 mod config;
 mod docs;
 mod error;
 mod ffi;
-mod handover;
 mod info;
+mod keyspace;
 mod module;
-mod observe;
 mod request;
-mod tell;
-mod upkeep;
-mod waiting;
+mod server_events;

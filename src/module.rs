@@ -1,15 +1,13 @@
 //! The module's state while it is loaded.
 
-use std::cell::RefMut;
+use std::cell::{RefCell, RefMut};
 use std::hash::{BuildHasher, RandomState};
 
 use quorlock_core::Ttl;
-use quorlock_core::node::{Node, Settings};
+use quorlock_core::node::{Node, ServerEvent, Settings};
 
-use crate::audience::Audience;
-use crate::ffi::{Args, Ctx, Held, LogLevel, MainThread, Timer, clock};
-use crate::waiting::Waiting;
-use crate::{config, observe};
+use crate::ffi::{Args, Ctx, LogLevel, MainThread, Timer, clock};
+use crate::{config, server_events};
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
 pub(crate) const VERSION: i32 = 100;
@@ -17,16 +15,16 @@ pub(crate) const VERSION: i32 = 100;
 /// A fixed number of fence counters: so few that they stay in a processor's cache, and so many that keys seldom share one.
 const FENCE_STRIPES: usize = 16_384;
 
-static STATE: MainThread<State> = MainThread::empty();
+/// So many parts of a hash table that one of them, when it grows, never stalls the server.
+const TABLE_SHARDS: usize = 256;
+
+static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(None));
 
 pub(crate) struct State {
-    pub(crate) node: Node<Held>,
-    pub(crate) audience: Audience,
+    pub(crate) node: Node,
     pub(crate) timer: Timer,
-    pub(crate) waiting: Waiting,
-    /// The keyspace event that is being sent is about a write of our own.
-    pub(crate) own_write: bool,
-    pub(crate) look_at_eviction_policy: bool,
+    /// Whether to warn of a policy that evicts the keys of locks, if there is one.
+    pub(crate) check_eviction_policy: bool,
 }
 
 /// Begins. False, with the reason in the server's log, when this cannot be.
@@ -50,21 +48,20 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         max_clock_skew_ms: config::max_clock_skew_ms(),
         max_waiters: config::max_waiters(),
         fence_stripes: FENCE_STRIPES,
+        table_shards: TABLE_SHARDS,
         hash_seed: RandomState::new().hash_one(0),
+        defer_wakes: ctx.drops_replies_of_the_unblocked(),
     };
-    let mut node = Node::new(settings, clock::now());
+    let now = clock::now();
+    let mut node = Node::new(settings, now);
+    if ctx.is_only_module() {
+        node.is_only_module();
+    }
     if ctx.is_replica() {
-        node.demote();
+        node.hear(now, &ServerEvent::Demoted);
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
-    STATE.set(Some(State {
-        node,
-        audience: Audience::new(ctx.is_only_module()),
-        timer,
-        waiting: Waiting::new(ctx.drops_replies_of_the_unblocked()),
-        own_write: false,
-        look_at_eviction_policy: true,
-    }));
+    *STATE.get().borrow_mut() = Some(State { node, timer, check_eviction_policy: true });
     if config::rejoin_delay_ms() < config::max_ttl().ms() {
         ctx.log(
             LogLevel::Warning,
@@ -72,7 +69,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
              while it is held. That is right only for a server that is brand-new",
         );
     }
-    observe::log_abstention(ctx);
+    server_events::log_abstention(ctx);
     ctx.log(LogLevel::Notice, &format!("lock: ready; the largest ttl is {} ms", config::max_ttl().ms()));
     true
 }
@@ -87,18 +84,25 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
         );
         return false;
     }
-    STATE.set(None);
+    *STATE.get().borrow_mut() = None;
     true
 }
 
-/// The state. Not to be held across a call into the server: see [`MainThread::borrow`].
+/// The state, while the module is loaded.
 pub(crate) fn state() -> RefMut<'static, State> {
-    STATE.borrow()
+    RefMut::map(STATE.get().borrow_mut(), |state| {
+        state.as_mut().expect("commands come while the module is loaded")
+    })
 }
 
 /// Does something with the state, unless it is not there (before a start, after a stop) or in use.
 pub(crate) fn with<T>(what: impl FnOnce(&mut State) -> T) -> Option<T> {
-    STATE.try_borrow().map(|mut state| what(&mut state))
+    STATE.get().try_borrow_mut().ok()?.as_mut().map(what)
+}
+
+/// Whether the module is loaded, also while its state is in use.
+pub(crate) fn is_loaded() -> bool {
+    STATE.get().try_borrow().map_or(true, |state| state.is_some())
 }
 
 pub(crate) fn max_ttl() -> Ttl {

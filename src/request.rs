@@ -1,10 +1,13 @@
-//! Arguments into requests: read once, and never looked at again.
+//! Parses arguments: each is read once, and never looked at again.
+
+use std::ops::Range;
 
 use quorlock_core::node::KEYS_MAX;
 use quorlock_core::{Fence, Ttl};
 
 use crate::error::CommandError;
-use crate::ffi::{Arg, Args};
+use crate::ffi::command::Keys;
+use crate::ffi::{Arg, Args, Name};
 
 /// Longest token, in bytes.
 const TOKEN_BYTES_MAX: usize = 256;
@@ -16,22 +19,16 @@ pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 /// The arguments that most commands begin with.
 pub(crate) struct Named<'a, K> {
     pub(crate) keys: K,
-    pub(crate) token: Arg<'a>,
+    pub(crate) token: Name<'a>,
     /// What comes after the token.
     pub(crate) rest: Rest<'a>,
 }
 
-/// The arguments after the token, as they come.
+/// The arguments after the token, unparsed.
 #[derive(Clone, Copy)]
 pub(crate) struct Rest<'a> {
     args: Args<'a>,
     from: usize,
-}
-
-/// The arguments after the token, read.
-pub(crate) struct Terms<'a> {
-    pub(crate) ttl: Ttl,
-    pub(crate) options: Options<'a>,
 }
 
 /// The options of a command, as far as it has any.
@@ -43,21 +40,47 @@ pub(crate) struct Options<'a> {
     pub(crate) wait_ms: Option<u64>,
 }
 
+/// Where the tokens of a command are: those arguments are hidden from SLOWLOG and MONITOR. Where
+/// that cannot be told, every argument that may be one.
+pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
+    let (token_at, hides_all) = match keys {
+        Keys::First => (2, false),
+        Keys::Counted => match key_positions(args) {
+            Some(keys) => (keys.end, false),
+            None => (2, true),
+        },
+    };
+    (token_at..args.len()).filter(move |&index| {
+        let follows_option = || {
+            let before = index.checked_sub(1).and_then(|before| args.get(before));
+            before.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"TOKEN"))
+        };
+        hides_all || index == token_at || index > token_at + 1 && follows_option()
+    })
+}
+
+/// Where the keys of a command are that begins with `numkeys`. `None` when it is not well formed.
+pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
+    let count = usize::try_from(args.get(1)?.to_integer()?).ok()?;
+    ((1..=KEYS_MAX).contains(&count) && 2 + count <= args.len()).then(|| 2..2 + count)
+}
+
 /// `command key token`
-pub(crate) fn named(args: Args<'_>) -> Result<Named<'_, [Arg<'_>; 1]>, CommandError> {
+pub(crate) fn named(args: Args<'_>) -> Result<Named<'_, [Name<'_>; 1]>, CommandError> {
     let (Some(key), Some(token)) = (args.get(1), args.get(2)) else { return Err(CommandError::Arity) };
-    Ok(Named { keys: [key], token: checked_token(token)?, rest: Rest { args, from: 3 } })
+    Ok(Named { keys: [key.into()], token: checked_token(token)?.into(), rest: Rest { args, from: 3 } })
 }
 
 /// `command numkeys key [key ...] token`: the keys in the order of their bytes, each once.
-pub(crate) fn all_named(args: Args<'_>) -> Result<Named<'_, Vec<Arg<'_>>>, CommandError> {
+pub(crate) fn all_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, CommandError> {
     let count = args.get(1).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
     let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
     let token_at = 2 + count.ok_or(CommandError::NumKeys)?;
-    let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?;
+    let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?.into();
     let mut keys: Vec<_> = (2..token_at).filter_map(|index| args.get(index)).collect();
     keys.sort_unstable_by_key(|key| key.as_bytes());
     keys.dedup_by_key(|key| key.as_bytes());
+    let keys = keys.into_iter().map(Name::from).collect();
     Ok(Named { keys, token, rest: Rest { args, from: token_at + 1 } })
 }
 
@@ -68,7 +91,10 @@ fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
 }
 
 /// `… token ttl [WAIT ms] [FENCE n] [OWNER label]`
-pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<Terms<'_>, CommandError> {
+pub(crate) fn acquire_terms(
+    rest: Rest<'_>,
+    max_ttl: Ttl,
+) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
     each_option(rest, |name, value| {
@@ -82,11 +108,14 @@ pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<Terms<'_>, C
             Err(CommandError::UnknownOption { takes: "WAIT ms, FENCE n and OWNER label" })
         }
     })?;
-    Ok(Terms { ttl, options })
+    Ok((ttl, options))
 }
 
 /// `… token ttl [FENCE n] [TOKEN new]`
-pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<Terms<'_>, CommandError> {
+pub(crate) fn extend_terms(
+    rest: Rest<'_>,
+    max_ttl: Ttl,
+) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
     each_option(rest, |name, value| {
@@ -98,7 +127,7 @@ pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<Terms<'_>, Co
             Err(CommandError::UnknownOption { takes: "FENCE n and TOKEN new" })
         }
     })?;
-    Ok(Terms { ttl, options })
+    Ok((ttl, options))
 }
 
 /// Calls `take` for each name and value after the ttl.

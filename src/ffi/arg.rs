@@ -1,7 +1,5 @@
-use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use quorlock_core::node::Lend;
 use redis_module::raw;
 
 use super::api::api;
@@ -26,7 +24,12 @@ impl<'a> Args<'a> {
 
     pub(crate) fn get(&self, index: usize) -> Option<Arg<'a>> {
         let string = NonNull::new(*self.strings.get(index)?)?;
-        Some(Arg { string, lives: PhantomData })
+        // SAFETY: the strings of a command live, unchanged, as long as it runs.
+        Some(unsafe { Arg::new(string) })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.strings.len()
     }
 }
 
@@ -34,14 +37,16 @@ impl<'a> Args<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Arg<'a> {
     string: NonNull<raw::RedisModuleString>,
-    lives: PhantomData<&'a ()>,
+    bytes: &'a [u8],
 }
 
 impl<'a> Arg<'a> {
     /// # Safety
-    /// `string` lives as long as `'a`.
+    /// `string` lives, unchanged, as long as `'a`.
     pub(super) unsafe fn new(string: NonNull<raw::RedisModuleString>) -> Self {
-        Self { string, lives: PhantomData }
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { bytes_of(string) };
+        Self { string, bytes }
     }
 
     pub(super) fn as_ptr(self) -> *mut raw::RedisModuleString {
@@ -49,74 +54,67 @@ impl<'a> Arg<'a> {
     }
 
     pub(crate) fn as_bytes(self) -> &'a [u8] {
-        // SAFETY: the string lives as long as 'a, and the server does not change a string that it has passed.
-        unsafe { bytes_of(self.string) }
-    }
-
-    /// One reference to the same string, to be kept.
-    pub(crate) fn share(self) -> Held {
-        self.keep()
+        self.bytes
     }
 
     /// The server's own notion of an integer: no spaces, no plus, no leading zeros, within 64 bits.
     pub(crate) fn to_integer(self) -> Option<i64> {
         let mut value = 0;
         // SAFETY: a live string and a place for the result.
-        let status = unsafe { api!(RedisModule_StringToLongLong(self.string.as_ptr(), &raw mut value)) };
+        let status =
+            unsafe { api!(RedisModule_StringToLongLong(self.string.as_ptr(), &raw mut value)) };
         (status == raw::REDISMODULE_OK as i32).then_some(value)
     }
 }
 
-impl Lend for Arg<'_> {
-    type Kept = Held;
-
-    fn bytes(&self) -> &[u8] {
-        self.as_bytes()
-    }
-
-    fn keep(&self) -> Held {
-        // SAFETY: a live string. Holding counts one more reference (or copies, where it cannot), so that it outlives
-        // the command; no context is needed for that.
-        let held = unsafe { api!(RedisModule_HoldString(std::ptr::null_mut(), self.string.as_ptr())) };
-        Held { string: NonNull::new(held).expect("the server returns a string that it holds") }
-    }
+/// A key or a token: an argument of a command, or a string that was made for a job.
+pub(crate) enum Name<'a> {
+    Lent(Arg<'a>),
+    Made(MadeString),
 }
 
-/// A string of the server that a lease keeps: shared with the argument it came from, and with the key's value.
-#[derive(Debug)]
-pub(crate) struct Held {
+/// A string of the server that this module made and frees.
+pub(crate) struct MadeString {
     string: NonNull<raw::RedisModuleString>,
 }
 
-impl Held {
-    /// The same string, as an argument.
-    pub(crate) fn lend(&self) -> Arg<'_> {
-        Arg { string: self.string, lives: PhantomData }
-    }
-
-    /// One more reference to the same string.
-    pub(crate) fn share(&self) -> Self {
-        self.lend().keep()
+impl<'a> From<Arg<'a>> for Name<'a> {
+    fn from(arg: Arg<'a>) -> Self {
+        Self::Lent(arg)
     }
 }
 
-impl AsRef<[u8]> for Held {
+impl Name<'_> {
+    /// Copies bytes into a string of the server.
+    pub(crate) fn made(bytes: &[u8]) -> Self {
+        // SAFETY: the bytes are copied; no context is needed for a string that is freed by hand.
+        let string = unsafe {
+            let (start, len) = (bytes.as_ptr().cast(), bytes.len());
+            api!(RedisModule_CreateString(std::ptr::null_mut(), start, len))
+        };
+        let string = NonNull::new(string).expect("the server returns a string, or ends");
+        Self::Made(MadeString { string })
+    }
+
+    pub(crate) fn as_arg(&self) -> Arg<'_> {
+        match self {
+            Self::Lent(arg) => *arg,
+            // SAFETY: the string lives as long as this name, and nothing changes it: the server
+            // copies a shared string before it does.
+            Self::Made(made) => unsafe { Arg::new(made.string) },
+        }
+    }
+}
+
+impl AsRef<[u8]> for Name<'_> {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the reference that is held keeps the string alive, and the server copies a shared string before it
-        // changes it.
-        unsafe { bytes_of(self.string) }
+        self.as_arg().as_bytes()
     }
 }
 
-impl Clone for Held {
-    fn clone(&self) -> Self {
-        self.share()
-    }
-}
-
-impl Drop for Held {
+impl Drop for MadeString {
     fn drop(&mut self) {
-        // SAFETY: gives back the one reference that `keep` took.
+        // SAFETY: gives back the reference of the one who made it.
         unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.string.as_ptr())) }
     }
 }

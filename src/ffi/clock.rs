@@ -7,11 +7,13 @@ use redis_module::raw;
 
 use super::api::api;
 
-/// The wall clock less the monotonic clock, in microseconds, as it was when this turn of the event loop first asked.
+/// The wall clock less the monotonic clock, in microseconds, taken once in each turn of the event
+/// loop. So a mirror and its lease never disagree, also where one turn runs a script for a second:
+/// the server's own idea of the time stands still in it.
 static WALL_OFFSET_US: AtomicI64 = AtomicI64::new(UNKNOWN);
 const UNKNOWN: i64 = i64::MIN;
 
-/// Reads `CLOCK_MONOTONIC_RAW`: it does not step, and unlike `CLOCK_MONOTONIC` nobody slews it.
+/// Reads `CLOCK_MONOTONIC_RAW`: it does not step, and unlike `CLOCK_MONOTONIC` it is not slewed.
 pub(crate) fn monotonic() -> Monotonic {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a place for the result; this clock is there since Linux 2.6.28.
@@ -19,26 +21,28 @@ pub(crate) fn monotonic() -> Monotonic {
     Monotonic::from_us(now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000)
 }
 
-/// Both clocks. The wall clock is the server's own: some servers hide their idea of the time from the module's C library.
+/// Both clocks.
 pub(crate) fn now() -> Now {
     let monotonic = monotonic();
-    // SAFETY: the statics are written only while the module is being loaded; the functions need nothing.
-    let wall_us = unsafe {
-        if let Some(cached) = raw::RedisModule_CachedMicroseconds {
-            // Read by the server before each command.
-            cached()
-        } else {
-            // Redis 7.0 does not share it, and reading a clock is a good part of what a command costs: once in a turn.
-            let since = i64::try_from(monotonic.us()).unwrap_or(i64::MAX);
-            let mut offset = WALL_OFFSET_US.load(Ordering::Relaxed);
-            if offset == UNKNOWN {
-                offset = api!(RedisModule_Milliseconds()) * 1000 - since;
-                WALL_OFFSET_US.store(offset, Ordering::Relaxed);
-            }
-            since + offset
+    let monotonic_us = i64::try_from(monotonic.us()).unwrap_or(i64::MAX);
+    let mut offset_us = WALL_OFFSET_US.load(Ordering::Relaxed);
+    if offset_us == UNKNOWN {
+        offset_us = wall_us() - monotonic_us;
+        WALL_OFFSET_US.store(offset_us, Ordering::Relaxed);
+    }
+    Now { monotonic, wall_us: (monotonic_us + offset_us).unsigned_abs() }
+}
+
+/// The server's wall clock: some servers hide their idea of the time from the module's C library.
+fn wall_us() -> i64 {
+    // SAFETY: the static is written only while the module is being loaded; neither function needs
+    // anything. Redis 7.0 has milliseconds only.
+    unsafe {
+        match raw::RedisModule_Microseconds {
+            Some(microseconds) => microseconds(),
+            None => api!(RedisModule_Milliseconds()) * 1000,
         }
-    };
-    Now { monotonic, wall_us: wall_us.unsigned_abs() }
+    }
 }
 
 /// A new turn of the event loop: the wall clock may have been stepped since the last.

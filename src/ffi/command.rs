@@ -30,6 +30,8 @@ pub(crate) struct Spec {
     pub(crate) keys: Keys,
     /// What it does to them.
     pub(crate) key: KeyFlags,
+    /// Whether it has a token, which is hidden from SLOWLOG and MONITOR.
+    pub(crate) has_token: bool,
     pub(crate) args: &'static [ArgSpec],
 }
 

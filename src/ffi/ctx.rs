@@ -2,10 +2,12 @@ use std::ffi::{CStr, CString};
 use std::fmt::Display;
 use std::marker::PhantomData;
 
+use quorlock_core::node::Listeners;
 use redis_module::raw;
 
 use super::Arg;
 use super::api::api;
+use super::command::KeyFlags;
 
 /// The context of one call from the server.
 pub(crate) struct Ctx<'a> {
@@ -115,34 +117,73 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr())) };
     }
 
-    /// Lets the server's save points know that data changed. Only while nobody replicates: then the server counts one
-    /// change and throws the command away.
-    pub(crate) fn count_a_change(&self) {
+    /// Counts a change for the server's save points, of a command that is not propagated. Only
+    /// while nothing listens: then the server counts, and throws the command away.
+    pub(crate) fn count_change_of_command(&self) {
+        // SAFETY: a live context of a command.
+        unsafe { api!(RedisModule_ReplicateVerbatim(self.ctx)) };
+    }
+
+    /// The same, where there is no command.
+    pub(crate) fn count_change(&self) {
         // SAFETY: a live context; the empty format has no arguments.
         unsafe { api!(RedisModule_Replicate(self.ctx, c"PING".as_ptr(), c"".as_ptr())) };
     }
 
-    /// Whether it is certain that neither a replica, nor a backlog, nor the append-only file takes what is replicated.
-    pub(crate) fn nobody_replicates(&self) -> bool {
-        let all_zero = |section: &CStr, fields: &[&CStr]| {
+    /// Who receives what is replicated, as far as the server's figures say; what they do not say
+    /// is assumed.
+    pub(crate) fn listeners(&self) -> Listeners {
+        let any = |section: &CStr, fields: &[&CStr]| {
             // SAFETY: a live context; the data is freed after it was read, and not used again.
             unsafe {
                 let info = api!(RedisModule_GetServerInfo(self.ctx, section.as_ptr()));
                 let mut failed = 0;
-                let zero = fields.iter().all(|field| {
-                    let value =
-                        api!(RedisModule_ServerInfoGetFieldUnsigned(info, field.as_ptr(), &raw mut failed));
-                    failed == 0 && value == 0
+                let any = fields.iter().any(|field| {
+                    let value = api!(RedisModule_ServerInfoGetFieldUnsigned(
+                        info,
+                        field.as_ptr(),
+                        &raw mut failed
+                    ));
+                    failed != 0 || value != 0
                 });
                 api!(RedisModule_FreeServerInfo(self.ctx, info));
-                zero
+                any
             }
         };
-        all_zero(c"replication", &[c"repl_backlog_active", c"connected_slaves"])
-            && all_zero(
-                c"persistence",
-                &[c"aof_enabled", c"aof_rewrite_in_progress", c"aof_rewrite_scheduled"],
-            )
+        let (replication, persistence) = (c"replication", c"persistence");
+        Listeners {
+            backlog: any(replication, &[c"repl_backlog_active"]),
+            replicas: any(replication, &[c"connected_slaves"]),
+            child: any(
+                persistence,
+                &[c"rdb_bgsave_in_progress", c"aof_rewrite_in_progress", c"aof_rewrite_scheduled"],
+            ),
+        }
+    }
+
+    /// Whether the append-only file is on.
+    pub(crate) fn has_append_only_file(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_AOF as i32 != 0
+    }
+
+    /// Hides an argument of this command from SLOWLOG and MONITOR.
+    pub(super) fn redact(&self, index: usize) {
+        // SAFETY: a live context of a command; a position that it does not have is refused.
+        unsafe { api!(RedisModule_RedactClientCommandArgument(self.ctx, index as i32)) };
+    }
+
+    /// Whether the server only asks where the keys of a command are.
+    pub(super) fn asks_for_keys(&self) -> bool {
+        // SAFETY: a live context.
+        unsafe { api!(RedisModule_IsKeysPositionRequest(self.ctx)) != 0 }
+    }
+
+    /// Tells the server that the argument at this position is a key.
+    pub(super) fn name_key(&self, index: usize, flags: KeyFlags) {
+        // SAFETY: a live context, in which the server asks for this.
+        unsafe {
+            api!(RedisModule_KeyAtPosWithFlags(self.ctx, index as i32, flags.bits() as i32));
+        }
     }
 
     /// Whether the server publishes keyspace events of any kind.

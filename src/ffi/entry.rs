@@ -6,10 +6,10 @@ use std::panic::{self, AssertUnwindSafe};
 use redis_module::raw;
 
 use super::api::api;
-use super::command::{self, Command};
+use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
 use crate::commands::{Acquire, AcquireAll, Extend, ExtendAll, Inspect, Release, ReleaseAll};
-use crate::module;
+use crate::{module, request};
 
 #[global_allocator]
 static SERVER_ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
@@ -77,6 +77,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_BlockClient RedisModule_UnblockClient RedisModule_SetDisconnectCallback
         RedisModule_GetBlockedClientHandle RedisModule_GetServerVersion RedisModule_ReplyWithArray
         RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
+        RedisModule_RedactClientCommandArgument RedisModule_IsKeysPositionRequest RedisModule_KeyAtPosWithFlags
+        RedisModule_ReplicateVerbatim
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
         let line =
@@ -126,6 +128,17 @@ pub(super) unsafe extern "C" fn call<C: Command>(
 ) -> c_int {
     // SAFETY: both live for the time of this call.
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+    if matches!(C::SPEC.keys, Keys::Counted) && ctx.asks_for_keys() {
+        let keys = guard(|| request::key_positions(args)).flatten();
+        keys.into_iter().flatten().for_each(|index| ctx.name_key(index, C::SPEC.key));
+        return OK;
+    }
+    // Before anything is looked at: an error is shown with its arguments as well.
+    if C::SPEC.has_token {
+        guard(|| {
+            request::token_positions(C::SPEC.keys, args).for_each(|index| ctx.redact(index));
+        });
+    }
     if guard(|| C::run(&ctx, args)).is_none() {
         ctx.reply_error(
             &"ERR internal error of the lock module: the server's log says where; please report it",

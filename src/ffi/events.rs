@@ -4,12 +4,13 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use quorlock_core::node::Event;
+use quorlock_core::node::ServerEvent;
 use redis_module::raw;
 
 use super::api::api;
 use super::{Arg, Ctx, clock, entry};
-use crate::{observe, upkeep};
+use crate::keyspace::key_event;
+use crate::{before_sleep, server_events};
 
 /// Subscribes to everything the module must know of. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
@@ -20,7 +21,7 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
     // SAFETY: a live context while loading; the callbacks live as long as the module.
     unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(on_keyspace_event)));
-        let server_events: [(u64, raw::RedisModuleEventCallback); 8] = [
+        let server_events: [(u64, raw::RedisModuleEventCallback); 9] = [
             (raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop)),
             (raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush)),
             (raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap)),
@@ -28,6 +29,7 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
             (raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change)),
             (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change)),
             (raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork)),
+            (raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(on_replica_change)),
             (raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change)),
         ];
         for (id, callback) in server_events {
@@ -45,18 +47,11 @@ unsafe extern "C" fn on_keyspace_event(
 ) -> c_int {
     // SAFETY: the server passes a live context, the name of the event and the key, for the time of this call.
     let (ctx, name) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event)) };
-    let event = match name.to_bytes() {
-        b"expired" => Event::Expired,
-        b"evicted" => Event::Evicted,
-        b"del" | b"rename_from" | b"move_from" => Event::Removed,
-        b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Event::Replaced,
-        // EXPIRE and PERSIST are about the key alone; the lease keeps its own deadline.
-        _ => return raw::REDISMODULE_OK as c_int,
-    };
+    let Some(event) = key_event(name.to_bytes()) else { return raw::REDISMODULE_OK as c_int };
     if let Some(key) = NonNull::new(key) {
         // SAFETY: as above.
         let key = unsafe { Arg::new(key) };
-        entry::guard(|| observe::key(&ctx, event, key));
+        entry::guard(|| server_events::key(&ctx, event, key));
     }
     keep_moving_client_in_its_database(&ctx, name.to_bytes());
     raw::REDISMODULE_OK as c_int
@@ -83,7 +78,7 @@ unsafe extern "C" fn on_event_loop(
     if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         // SAFETY: a live context for the time of this call.
         let ctx = unsafe { Ctx::new(ctx) };
-        entry::guard(|| upkeep::before_sleep(&ctx));
+        entry::guard(|| before_sleep::run(&ctx));
     } else {
         clock::turn_begins();
     }
@@ -99,7 +94,8 @@ unsafe extern "C" fn on_flush(
         // SAFETY: the server passes this structure with this event.
         let flushed = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
         // A negative number means all of them.
-        entry::guard(|| observe::flush(u32::try_from(flushed.dbnum).ok()));
+        let db = u32::try_from(flushed.dbnum).ok();
+        entry::guard(|| server_events::hear(ServerEvent::Flush(db)));
     }
 }
 
@@ -115,7 +111,7 @@ unsafe extern "C" fn on_swap(
     // SAFETY: a live context, and the structure that the server passes with this event.
     let (ctx, swapped) = unsafe { (Ctx::new(ctx), &*data.cast::<raw::RedisModuleSwapDbInfo>()) };
     let (first, second) = (swapped.dbnum_first.unsigned_abs(), swapped.dbnum_second.unsigned_abs());
-    entry::guard(|| observe::swap(&ctx, first, second));
+    entry::guard(|| server_events::hear_and_log(&ctx, ServerEvent::Swap(first, second)));
 }
 
 unsafe extern "C" fn on_loading(
@@ -124,14 +120,13 @@ unsafe extern "C" fn on_loading(
     subevent: u64,
     _data: *mut c_void,
 ) {
-    match subevent {
+    let event = match subevent {
         raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED => {
-            entry::guard(observe::loading_ends);
+            ServerEvent::LoadingEnds
         }
-        _ => {
-            entry::guard(observe::loading_begins);
-        }
-    }
+        _ => ServerEvent::LoadingBegins,
+    };
+    entry::guard(|| server_events::hear(event));
 }
 
 unsafe extern "C" fn on_config_change(
@@ -150,7 +145,7 @@ unsafe extern "C" fn on_config_change(
         names.iter().any(|&name| CStr::from_ptr(name) == c"maxmemory-policy")
     };
     if changes_policy {
-        entry::guard(observe::eviction_policy_changed);
+        entry::guard(server_events::eviction_policy_changed);
     }
 }
 
@@ -162,10 +157,12 @@ unsafe extern "C" fn on_role_change(
 ) {
     // SAFETY: a live context for the time of this call.
     let ctx = unsafe { Ctx::new(ctx) };
-    match subevent {
-        raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA => entry::guard(observe::demotion),
-        _ => entry::guard(|| observe::promotion(&ctx)),
-    };
+    entry::guard(|| match subevent {
+        raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA => {
+            server_events::hear(ServerEvent::Demoted);
+        }
+        _ => server_events::hear_and_log(&ctx, ServerEvent::Promoted),
+    });
 }
 
 unsafe extern "C" fn on_fork(
@@ -174,7 +171,18 @@ unsafe extern "C" fn on_fork(
     _subevent: u64,
     _data: *mut c_void,
 ) {
-    entry::guard(observe::fork);
+    entry::guard(|| server_events::hear(ServerEvent::Forked));
+}
+
+unsafe extern "C" fn on_replica_change(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    _data: *mut c_void,
+) {
+    if subevent == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE {
+        entry::guard(|| server_events::hear(ServerEvent::ReplicaOnline));
+    }
 }
 
 unsafe extern "C" fn on_module_change(
@@ -189,6 +197,6 @@ unsafe extern "C" fn on_module_change(
     // SAFETY: the server passes this structure with this event, with a name that ends in a zero.
     let name = unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
     if name != entry::MODULE_NAME {
-        entry::guard(observe::module_loaded);
+        entry::guard(|| server_events::hear(ServerEvent::ModuleLoaded));
     }
 }

@@ -1,24 +1,17 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use quorlock_core::node::{Mirror, Seen};
+use quorlock_core::node::{Access, Kind, WriteRefused};
 use redis_module::raw;
 
 use super::api::api;
 use super::{Arg, Ctx};
 
-/// What a key is opened for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
-
 /// An open key. While it is open nothing else may touch it: it lives within one command.
 pub(crate) struct Key<'ctx> {
     /// None when it was opened for reading and is not there.
     open: Option<NonNull<raw::RedisModuleKey>>,
-    seen: Seen,
+    kind: Kind,
     lives: PhantomData<&'ctx ()>,
 }
 
@@ -33,71 +26,66 @@ impl<'ctx> Key<'ctx> {
         // SAFETY: a live context and a live string.
         let key = unsafe { api!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode as i32)) };
         let key = NonNull::new(key.cast::<raw::RedisModuleKey>());
-        let seen = match key {
-            None => Seen::Missing,
+        let kind = match key {
+            None => Kind::Missing,
             // SAFETY: an open key.
             Some(key) => match unsafe { api!(RedisModule_KeyType(key.as_ptr())) } as isize {
-                raw::REDISMODULE_KEYTYPE_EMPTY => Seen::Missing,
-                raw::REDISMODULE_KEYTYPE_STRING => Seen::Text,
-                _ => Seen::OtherType,
+                raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Missing,
+                raw::REDISMODULE_KEYTYPE_STRING => Kind::Text,
+                _ => Kind::Other,
             },
         };
-        Self { open: key, seen, lives: PhantomData }
-    }
-
-    /// Opens keys for writing, none of which is named twice.
-    pub(crate) fn open_all(ctx: &Ctx<'ctx>, names: &[Arg<'_>]) -> Vec<Self> {
-        names.iter().map(|&name| Self::open(ctx, name, Access::Write)).collect()
+        Self { open: key, kind, lives: PhantomData }
     }
 
     /// Writes a token that expires. Either both are there afterwards, or the key is not: a lock that never ends is
     /// worse than none.
-    #[must_use]
-    pub(crate) fn set(&mut self, token: Arg<'_>, expires_at_ms: u64) -> bool {
-        let Some(key) = self.open else { return false };
-        // SAFETY: a key that is open for writing and a live string, which the server shares and does not copy.
+    pub(crate) fn set(&mut self, token: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
+        let key = self.open.ok_or(WriteRefused)?;
+        // SAFETY: a key that is open for writing and a live string, which the server may keep.
         let written = unsafe { api!(RedisModule_StringSet(key.as_ptr(), token.as_ptr())) };
         if written != raw::REDISMODULE_OK as i32 {
-            return false;
+            return Err(WriteRefused);
         }
-        self.seen = Seen::Text;
+        self.kind = Kind::Text;
         let expires = self.expire(expires_at_ms);
-        if !expires {
+        if expires.is_err() {
             self.delete();
         }
         expires
     }
 
     /// Sets when the string expires, in milliseconds of the wall clock.
-    #[must_use]
-    pub(crate) fn expire(&mut self, expires_at_ms: u64) -> bool {
+    pub(crate) fn expire(&mut self, expires_at_ms: u64) -> Result<(), WriteRefused> {
+        let key = self.open.ok_or(WriteRefused)?;
         // A negative time would be refused, or worse: −1 means "never".
-        let (Some(key), Ok(at)) = (self.open, i64::try_from(expires_at_ms)) else { return false };
+        let at = i64::try_from(expires_at_ms).map_err(|_| WriteRefused)?;
         // SAFETY: a key that is open for writing.
-        unsafe { api!(RedisModule_SetAbsExpire(key.as_ptr(), at)) == raw::REDISMODULE_OK as i32 }
+        let expires = unsafe { api!(RedisModule_SetAbsExpire(key.as_ptr(), at)) };
+        if expires == raw::REDISMODULE_OK as i32 { Ok(()) } else { Err(WriteRefused) }
     }
 
     pub(crate) fn delete(&mut self) {
         if let Some(key) = self.open {
             // SAFETY: a key that is open for writing.
             unsafe { api!(RedisModule_DeleteKey(key.as_ptr())) };
-            self.seen = Seen::Missing;
+            self.kind = Kind::Missing;
         }
     }
-}
 
-impl Mirror for Key<'_> {
-    fn seen(&self) -> Seen {
-        self.seen
+    /// The type of what is under the key.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
     }
 
-    fn holds(&self, token: &[u8]) -> bool {
+    /// Whether a string is there with exactly this value.
+    pub(crate) fn holds(&self, token: &[u8]) -> bool {
         let Some(key) = self.open else { return false };
         let mut len = 0;
         // SAFETY: an open key that holds a string (checked first). The bytes are compared before anything else can
         // touch the key. The length comes first, because reading the value costs the server a copy of a short one.
         unsafe {
-            if self.seen != Seen::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len() {
+            if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len() {
                 return false;
             }
             let start = api!(RedisModule_StringDMA(key.as_ptr(), &raw mut len, raw::REDISMODULE_READ as i32));
@@ -105,7 +93,8 @@ impl Mirror for Key<'_> {
         }
     }
 
-    fn expires_at_ms(&self) -> Option<u64> {
+    /// When the key expires, in milliseconds of the wall clock.
+    pub(crate) fn expires_at_ms(&self) -> Option<u64> {
         // SAFETY: an open key. Without an expiry the server answers −1.
         let at = unsafe { api!(RedisModule_GetAbsExpire(self.open?.as_ptr())) };
         u64::try_from(at).ok()

@@ -1,10 +1,10 @@
 //! Everything that is `unsafe`, behind functions that are not.
 //!
 //! - [`entry`]: where the server calls in: load, unload, and the net that catches a panic.
-//! - [`Arg`], [`Args`], [`Held`]: the server's strings, lent and kept.
+//! - [`Arg`], [`Args`], [`Name`]: the server's strings, lent and made.
 //! - [`Ctx`]: what a command can do: answer, replicate, notify.
 //! - [`Key`]: an open key; the keyspace as the decisions see it.
-//! - [`Blocked`]: a client that waits.
+//! - [`Blocked`]: the clients that wait.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers what an operator can set.
 //! - [`info`]: the module's part of `INFO`.
@@ -39,9 +39,9 @@ mod key;
 mod main_thread;
 mod timer;
 
-pub(crate) use arg::{Arg, Args, Held};
+pub(crate) use arg::{Arg, Args, Name};
 pub(crate) use blocked::Blocked;
 pub(crate) use ctx::{Ctx, LogLevel};
-pub(crate) use key::{Access, Key};
+pub(crate) use key::Key;
 pub(crate) use main_thread::MainThread;
 pub(crate) use timer::Timer;

@@ -5,8 +5,8 @@
 mod support;
 
 use quorlock_core::Fence;
-use quorlock_core::node::{Event, Inspected, Reason};
-use support::{MAX_TTL_MS, Server};
+use quorlock_core::node::{KeyEvent, Reason, ServerEvent};
+use support::{Inspected, MAX_TTL_MS, Server};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -16,8 +16,8 @@ fn a_node_that_has_just_started_grants_nothing_until_its_time_is_over() {
     server.pass_ms(4999);
     server.turn();
     assert_eq!(server.acquire(b"k", b"a", 1000, None), None);
-    assert_eq!(server.node.abstains(server.now().monotonic), Some((Reason::Start, Some(1))));
-    assert_eq!(server.node.next_wake().map(|at| at.us_since(server.now().monotonic)), Some(1000));
+    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Start, Some(1))));
+    assert_eq!(server.node().next_wake().map(|at| at.us_since(server.now().monotonic)), Some(1000));
     server.pass_ms(1);
     server.turn();
     assert!(server.acquire(b"k", b"a", 1000, None).is_some());
@@ -44,35 +44,38 @@ fn a_lock_that_was_restored_is_extended_and_released_while_abstaining() {
 fn a_promoted_replica_abstains_for_the_largest_ttl() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.node.demote();
-    assert_eq!(server.node.leases(), 0);
+    server.hear(&ServerEvent::Demoted);
+    server.turn();
+    assert_eq!(server.node().leases(), 0);
     server.pass_ms(HOUR_MS);
     server.turn();
-    assert_eq!(server.node.abstains(server.now().monotonic), Some((Reason::Replica, None)));
-    server.node.promote(server.now());
-    assert_eq!(server.node.abstains(server.now().monotonic), Some((Reason::Promotion, Some(MAX_TTL_MS))));
+    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Replica, None)));
+    server.hear(&ServerEvent::Promoted);
+    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Promotion, Some(MAX_TTL_MS))));
     server.pass_ms(MAX_TTL_MS);
     server.turn();
-    server.keys.clear();
+    server.clear();
     assert!(server.acquire(b"k", b"b", 1000, None).is_some());
 }
 
 #[test]
 fn an_abstention_is_never_cut_short_by_another() {
     let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
-    server.node.observe_swap(server.now(), 0, 1);
-    assert_eq!(server.node.abstains(server.now().monotonic), Some((Reason::Start, Some(10 * MAX_TTL_MS))));
+    server.hear(&ServerEvent::Swap(0, 1));
+    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Start, Some(10 * MAX_TTL_MS))));
 }
 
 #[test]
 fn swapped_databases_end_their_leases_and_the_node_abstains() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.node.observe_swap(server.now(), 3, 4);
-    assert_eq!(server.node.leases(), 1);
-    server.node.observe_swap(server.now(), 0, 3);
-    assert_eq!(server.node.leases(), 0);
-    server.keys.clear();
+    server.hear(&ServerEvent::Swap(3, 4));
+    server.turn();
+    assert_eq!(server.node().leases(), 1);
+    server.hear(&ServerEvent::Swap(0, 3));
+    server.turn();
+    assert_eq!(server.node().leases(), 0);
+    server.clear();
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
 }
 
@@ -108,40 +111,39 @@ fn a_mirror_that_a_clock_step_took_is_written_again() {
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.wall_ms += HOUR_MS;
     server.turn();
-    let mirror = &server.keys[b"k".as_slice()];
-    assert_eq!(mirror.text, b"a");
-    assert_eq!(mirror.expires_at_ms, Some(server.wall_ms + 10_000));
-    assert_eq!(server.node.stats().saved_from_clock_step, 1);
-    assert!(!server.node.lacks_mirrors());
+    assert_eq!(server.text(b"k"), b"a");
+    assert_eq!(server.expires_at_ms(b"k"), Some(server.wall_ms + 10_000));
+    assert_eq!(server.node().stats().saved_from_clock_step, 1);
+    assert!(!server.node().lacks_mirrors());
 }
 
 #[test]
 fn a_mirror_that_was_evicted_is_written_again_a_little_later() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.take_away(b"k", Event::Evicted);
+    server.take_away(b"k", KeyEvent::Evicted);
     server.turn();
-    assert!(server.keys.is_empty(), "at once it would be evicted at once");
+    assert!(server.is_empty(), "at once it would be evicted at once");
     server.pass_ms(100);
     server.turn();
-    assert_eq!(server.keys[b"k".as_slice()].text, b"a");
+    assert_eq!(server.text(b"k"), b"a");
 }
 
 #[test]
 fn a_mirror_is_written_again_when_who_took_its_place_has_gone() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.take_away(b"k", Event::Expired);
+    server.take_away(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(2000));
     server.turn();
-    assert_eq!(server.keys[b"k".as_slice()].text, b"old client");
-    server.take_away(b"k", Event::Removed);
+    assert_eq!(server.text(b"k"), b"old client");
+    server.take_away(b"k", KeyEvent::Removed);
     assert!(matches!(server.inspect(b"k"), Inspected::Lease { .. }), "not about the lease");
     server.pass_ms(1000);
     server.turn();
-    assert_eq!(server.keys[b"k".as_slice()].text, b"a");
+    assert_eq!(server.text(b"k"), b"a");
     assert!(server.release(b"k", b"a"));
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
@@ -149,13 +151,13 @@ fn a_key_that_expires_with_its_lease_is_no_accident() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.pass_ms(999);
-    server.take_away(b"k", Event::Expired);
+    server.take_away(b"k", KeyEvent::Expired);
     server.turn();
-    assert!(server.keys.is_empty());
-    assert_eq!(server.node.stats().saved_from_clock_step, 0);
+    assert!(server.is_empty());
+    assert_eq!(server.node().stats().saved_from_clock_step, 0);
     server.pass_ms(1);
     server.turn();
-    assert_eq!(server.node.leases(), 0);
+    assert_eq!(server.node().leases(), 0);
 }
 
 #[test]
@@ -163,32 +165,32 @@ fn a_reload_is_not_a_flush() {
     let mut server = Server::new();
     server.acquire(b"kept", b"a", 10_000, None).unwrap();
     server.acquire(b"lost", b"a", 10_000, None).unwrap();
-    server.node.observe_flush(None);
-    server.node.loading_begins();
-    server.node.observe_flush(None);
+    server.hear(&ServerEvent::Flush(None));
+    server.hear(&ServerEvent::LoadingBegins);
+    server.hear(&ServerEvent::Flush(None));
     // The append-only file is played back, deletions included.
-    server.take_away(b"kept", Event::Removed);
-    server.take_away(b"lost", Event::Removed);
+    server.take_away(b"kept", KeyEvent::Removed);
+    server.take_away(b"lost", KeyEvent::Removed);
     server.set(b"kept", b"a", Some(10_000));
-    server.node.loading_ends(server.now().monotonic);
+    server.hear(&ServerEvent::LoadingEnds);
     assert_eq!(server.acquire(b"kept", b"b", 1000, None), None);
     assert_eq!(server.acquire(b"lost", b"b", 1000, None), None);
     server.turn();
-    assert_eq!(server.keys[b"lost".as_slice()].text, b"a");
-    assert!(!server.node.lacks_mirrors());
+    assert_eq!(server.text(b"lost"), b"a");
+    assert!(!server.node().lacks_mirrors());
     assert!(server.release(b"kept", b"a") && server.release(b"lost", b"a"));
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
 fn a_flush_right_before_a_reload_is_a_flush() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.keys.clear();
-    server.node.observe_flush(None);
-    server.node.observe_flush(None);
-    server.node.loading_begins();
-    server.node.loading_ends(server.now().monotonic);
+    server.clear();
+    server.hear(&ServerEvent::Flush(None));
+    server.hear(&ServerEvent::Flush(None));
+    server.hear(&ServerEvent::LoadingBegins);
+    server.hear(&ServerEvent::LoadingEnds);
     assert!(server.acquire(b"k", b"b", 1000, None).is_some());
 }
 
@@ -196,10 +198,10 @@ fn a_flush_right_before_a_reload_is_a_flush() {
 fn a_flush_ends_the_leases_before_anything_else_is_done() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.keys.clear();
-    server.node.observe_flush(None);
+    server.clear();
+    server.hear(&ServerEvent::Flush(None));
     assert!(server.acquire(b"k", b"b", 1000, None).is_some());
-    assert_eq!(server.node.stats().ended_by_operator, 1);
+    assert_eq!(server.node().stats().ended_by_operator, 1);
 }
 
 #[test]
@@ -207,11 +209,11 @@ fn many_lost_mirrors_cost_nothing_once_their_leases_have_ended() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
-        server.take_away(&n.to_le_bytes(), Event::Evicted);
+        server.take_away(&n.to_le_bytes(), KeyEvent::Evicted);
     }
     server.pass_ms(2000);
     server.turn();
-    assert_eq!(server.node.leases(), 0);
-    assert!(!server.node.lacks_mirrors());
-    assert_eq!(server.node.next_wake(), None);
+    assert_eq!(server.node().leases(), 0);
+    assert!(!server.node().lacks_mirrors());
+    assert_eq!(server.node().next_wake(), None);
 }

@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use quorlock_core::node::{Extended, FenceError};
+use quorlock_core::node::FenceError;
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Hints, Loss, Majority, Moment, Step, Vote, Win};
 use quorlock_core::{Fence, NotAFence, Ttl};
-use support::{MAX_TTL_MS, Server};
+use support::{Extended, MAX_TTL_MS, Server};
 
 const KEY: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;

@@ -9,8 +9,8 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::{Event, Extended, FenceError, Inspected};
-use support::{MAX_TTL_MS, Server};
+use quorlock_core::node::{FenceError, KeyEvent, ServerEvent};
+use support::{Extended, Inspected, MAX_TTL_MS, Server};
 
 #[test]
 fn a_held_lock_is_refused_even_to_its_own_token() {
@@ -35,38 +35,38 @@ fn a_lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
 fn an_evicted_lock_stays_held_and_its_mirror_is_written_again_by_an_extension() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.take_away(b"k", Event::Evicted);
-    assert_eq!(server.node.stats().saved_from_eviction, 1);
+    server.take_away(b"k", KeyEvent::Evicted);
+    assert_eq!(server.node().stats().saved_from_eviction, 1);
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
     assert!(server.extend(b"k", b"a", 2000).is_some());
-    assert_eq!(server.keys[b"k".as_slice()].text, b"a");
+    assert_eq!(server.text(b"k"), b"a");
     assert!(server.release(b"k", b"a"));
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
 fn what_an_old_client_writes_after_an_accident_is_left_alone() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.take_away(b"k", Event::Expired);
+    server.take_away(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
     assert!(server.extend(b"k", b"a", 1500).is_some());
-    assert_eq!(server.keys[b"k".as_slice()].text, b"old client");
+    assert_eq!(server.text(b"k"), b"old client");
     server.pass_ms(2000);
     server.turn();
-    assert_eq!(server.keys[b"k".as_slice()].text, b"old client");
+    assert_eq!(server.text(b"k"), b"old client");
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the old client holds it now");
 }
 
 #[test]
 fn an_explicit_command_ends_the_lease() {
-    for event in [Event::Removed, Event::Replaced] {
+    for event in [KeyEvent::Removed, KeyEvent::Replaced] {
         let mut server = Server::new();
         server.acquire(b"k", b"a", 1000, None).unwrap();
         server.take_away(b"k", event);
         assert_eq!(server.extend(b"k", b"a", 1000), None);
         assert!(server.acquire(b"k", b"b", 1000, None).is_some());
-        assert_eq!(server.node.stats().ended_by_operator, 1);
+        assert_eq!(server.node().stats().ended_by_operator, 1);
     }
 }
 
@@ -76,8 +76,8 @@ fn an_overwritten_mirror_ends_the_lease_and_is_not_touched() {
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.set(b"k", b"other", None);
     assert!(!server.release(b"k", b"a"));
-    assert_eq!(server.keys[b"k".as_slice()].text, b"other");
-    assert_eq!(server.node.leases(), 0);
+    assert_eq!(server.text(b"k"), b"other");
+    assert_eq!(server.node().leases(), 0);
 }
 
 #[test]
@@ -86,13 +86,13 @@ fn flushing_one_database_ends_the_leases_in_it() {
     for n in 0..5000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
     }
-    server.node.observe_flush(Some(1));
+    server.hear(&ServerEvent::Flush(Some(1)));
     server.turn();
-    assert_eq!(server.node.leases(), 5000);
-    server.node.observe_flush(Some(0));
+    assert_eq!(server.node().leases(), 5000);
+    server.hear(&ServerEvent::Flush(Some(0)));
     server.turn();
-    assert_eq!(server.node.leases(), 0);
-    assert_eq!(server.node.stats().ended_by_operator, 5000);
+    assert_eq!(server.node().leases(), 0);
+    assert_eq!(server.node().stats().ended_by_operator, 5000);
 }
 
 #[test]
@@ -108,10 +108,10 @@ fn extending_never_revives_also_when_the_mirror_is_still_there() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.mono_us += 1_000_000;
-    assert_eq!(server.keys.len(), 1, "the wall clock stood still, so the key has not expired");
+    assert_eq!(server.keys(), 1, "the wall clock stood still, so the key has not expired");
     assert_eq!(server.extend(b"k", b"a", 1000), None);
     server.turn();
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
     assert_eq!(server.extend(b"k", b"a", 1000), None);
 }
 
@@ -122,7 +122,7 @@ fn a_foreign_string_is_held_by_whoever_knows_its_value() {
     assert_eq!(server.acquire(b"k", b"ours", 1000, None), None);
     assert!(!server.release(b"k", b"ours"));
     assert!(server.release(b"k", b"theirs"));
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_string_that_never_expires_is_data_and_is_not_adopted() {
     let mut server = Server::new();
     server.set(b"k", b"data", None);
     assert_eq!(server.extend(b"k", b"data", 1000), None);
-    assert_eq!(server.keys[b"k".as_slice()].expires_at_ms, None);
+    assert_eq!(server.expires_at_ms(b"k"), None);
 }
 
 #[test]
@@ -198,14 +198,14 @@ fn memory_follows_the_number_of_leases_down_as_well() {
     }
     server.pass_ms(2000);
     server.turn();
-    assert_eq!(server.node.leases(), 0);
-    assert_eq!(server.node.next_wake(), None);
-    assert_eq!(server.node.stats().ended_by_deadline, 20_000);
+    assert_eq!(server.node().leases(), 0);
+    assert_eq!(server.node().next_wake(), None);
+    assert_eq!(server.node().stats().ended_by_deadline, 20_000);
 }
 
 #[test]
 fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
-    let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(&server.node);
+    let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(&server.node());
     let mut one = Server::new();
     let mut other = Server::new();
     one.acquire(b"gone", b"t", 1000, None).unwrap();
@@ -217,15 +217,15 @@ fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
     for key in [b"c", b"b", b"a"] {
         other.acquire(key, b"t", 1000, None).unwrap();
     }
-    assert!(one.node != other.node, "one lease more");
+    assert!(one.node() != other.node(), "one lease more");
     assert!(other.release(b"gone", b"t"));
-    assert!(one.node == other.node && hash(&one) == hash(&other));
+    assert!(one.node() == other.node() && hash(&one) == hash(&other));
     other.extend(b"a", b"t", 2000).unwrap();
-    assert!(one.node != other.node && hash(&one) != hash(&other), "a later deadline");
+    assert!(one.node() != other.node() && hash(&one) != hash(&other), "a later deadline");
     one.extend(b"a", b"t", 2000).unwrap();
-    assert!(one.node == other.node);
+    assert!(one.node() == other.node());
     one.acquire_or_wait(b"a", b"w", 1000, 5000);
-    assert!(one.node != other.node && hash(&one) != hash(&other), "somebody waits");
+    assert!(one.node() != other.node() && hash(&one) != hash(&other), "somebody waits");
 }
 
 /// Something that happens to a server.
@@ -313,7 +313,7 @@ proptest! {
                     }
                 }
                 Happening::Accident { key, eviction } => {
-                    server.take_away(&[key], if eviction { Event::Evicted } else { Event::Expired });
+                    server.take_away(&[key], if eviction { KeyEvent::Evicted } else { KeyEvent::Expired });
                 }
                 Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Happening::Pass { ms } => server.pass_ms(ms),
@@ -322,6 +322,6 @@ proptest! {
         }
         server.pass_ms(20_000);
         server.turn();
-        prop_assert_eq!(server.node.leases(), 0, "nothing is left when all time is over");
+        prop_assert_eq!(server.node().leases(), 0, "nothing is left when all time is over");
     }
 }

@@ -7,8 +7,8 @@ mod support;
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use quorlock_core::node::{Event, Inspected, Ticket};
-use support::{MAX_TTL_MS, MAX_WAITERS, Patient, Server, Told};
+use quorlock_core::node::{KeyEvent, ServerEvent, Ticket};
+use support::{Inspected, MAX_TTL_MS, MAX_WAITERS, Patient, Server, Told};
 
 fn waits(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
     match server.acquire_or_wait(key, token, 1000, wait_ms) {
@@ -36,13 +36,13 @@ fn a_release_hands_over_to_who_came_first() {
     assert!(server.release(b"k", b"a"));
     assert!(matches!(server.told[..], [(ticket, Told::Granted { fence: next, waited_us: 300_000 })]
         if ticket == first && next > fence));
-    assert_eq!(server.keys[b"k".as_slice()].text, b"b");
+    assert_eq!(server.text(b"k"), b"b");
     assert!(server.release(b"k", b"b"));
     assert_eq!(granted(&server), [first, second]);
     assert!(server.release(b"k", b"c"));
-    assert!(server.keys.is_empty());
-    assert_eq!(server.node.stats().handovers, 2);
-    assert_eq!(server.node.stats().longest_wait_us, 300_000);
+    assert!(server.is_empty());
+    assert_eq!(server.node().stats().handovers, 2);
+    assert_eq!(server.node().stats().longest_wait_us, 300_000);
 }
 
 #[test]
@@ -60,8 +60,8 @@ fn who_does_not_wait_is_refused_while_others_do() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = waits(&mut server, b"k", b"b", 5000);
-    server.keys.remove(b"k".as_slice());
-    server.node.observe(server.now().monotonic, 0, b"k", Event::Removed);
+    server.memory.keys.take(0, b"k");
+    server.hear_key(b"k", KeyEvent::Removed);
     assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but somebody waits");
     server.turn();
     assert_eq!(granted(&server), [first]);
@@ -72,17 +72,17 @@ fn every_end_of_a_lock_serves_the_queue() {
     type End = fn(&mut Server);
     let ends: [(&str, End); 5] = [
         ("its deadline", |server| server.pass_ms(1000)),
-        ("DEL", |server| server.take_away(b"k", Event::Removed)),
+        ("DEL", |server| server.take_away(b"k", KeyEvent::Removed)),
         ("FLUSHALL", |server| {
-            server.keys.clear();
-            server.node.observe_flush(None);
+            server.clear();
+            server.hear(&ServerEvent::Flush(None));
         }),
         ("its deadline, after the wall clock was stepped back", |server| {
             server.wall_ms -= 3_600_000;
             server.mono_us += 1_000_000;
         }),
         ("its deadline, after an eviction", |server| {
-            server.take_away(b"k", Event::Evicted);
+            server.take_away(b"k", KeyEvent::Evicted);
             server.pass_ms(1000);
         }),
     ];
@@ -104,10 +104,10 @@ fn a_foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
         let mut server = Server::new();
         server.set(b"k", b"old client", Some(700));
         let ticket = waits(&mut server, b"k", b"b", 5000);
-        let wake = server.node.next_wake().unwrap().ms_since(server.now().monotonic);
+        let wake = server.node().next_wake().unwrap().ms_since(server.now().monotonic);
         assert!((700..=702).contains(&wake), "{wake}");
         if deleted {
-            server.take_away(b"k", Event::Removed);
+            server.take_away(b"k", KeyEvent::Removed);
         } else {
             server.pass_ms(wake);
         }
@@ -126,12 +126,12 @@ fn nobody_waits_longer_than_it_said_whatever_the_wall_clock_does() {
     assert_eq!(server.told, []);
     server.wall_ms -= 7_200_000;
     server.mono_us += 500_000;
-    assert!(server.node.next_wake().unwrap() <= server.now().monotonic);
+    assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
     // In the same moment the lock becomes free: too late.
     server.release(b"k", b"a");
     server.turn();
     assert_eq!(server.told, [(ticket, Told::Dismissed)]);
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn an_abstention_dismisses_everybody() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let ticket = waits(&mut server, b"k", b"b", 5000);
-    server.node.observe_swap(server.now(), 0, 1);
+    server.hear(&ServerEvent::Swap(0, 1));
     server.turn();
     assert_eq!(server.told, [(ticket, Told::Dismissed)]);
     assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), Patient::Abstaining);
@@ -168,8 +168,8 @@ fn no_more_wait_than_may() {
     let tickets: Vec<_> =
         (0..MAX_WAITERS).map(|n| waits(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000)).collect();
     assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::QueueFull);
-    assert!(server.node.cancel(tickets[7]));
-    assert!(!server.node.cancel(tickets[7]));
+    assert!(server.cancel(tickets[7]));
+    assert!(!server.cancel(tickets[7]));
     assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::Waits(_)));
     let Inspected::Lease { waiters, .. } = server.inspect(b"k") else { panic!("held") };
     assert_eq!(waiters, MAX_WAITERS);
@@ -181,7 +181,7 @@ enum Happening {
     Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
     Release { key: u8 },
     Cancel { nth: usize },
-    TakeAway { key: u8, event: Event },
+    TakeAway { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     WallStep { ms: i64 },
     Pass { ms: u64 },
@@ -189,9 +189,9 @@ enum Happening {
 
 fn happening() -> impl Strategy<Value = Happening> {
     let key = 0..2_u8;
-    let event = prop_oneof![Just(Event::Removed), Just(Event::Evicted), Just(Event::Expired)];
+    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
-        6 => (key.clone(), 1..3000_u64, 0..4000_u64)
+        6 => (key.clone(), 1..3000_u64, 1..4000_u64)
             .prop_map(|(key, ttl_ms, wait_ms)| Happening::Wait { key, ttl_ms, wait_ms }),
         4 => key.clone().prop_map(|key| Happening::Release { key }),
         1 => (0..20_usize).prop_map(|nth| Happening::Cancel { nth }),
@@ -244,14 +244,14 @@ proptest! {
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth) {
                         // Somebody may have been told in the meantime, and not have heard of it yet.
-                        if server.node.cancel(*ticket) {
+                        if server.cancel(*ticket) {
                             waiting.remove(ticket);
                         }
                     }
                 }
                 Happening::TakeAway { key, event } => server.take_away(&[key], event),
                 Happening::Foreign { key, expires_in_ms } => {
-                    if !server.keys.contains_key([key].as_slice()) {
+                    if !server.has(&[key]) {
                         server.set(&[key], b"old client", Some(expires_in_ms));
                     }
                 }
@@ -272,18 +272,19 @@ proptest! {
                         holder.insert(who.key, who.token);
                     }
                     Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
+                    Told::Failed(error) => panic!("{error:?}"),
                 }
             }
             prop_assert!(waiting.values().all(|who| now_us < who.until_us), "forgotten");
-            prop_assert_eq!(server.node.waiters(), waiting.len());
+            prop_assert_eq!(server.node().waiters(), waiting.len());
             for who in waiting.values() {
                 prop_assert!(!matches!(server.inspect(&[who.key]), Inspected::Free), "a free key keeps a waiter");
             }
             // Whatever is to be done next has a time, so that nobody needs to ask.
-            prop_assert!(waiting.is_empty() || server.node.next_wake().is_some());
+            prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
         server.pass_ms(10_000);
         server.turn();
-        prop_assert_eq!(server.node.waiters(), 0);
+        prop_assert_eq!(server.node().waiters(), 0);
     }
 }

@@ -9,8 +9,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::{Event, Extended, FenceError, Inspected, Ticket};
-use support::{Patient, Server, Told};
+use quorlock_core::node::{FenceError, KeyEvent, ServerEvent, Ticket};
+use support::{Extended, Inspected, Patient, Server, Told};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -37,16 +37,16 @@ fn all_keys_are_taken_or_none() {
     let mut server = Server::new();
     server.acquire(B, b"other", 1000, None).unwrap();
     assert_eq!(server.acquire_all(&[A, B], b"t", 1000, None), None);
-    assert!(is_free(&mut server, A) && !server.keys.contains_key(A));
+    assert!(is_free(&mut server, A) && !server.has(A));
     server.release(B, b"other");
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     for key in [A, B] {
-        assert_eq!(server.keys[key].text, b"t");
+        assert_eq!(server.text(key), b"t");
         let Inspected::Lease { fence: shown, keys, .. } = server.inspect(key) else { panic!("held") };
         assert_eq!((shown, keys), (fence, 2));
         assert_eq!(server.acquire(key, b"other", 1000, None), None);
     }
-    assert_eq!((server.node.leases(), server.node.stats().grants), (2, 3));
+    assert_eq!((server.node().leases(), server.node().stats().grants), (2, 3));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn an_extension_moves_all_keys_or_none() {
         assert!(
             matches!(server.inspect(key), Inspected::Lease { fence: shown, ttl_ms: 9000, .. } if shown == higher)
         );
-        assert_eq!(server.keys[key].expires_at_ms, Some(server.wall_ms + 9000));
+        assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 9000));
     }
     assert_eq!(
         server.extend_all_with(&[A, B], b"t", 9000, Some(fence), None),
@@ -117,9 +117,9 @@ fn a_hand_over_gives_all_keys_to_the_new_token() {
     };
     assert!(next > fence);
     assert!(!server.release_all(&[A, B], b"t"));
-    assert!([A, B].iter().all(|&key| server.keys[key].text == b"u"));
+    assert!([A, B].iter().all(|&key| server.text(key) == b"u"));
     assert!(server.release_all(&[A, B], b"u"));
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
@@ -128,10 +128,10 @@ fn whatever_ends_one_key_ends_all() {
     let ends: [(&str, End); 6] = [
         ("a release of one key", |server| assert!(server.release(B, b"t"))),
         ("a release of all", |server| assert!(server.release_all(&[A, B, C], b"t"))),
-        ("DEL of one key", |server| server.take_away(B, Event::Removed)),
+        ("DEL of one key", |server| server.take_away(B, KeyEvent::Removed)),
         ("one key replaced", |server| {
-            server.node.observe(server.now().monotonic, 0, B, Event::Replaced);
-            server.keys.remove(B);
+            server.hear_key(B, KeyEvent::Replaced);
+            server.memory.keys.take(0, B);
         }),
         ("the deadline", |server| server.pass_ms(1000)),
         ("the deadline, after the wall clock was stepped back", |server| {
@@ -152,9 +152,9 @@ fn whatever_ends_one_key_ends_all() {
         server.turn();
         let all: BTreeSet<_> = granted(&server).into_iter().collect();
         assert_eq!(all, BTreeSet::from(waiters), "{name}");
-        assert!(!server.keys.contains_key(B), "{name}");
-        assert_eq!(server.node.leases(), 2, "{name}");
-        let stats = *server.node.stats();
+        assert!(!server.has(B), "{name}");
+        assert_eq!(server.node().leases(), 2, "{name}");
+        let stats = *server.node().stats();
         assert_eq!(stats.grants, 5, "{name}");
         assert_eq!(
             stats.releases + stats.ended_by_deadline + stats.ended_by_operator,
@@ -171,20 +171,20 @@ fn an_overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
     server.set(B, b"other", None);
     assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::NotHeld);
     server.turn();
-    assert!(is_free(&mut server, A) && !server.keys.contains_key(A));
-    assert_eq!(server.keys[B].text, b"other");
+    assert!(is_free(&mut server, A) && !server.has(A));
+    assert_eq!(server.text(B), b"other");
 }
 
 #[test]
 fn an_accident_to_one_key_leaves_the_lock_as_it_is() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 10_000, None).unwrap();
-    server.take_away(A, Event::Expired);
-    server.take_away(B, Event::Evicted);
+    server.take_away(A, KeyEvent::Expired);
+    server.take_away(B, KeyEvent::Evicted);
     assert_eq!(server.acquire_all(&[A, B], b"u", 1000, None), None);
     server.pass_ms(100);
     server.turn();
-    assert!([A, B].iter().all(|&key| server.keys[key].text == b"t"), "written again");
+    assert!([A, B].iter().all(|&key| server.text(key) == b"t"), "written again");
     assert_eq!(server.extend_all_with(&[A, B], b"t", 20_000, None, None), Extended::Held { fence });
 }
 
@@ -194,26 +194,26 @@ fn what_was_restored_is_one_lock_again_when_all_of_it_is_there() {
     server.set(A, b"t", Some(3000));
     server.set(B, b"t", Some(4000));
     assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld);
-    assert_eq!(server.node.leases(), 0, "nothing is adopted unless all is");
+    assert_eq!(server.node().leases(), 0, "nothing is adopted unless all is");
     assert!(matches!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::Held { .. }));
     for key in [A, B] {
         assert!(matches!(server.inspect(key), Inspected::Lease { ttl_ms: 4000, keys: 2, .. }));
-        assert_eq!(server.keys[key].expires_at_ms, Some(server.wall_ms + 4000));
+        assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 4000));
     }
-    server.take_away(A, Event::Removed);
+    server.take_away(A, KeyEvent::Removed);
     server.turn();
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
 fn an_ended_key_is_not_adopted_back_while_it_is_still_there() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
-    server.take_away(A, Event::Removed);
-    assert!(server.keys.contains_key(B), "an event's callback writes nothing");
+    server.take_away(A, KeyEvent::Removed);
+    assert!(server.has(B), "an event's callback writes nothing");
     assert_eq!(server.extend(B, b"t", 1000), None);
     assert!(!server.release(B, b"t"));
-    assert!(server.keys.is_empty());
+    assert!(server.is_empty());
 }
 
 #[test]
@@ -230,8 +230,8 @@ fn who_waits_for_several_keys_holds_none_of_them_meanwhile() {
     assert_eq!(granted(&server), []);
     assert!(server.release(B, b"newcomer"));
     assert_eq!(granted(&server), [both]);
-    assert_eq!((&server.keys[A].text[..], &server.keys[B].text[..]), (&b"t"[..], &b"t"[..]));
-    assert_eq!(server.node.waiters(), 0);
+    assert_eq!((&server.text(A)[..], &server.text(B)[..]), (&b"t"[..], &b"t"[..]));
+    assert_eq!(server.node().waiters(), 0);
 }
 
 #[test]
@@ -288,14 +288,14 @@ fn a_release_takes_out_who_waits_for_several_keys() {
         assert!(!server.release_all(keys, b"t"));
         server.turn();
         assert_eq!(server.told, [(both, Told::Dismissed)]);
-        assert_eq!(server.node.waiters(), 0);
+        assert_eq!(server.node().waiters(), 0);
     }
 }
 
 #[test]
 fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
     let ends: [fn(&mut Server); 2] =
-        [|server| server.take_away(B, Event::Removed), |server| server.pass_ms(1001)];
+        [|server| server.take_away(B, KeyEvent::Removed), |server| server.pass_ms(1001)];
     for keys in [&[A][..], &[A, B]] {
         for end in ends {
             let mut server = Server::new();
@@ -306,7 +306,7 @@ fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
             assert!(!server.release_all(&[A, B], b"t"));
             server.turn();
             assert_eq!(server.told, [(waiter, Told::Dismissed)]);
-            assert!(server.keys.is_empty());
+            assert!(server.is_empty());
         }
     }
 }
@@ -316,11 +316,11 @@ fn an_operator_who_empties_the_database_ends_all_and_serves_all() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
-    server.keys.clear();
-    server.node.observe_flush(None);
+    server.clear();
+    server.hear(&ServerEvent::Flush(None));
     server.turn();
     assert_eq!(granted(&server), [both]);
-    assert_eq!(server.node.stats().ended_by_operator, 2);
+    assert_eq!(server.node().stats().ended_by_operator, 2);
 }
 
 #[test]
@@ -332,12 +332,11 @@ fn memory_is_given_back_and_the_keys_of_a_lock_still_belong_together() {
     server.acquire_all(&[A, B, C], b"t", 50_000, None).unwrap();
     server.pass_ms(2000);
     server.turn();
-    server.node.give_back_memory(server.now().monotonic);
     assert!(matches!(server.extend_all_with(&[A, B, C], b"t", 60_000, None, None), Extended::Held { .. }));
-    server.take_away(B, Event::Removed);
+    server.take_away(B, KeyEvent::Removed);
     server.turn();
-    assert!(server.keys.is_empty());
-    assert_eq!(server.node.leases(), 0);
+    assert!(server.is_empty());
+    assert_eq!(server.node().leases(), 0);
 }
 
 #[test]
@@ -348,7 +347,7 @@ fn nodes_are_not_equal_when_the_same_leases_are_other_locks() {
     for key in [A, B] {
         other.acquire(key, b"t", 1000, Some(fence)).unwrap();
     }
-    assert!(one.node != other.node);
+    assert!(one.node() != other.node());
 }
 
 /// Something that happens.
@@ -361,7 +360,7 @@ enum Happening {
     HandOver { nth: usize },
     Release { nth: usize, keys: u8 },
     Cancel { nth: usize },
-    TakeAway { key: u8, event: Event },
+    TakeAway { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     Flush,
     WallStep { ms: i64 },
@@ -372,10 +371,10 @@ const KEYS: u8 = 4;
 
 fn happening() -> impl Strategy<Value = Happening> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
-    let event = prop_oneof![Just(Event::Removed), Just(Event::Evicted), Just(Event::Expired)];
+    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         3 => (keys.clone(), ttl.clone()).prop_map(|(keys, ttl_ms)| Happening::Acquire { keys, ttl_ms }),
-        8 => (keys.clone(), ttl.clone(), 0..4000_u64)
+        8 => (keys.clone(), ttl.clone(), 1..4000_u64)
             .prop_map(|(keys, ttl_ms, wait_ms)| Happening::Wait { keys, ttl_ms, wait_ms }),
         2 => (nth.clone(), keys.clone(), ttl.clone())
             .prop_map(|(nth, keys, ttl_ms)| Happening::Extend { nth, keys, ttl_ms }),
@@ -542,27 +541,26 @@ proptest! {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth)
-                        && server.node.cancel(*ticket)
+                        && server.cancel(*ticket)
                     {
                         waiting.remove(ticket);
                     }
                 }
                 Happening::TakeAway { key, event } => {
-                    let is_mirror = server.keys.get([key].as_slice())
-                        .is_some_and(|value| beliefs.held.iter().any(|held| held.token == value.text));
+                    let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
                     server.take_away(&[key], event);
-                    if is_mirror && event == Event::Removed {
+                    if is_mirror && event == KeyEvent::Removed {
                         beliefs.end(1 << key);
                     }
                 }
                 Happening::Foreign { key, expires_in_ms } => {
-                    if !server.keys.contains_key([key].as_slice()) {
+                    if !server.has(&[key]) {
                         server.set(&[key], b"old client", Some(expires_in_ms));
                     }
                 }
                 Happening::Flush => {
-                    server.keys.clear();
-                    server.node.observe_flush(None);
+                    server.clear();
+                    server.hear(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
                 Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
@@ -585,11 +583,12 @@ proptest! {
                         beliefs.granted(Belief { token: who.token, keys: who.keys, fence, until_us })?;
                     }
                     Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
+                    Told::Failed(error) => panic!("{error:?}"),
                 }
             }
             // The keys of a lock are alike, and what has ended has left nothing.
             let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
-            prop_assert_eq!(server.node.leases(), held_keys as usize);
+            prop_assert_eq!(server.node().leases(), held_keys as usize);
             for held in &beliefs.held {
                 for name in names(held.keys) {
                     let Inspected::Lease { fence, keys, ttl_ms, .. } = server.inspect(&name) else { panic!("held") };
@@ -598,21 +597,21 @@ proptest! {
                 }
             }
             let ours = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
-            prop_assert!(server.keys.values().all(|value| ours(&value.text)), "a mirror of what has ended");
+            prop_assert!(server.texts().all(ours), "a mirror of what has ended");
             // Nobody is forgotten.
             prop_assert!(waiting.values().all(|who| now_us < who.until_us));
-            prop_assert_eq!(server.node.waiters(), waiting.len());
+            prop_assert_eq!(server.node().waiters(), waiting.len());
             for who in waiting.values() {
                 let names = names(who.keys);
                 prop_assert!(!names.iter().all(|name| is_free(&mut server, name)), "free keys keep a waiter");
             }
-            prop_assert!(waiting.is_empty() || server.node.next_wake().is_some());
+            prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
         server.pass_ms(10_000);
         server.turn();
-        prop_assert_eq!((server.node.waiters(), server.node.leases()), (0, 0));
-        prop_assert!(server.keys.values().all(|value| value.text == b"old client"));
-        let stats = server.node.stats();
+        prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
+        prop_assert!(server.texts().all(|text| text == b"old client"));
+        let stats = server.node().stats();
         let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
         prop_assert_eq!(stats.grants, ended, "each key of each lock ends once");
     }

@@ -66,6 +66,15 @@ impl Abstention {
         self.until.map(|(until, _)| until)
     }
 
+    /// Whether it goes on, or its end is due.
+    pub(super) fn is_on(&self) -> bool {
+        self.replica || self.until.is_some()
+    }
+
+    pub(super) fn is_replica(&self) -> bool {
+        self.replica
+    }
+
     /// Ends it, if its time is over.
     pub(super) fn end_if_due(&mut self, now: Monotonic) -> Option<Reason> {
         self.until.take_if(|(until, _)| *until <= now).map(|(_, reason)| reason)

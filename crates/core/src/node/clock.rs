@@ -41,7 +41,7 @@ pub struct Now {
 
 impl Now {
     /// The wall clock in milliseconds, which keys expire by.
-    pub(super) const fn wall_ms(self) -> u64 {
+    pub const fn wall_ms(self) -> u64 {
         self.wall_us / 1000
     }
 }

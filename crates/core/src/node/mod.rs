@@ -1,36 +1,57 @@
-//! One node: its leases, and what each command does to them.
+//! One node: its leases, its queues, and the order in which it does things.
 //!
-//! - [`Node`]: the state machine; each command is a method that returns what is to be written and answered.
-//! - [`Acquire`], [`Extend`] and what they are answered.
-//! - [`Mirror`]: what the keyspace holds under a lock's key, as far as a decision needs it.
-//! - [`Lend`]: bytes that a caller lends for a call and that a lease keeps.
-//! - [`Ticket`]: names one who waits.
-//! - [`Reason`]: why a node stays out of elections for a while.
-//! - [`Event`]: what happened to a mirror from outside.
-//! - [`Stats`]: what was done so far.
+//! [`Node`] is both the state machine and its driver. [`Node::execute`] carries out a command, and
+//! [`Node::next_job`] does what a turn of the server's loop does without being asked. Both act on
+//! a [`Keyspace`], which the module implements over the server, and tests and simulators in
+//! memory. So every write, every answer and their order are decided here.
+//!
+//! - [`Command`], [`Reply`]: what is asked, and what is answered.
+//! - [`Keyspace`]: what a node needs of its server.
+//! - [`ServerEvent`]: what the server reports: changes of keys, of its role, of its data.
+//! - [`Job`], [`Budget`]: the work of a turn.
+//! - [`Ticket`], [`WaitReply`]: a client that waits, and its answer.
+//! - [`Reason`]: why a node abstains.
+//! - [`Stats`]: what a node did so far.
+//! - `memory`: a server in memory, for tests and simulators.
 
 mod abstention;
+mod acquire;
+mod answers;
+mod chunks;
 mod clock;
-mod deadlines;
-mod event;
+mod command;
+mod extend;
 mod fences;
-mod lend;
+mod hand_over;
+mod index;
+mod inspect;
+mod jobs;
+mod key_state;
+mod keyspace;
+mod leases;
 mod machine;
-mod mirror;
-mod queue;
+#[cfg(feature = "memory")]
+pub mod memory;
+mod propagation;
+mod queues;
+mod release;
+mod server_events;
 mod stats;
-mod table;
-mod verbs;
+mod wheel;
 
 pub use abstention::Reason;
+pub use answers::Left;
 pub use clock::{Monotonic, Now};
-pub use event::Event;
-pub use lend::Lend;
-pub use machine::Node;
-pub use mirror::{Mirror, Seen};
-pub use queue::Ticket;
-pub use stats::Stats;
-pub use verbs::{
-    Acquire, Acquired, Adjusted, Due, Extend, Extended, FenceError, HandOver, Inspected, KEYS_MAX,
-    MirrorWrite, Next, Released, Repair, Settings,
+pub use command::{
+    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX,
+    Release, Reply, Settings, WaitReply,
 };
+pub use jobs::{Budget, Job};
+pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};
+pub use machine::Node;
+pub use queues::Ticket;
+pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
+pub use stats::Stats;
+
+/// A key or a token as a node keeps it. Short ones need no allocation.
+type Bytes = smallvec::SmallVec<[u8; 24]>;

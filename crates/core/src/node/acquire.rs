@@ -1,0 +1,203 @@
+//! ACQUIRE, of one key or of several, and the grant itself.
+
+use super::answers::Grant;
+use super::key_state::KeyState;
+use super::leases::NewLock;
+use super::machine::PerKey;
+use super::queues::{Lack, Waiter, Wanted};
+use super::{
+    Acquire, Bytes, Change, CommandError, Keyspace, Kind, Node, Now, Reply, Ticket,
+};
+use crate::{Fence, Ttl};
+
+/// The keys of a lock that is to be granted, all of which are free.
+pub(super) struct FreeKeys<'k, K: Keyspace> {
+    pub(super) db: u32,
+    pub(super) keys: &'k [K::Name],
+    pub(super) hashes: &'k [u64],
+    pub(super) entries: &'k mut [K::Entry],
+}
+
+/// Who gets a lock, and on which terms.
+pub(super) struct Terms<'a, N> {
+    pub(super) token: &'a N,
+    pub(super) owner: Option<&'a [u8]>,
+    pub(super) ttl: Ttl,
+    /// The fence that the client proposed.
+    pub(super) fence: Option<Fence>,
+}
+
+impl Node {
+    /// Takes the lock if nobody has any of its keys. A held lock is refused even to its own token.
+    pub(super) fn acquire<K: Keyspace>(
+        &mut self,
+        now: Now,
+        acquire: &Acquire<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        if let Some(error) = self.abstention_error(now.monotonic) {
+            self.stats.abstained += 1;
+            return Err(error);
+        }
+        let &Acquire { db, keys, token, ttl, owner, fence, wait_ms } = acquire;
+        let mut entries = self.open_all(now, db, keys, keyspace);
+        let mut hashes: PerKey<u64> = PerKey::new();
+        let mut lacks: PerKey<Option<Lack>> = PerKey::new();
+        let mut lacking = false;
+        for (key, entry) in keys.iter().zip(&entries) {
+            let key = key.as_ref();
+            let hash = self.leases.hash(db, key);
+            let state = self.key_state(now.monotonic, (hash, db, key), keyspace, entry);
+            if state == KeyState::WrongType {
+                return Err(CommandError::WrongType);
+            }
+            let lack = match state {
+                KeyState::Free | KeyState::Ended { .. } => {
+                    self.is_spoken_for(now, hash, db, key).then_some(Lack::Behind)
+                }
+                _ => self.lack(now, state, keyspace, entry),
+            };
+            lacking |= lack.is_some();
+            hashes.push(hash);
+            lacks.push(lack);
+        }
+        if !lacking {
+            let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries };
+            let terms = Terms { token, owner, ttl, fence };
+            return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
+        }
+        self.stats.refusals += 1;
+        if wait_ms == 0 {
+            return Ok(Reply::Refused);
+        }
+        // Blocked clients are counted before the server is asked to block one more.
+        if self.queues.waiters() >= self.max_waiters {
+            return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
+        }
+        let Some(ticket) = keyspace.block() else { return Ok(Reply::Refused) };
+        self.stats.refusals -= 1;
+        let waiter = Waiter {
+            ticket,
+            token: Bytes::from_slice(token.as_ref()),
+            owner: owner.map(Into::into),
+            ttl,
+            fence,
+            since: now.monotonic,
+            until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
+        };
+        let keys = keys.iter().zip(hashes).zip(lacks);
+        let wanted =
+            keys.map(|((key, hash), lacks)| Wanted { hash, key: key.as_ref(), lacks });
+        self.queues.push(waiter, db, wanted);
+        Ok(Reply::Waits)
+    }
+
+    /// Whether a waiter for this key alone has time left. It comes before all newcomers, also in
+    /// the moment between the end of a lock and its handover.
+    fn is_spoken_for(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+        let queue = self.queues.find(hash, db, key);
+        queue.is_some_and(|queue| self.queues.is_spoken_for(queue, now.monotonic))
+    }
+
+    /// Grants free keys: writes their mirrors, adds their leases, and publishes both.
+    ///
+    /// # Errors
+    /// When the server does not take one of the mirrors. Then nothing is granted.
+    pub(super) fn grant<K: Keyspace>(
+        &mut self,
+        now: Now,
+        free: FreeKeys<'_, K>,
+        terms: &Terms<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Fence, CommandError> {
+        let FreeKeys { db, keys, hashes, entries } = free;
+        let &Terms { token, owner, ttl, fence } = terms;
+        for (&hash, key) in hashes.iter().zip(keys) {
+            // The mirror of a lease that has ended is about to be written over.
+            if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
+                self.end_by_deadline(lease);
+            }
+        }
+        let expires_at_ms = now.wall_ms().saturating_add(ttl.ms());
+        let written =
+            entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
+        if written.is_err() {
+            for (key, entry) in keys.iter().zip(entries) {
+                if keyspace.kind(entry) != Kind::Missing {
+                    keyspace.delete(entry);
+                    self.publish(keyspace, key, Change::Delete);
+                }
+            }
+            return Err(CommandError::NotWritten);
+        }
+        let fence = self.fences.next(hashes, fence, now.wall_us);
+        let deadline = now.monotonic.plus_us(ttl.us());
+        let new = NewLock { db, token: token.as_ref(), owner, fence, deadline };
+        self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
+        // Only when all are written: what hears of one may do something to the others.
+        for key in keys {
+            self.publish(keyspace, key, Change::Set { value: token, expires_at_ms });
+        }
+        Ok(fence)
+    }
+
+    /// Adds the leases of a lock that is granted.
+    pub(super) fn insert<'k>(
+        &mut self,
+        hashes: &[u64],
+        keys: impl Iterator<Item = &'k [u8]>,
+        new: &NewLock<'_>,
+    ) {
+        let first = self.leases.insert(hashes, keys, new);
+        self.stats.grants += hashes.len() as u64;
+        if self.queues.waiters() > 0 {
+            let mut lease = first;
+            for _ in hashes {
+                self.look_at_deadline(lease);
+                lease = self.leases.next_key(lease);
+            }
+        }
+    }
+
+    /// The waiters for the key of this lease may have it at its deadline.
+    fn look_at_deadline(&mut self, lease: u32) {
+        let lease = self.leases.get(lease);
+        let deadline = lease.deadline;
+        if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
+            self.queues.saw_no_foreign(queue);
+            self.queues.postpone_look(queue, deadline);
+        }
+    }
+
+    /// Grants free keys to a waiter.
+    pub(super) fn grant_waiter<K: Keyspace>(
+        &mut self,
+        now: Now,
+        place: u32,
+        free: FreeKeys<'_, K>,
+        keyspace: &mut K,
+    ) -> bool {
+        let waiter = self.queues.remove(place);
+        let Waiter { ticket, token, owner, ttl, fence, since, until: _ } = waiter;
+        let (db, key) = (free.db, Bytes::from_slice(free.keys[0].as_ref()));
+        let name = keyspace.name(&token);
+        let terms = Terms { token: &name, owner: owner.as_deref(), ttl, fence };
+        match self.grant(now, free, &terms, keyspace) {
+            Ok(fence) => {
+                let waited_us = now.monotonic.us_since(since);
+                self.stats.handovers += 1;
+                self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
+                self.answers.grant(ticket, Grant { db, key, token, fence, waited_us }, keyspace);
+                true
+            }
+            Err(error) => {
+                self.refuse_waiter(ticket, error, keyspace);
+                false
+            }
+        }
+    }
+
+    fn refuse_waiter<K: Keyspace>(&mut self, ticket: Ticket, error: CommandError, keyspace: &mut K) {
+        self.answers.refuse(ticket, Some(error), keyspace);
+    }
+}

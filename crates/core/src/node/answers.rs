@@ -1,0 +1,170 @@
+//! Answers to clients that waited, from the decision until the client has them.
+
+use std::collections::BTreeMap;
+
+use super::queues::Waiter;
+use super::{Bytes, CommandError, Keyspace, Node, Now, Ticket, WaitReply};
+use crate::Fence;
+
+/// The answers that clients do not have yet.
+///
+/// The server delivers an answer later than it is given: it unblocks the client, and then asks for
+/// the reply. In between the client may disconnect, and a lock that it was granted must be
+/// released.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Answers {
+    by_ticket: BTreeMap<Ticket, Answer>,
+    /// Clients to be unblocked at the end of the turn.
+    deferred: Vec<Ticket>,
+    /// Locks that were granted to clients that disconnected before they had the answer.
+    undelivered: Vec<Grant>,
+    defer_wakes: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Answer {
+    Granted {
+        grant: Grant,
+        /// Whether the server was told to unblock the client.
+        woken: bool,
+    },
+    Refused(Option<CommandError>),
+}
+
+/// A lock that was handed over to a waiter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Grant {
+    pub(super) db: u32,
+    /// One of its keys: the end of one ends all.
+    pub(super) key: Bytes,
+    pub(super) token: Bytes,
+    pub(super) fence: Fence,
+    pub(super) waited_us: u64,
+}
+
+/// What becomes of a client whose wait the server has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Left {
+    /// What it is answered, if it is still there.
+    pub reply: WaitReply,
+    /// Whether it is still to be unblocked.
+    pub wake: bool,
+}
+
+impl Answers {
+    pub(super) fn new(defer_wakes: bool) -> Self {
+        Self {
+            by_ticket: BTreeMap::new(),
+            deferred: Vec::new(),
+            undelivered: Vec::new(),
+            defer_wakes,
+        }
+    }
+
+    pub(super) fn grant<K: Keyspace>(&mut self, ticket: Ticket, grant: Grant, keyspace: &mut K) {
+        let woken = !self.defer_wakes;
+        self.by_ticket.insert(ticket, Answer::Granted { grant, woken });
+        if woken {
+            keyspace.wake(ticket);
+        } else {
+            self.deferred.push(ticket);
+        }
+    }
+
+    pub(super) fn refuse<K: Keyspace>(
+        &mut self,
+        ticket: Ticket,
+        error: Option<CommandError>,
+        keyspace: &mut K,
+    ) {
+        self.by_ticket.insert(ticket, Answer::Refused(error));
+        keyspace.wake(ticket);
+    }
+
+    /// Unblocks the clients that were granted a lock in this turn.
+    pub(super) fn wake_deferred<K: Keyspace>(&mut self, keyspace: &mut K) {
+        for ticket in std::mem::take(&mut self.deferred) {
+            if let Some(Answer::Granted { woken, .. }) = self.by_ticket.get_mut(&ticket)
+                && !std::mem::replace(woken, true)
+            {
+                keyspace.wake(ticket);
+            }
+        }
+    }
+
+    pub(super) fn pop_undelivered(&mut self) -> Option<Grant> {
+        self.undelivered.pop()
+    }
+
+    /// Whether something is left to be done in this turn.
+    pub(super) fn has_work(&self) -> bool {
+        !self.deferred.is_empty() || !self.undelivered.is_empty()
+    }
+
+    /// The locks that were granted are not here any more.
+    pub(super) fn forget_undelivered(&mut self) {
+        self.undelivered.clear();
+    }
+}
+
+impl Answer {
+    fn reply(&self) -> WaitReply {
+        match *self {
+            Self::Granted { grant: Grant { fence, waited_us, .. }, .. } => {
+                WaitReply::Granted { fence, waited_us }
+            }
+            Self::Refused(None) => WaitReply::Refused,
+            Self::Refused(Some(error)) => WaitReply::Failed(error),
+        }
+    }
+}
+
+impl Node {
+    /// The answer to a client that was unblocked, which has it from now on.
+    pub fn answer(&mut self, ticket: Ticket) -> WaitReply {
+        let answer = self.answers.by_ticket.remove(&ticket);
+        answer.map_or(WaitReply::Refused, |answer| answer.reply())
+    }
+
+    /// Somebody ended the wait of a client by `CLIENT UNBLOCK`. A lock that it was just granted it
+    /// gets all the same.
+    pub fn unblock(&mut self, ticket: Ticket) -> Left {
+        let waited = self.cancel(ticket).is_some();
+        let answer = self.answers.by_ticket.remove(&ticket);
+        Left {
+            reply: answer.as_ref().map_or(WaitReply::Refused, Answer::reply),
+            wake: waited || matches!(answer, Some(Answer::Granted { woken: false, .. })),
+        }
+    }
+
+    /// A client is gone. A lock that it was granted and does not know of is released by a
+    /// [job](super::Job).
+    pub fn disconnect(&mut self, ticket: Ticket) -> Left {
+        let waited = self.cancel(ticket).is_some();
+        let (reply, unwoken) = match self.answers.by_ticket.remove(&ticket) {
+            Some(Answer::Granted { grant, woken }) => {
+                self.answers.undelivered.push(grant);
+                (WaitReply::Refused, !woken)
+            }
+            _ => (WaitReply::Refused, false),
+        };
+        Left { reply, wake: waited || unwoken }
+    }
+
+    fn cancel(&mut self, ticket: Ticket) -> Option<Waiter> {
+        let place = self.queues.by_ticket(ticket)?;
+        Some(self.queues.remove(place))
+    }
+
+    /// Tells a waiter that left the queues that it does not get the lock.
+    pub(super) fn tell_dismissed<K: Keyspace>(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        keyspace: &mut K,
+    ) {
+        let error = self.abstention_error(now.monotonic);
+        self.answers.refuse(ticket, error, keyspace);
+    }
+}

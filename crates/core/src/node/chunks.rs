@@ -1,0 +1,146 @@
+//! A table of items that stay where they are, addressed by slot.
+
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
+
+/// Items in chunks of a fixed size, so that growth and shrinkage never move more than one chunk.
+///
+/// A chunk that becomes empty gives its memory back. Items are never moved once the table has
+/// more than one chunk.
+#[derive(Clone, Debug)]
+pub(super) struct Chunks<T> {
+    slabs: Vec<Slab<T>>,
+    /// The chunks with a vacant slot, the most recently opened last.
+    open: Vec<u32>,
+    len: usize,
+}
+
+/// Items in a chunk.
+const CHUNK_ITEMS: usize = 128;
+
+impl<T> Default for Chunks<T> {
+    fn default() -> Self {
+        Self { slabs: Vec::new(), open: Vec::new(), len: 0 }
+    }
+}
+
+impl<T> Chunks<T> {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds an item and returns its slot.
+    pub(super) fn insert(&mut self, item: T) -> u32 {
+        let chunk = match self.open.last() {
+            Some(&chunk) => chunk,
+            None => self.open_chunk(),
+        };
+        let items = &mut self.slabs[chunk as usize];
+        let index = items.insert(item);
+        if items.len() == CHUNK_ITEMS {
+            self.open.pop();
+        }
+        self.len += 1;
+        slot_of(chunk as usize * CHUNK_ITEMS + index)
+    }
+
+    fn open_chunk(&mut self) -> u32 {
+        let chunk = slot_of(self.slabs.len());
+        // A small table grows with its items; a large one grows chunk by chunk.
+        let capacity = if chunk == 0 { 0 } else { CHUNK_ITEMS };
+        self.slabs.push(Slab::with_capacity(capacity));
+        self.open.push(chunk);
+        chunk
+    }
+
+    /// Removes the item in `slot`.
+    pub(super) fn remove(&mut self, slot: u32) -> T {
+        let (chunk, index) = place_of(slot);
+        let items = &mut self.slabs[chunk];
+        if items.len() == CHUNK_ITEMS {
+            self.open.push(slot_of(chunk));
+        }
+        let item = items.remove(index);
+        // One chunk stays warm, so that a table with few items does not allocate each time.
+        if items.is_empty() && self.open.len() > 1 {
+            *items = Slab::new();
+        }
+        self.len -= 1;
+        item
+    }
+
+    pub(super) fn get(&self, slot: u32) -> Option<&T> {
+        let (chunk, index) = place_of(slot);
+        self.slabs.get(chunk)?.get(index)
+    }
+
+    /// One above the largest slot in use.
+    pub(super) fn slots_end(&self) -> u32 {
+        slot_of(self.slabs.len() * CHUNK_ITEMS)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slabs.iter().enumerate().flat_map(|(chunk, items)| {
+            let slot = move |index| slot_of(chunk * CHUNK_ITEMS + index);
+            items.iter().map(move |(index, item)| (slot(index), item))
+        })
+    }
+}
+
+impl<T> Index<u32> for Chunks<T> {
+    type Output = T;
+
+    fn index(&self, slot: u32) -> &T {
+        let (chunk, index) = place_of(slot);
+        &self.slabs[chunk][index]
+    }
+}
+
+impl<T> IndexMut<u32> for Chunks<T> {
+    fn index_mut(&mut self, slot: u32) -> &mut T {
+        let (chunk, index) = place_of(slot);
+        &mut self.slabs[chunk][index]
+    }
+}
+
+const fn place_of(slot: u32) -> (usize, usize) {
+    (slot as usize / CHUNK_ITEMS, slot as usize % CHUNK_ITEMS)
+}
+
+fn slot_of(index: usize) -> u32 {
+    u32::try_from(index).expect("four thousand million items do not fit in memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_stay_valid_while_the_table_grows_and_shrinks() {
+        let mut table = Chunks::default();
+        let slots: Vec<_> = (0..1000_u32).map(|n| table.insert(n)).collect();
+        for (n, &slot) in (0..).zip(&slots).filter(|(n, _)| n % 7 != 0) {
+            assert_eq!(table.remove(slot), n);
+        }
+        for (n, &slot) in (0..).zip(&slots).filter(|(n, _)| n % 7 == 0) {
+            assert_eq!(table[slot], n);
+        }
+        assert_eq!(table.len(), table.iter().count());
+    }
+
+    #[test]
+    fn empty_chunks_give_their_memory_back() {
+        let mut table = Chunks::default();
+        let slots: Vec<_> = (0..100_000_u32).map(|n| table.insert(n)).collect();
+        for slot in slots {
+            table.remove(slot);
+        }
+        let kept: usize = table.slabs.iter().map(Slab::capacity).sum();
+        assert!(kept <= 2 * CHUNK_ITEMS, "{kept} slots are kept");
+    }
+}

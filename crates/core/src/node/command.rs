@@ -1,0 +1,212 @@
+//! Commands and their replies.
+
+use super::Reason;
+use crate::{Fence, Ttl};
+
+/// The limits of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Bounds every grant, and so how long a node that forgot must abstain.
+    pub max_ttl: Ttl,
+    /// How long a node that has just started abstains, in milliseconds. Less than the largest ttl
+    /// that it ever granted is not safe.
+    pub rejoin_delay_ms: u64,
+    /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
+    pub max_clock_skew_ms: u64,
+    /// How many clients may wait, for all keys together.
+    pub max_waiters: usize,
+    /// The number of fence counters.
+    pub fence_stripes: usize,
+    /// The number of parts of each hash table. A part is the most that growth moves at once.
+    pub table_shards: usize,
+    /// Makes the hash of this node unlike that of any other.
+    pub hash_seed: u64,
+    /// Whether waiters that were granted a lock are unblocked at the end of the turn. Redis 7.0
+    /// drops the answer of one that is unblocked and then, in the same turn, named by
+    /// `CLIENT UNBLOCK`. Elsewhere it would only take longer.
+    pub defer_wakes: bool,
+}
+
+/// The most keys that one lock may have.
+pub const KEYS_MAX: usize = 64;
+
+/// A command, parsed. The keys of a lock are at least one, each once and in the order of their
+/// bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a, N> {
+    /// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`.
+    Acquire(Acquire<'a, N>),
+    /// `LOCK.EXTEND` or `LOCK.MEXTEND`.
+    Extend(Extend<'a, N>),
+    /// `LOCK.RELEASE` or `LOCK.MRELEASE`.
+    Release(Release<'a, N>),
+    /// `LOCK.INSPECT`.
+    Inspect(Inspect<'a, N>),
+}
+
+/// Takes a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Acquire<'a, N> {
+    /// The number of the database.
+    pub db: u32,
+    /// The keys to lock.
+    pub keys: &'a [N],
+    /// What will prove who holds it.
+    pub token: &'a N,
+    /// For how long.
+    pub ttl: Ttl,
+    /// The holder's label, for people to read.
+    pub owner: Option<&'a [u8]>,
+    /// The fence that the client proposes.
+    pub fence: Option<Fence>,
+    /// How long the client waits for the lock, in milliseconds.
+    pub wait_ms: u64,
+}
+
+/// Moves the deadline of a lock forward, never back.
+#[derive(Clone, Copy, Debug)]
+pub struct Extend<'a, N> {
+    /// The number of the database.
+    pub db: u32,
+    /// The locked keys.
+    pub keys: &'a [N],
+    /// The token that holds them.
+    pub token: &'a N,
+    /// The lock is to last at least this long from now.
+    pub ttl: Ttl,
+    /// Raise the lock's fence to this.
+    pub fence: Option<Fence>,
+    /// Give the lock to this token.
+    pub new_token: Option<&'a N>,
+}
+
+/// Releases the lock that a token holds on a key, including the lock's other keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Release<'a, N> {
+    /// The number of the database.
+    pub db: u32,
+    /// The locked keys.
+    pub keys: &'a [N],
+    /// The token that holds them.
+    pub token: &'a N,
+}
+
+/// Describes the holder of a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Inspect<'a, N> {
+    /// The number of the database.
+    pub db: u32,
+    /// The key.
+    pub key: &'a N,
+}
+
+/// The reply to a [`Command`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The lock is the client's, with this fence.
+    Granted(Fence),
+    /// Another holds one of the keys, or waits for it.
+    Refused,
+    /// The client was blocked; its answer comes later.
+    Waits,
+    /// The token holds the lock, with this fence.
+    Extended(Fence),
+    /// The token does not hold the lock.
+    NotHeld,
+    /// Whether the token held any of the keys. It holds none of them now.
+    Released(bool),
+    /// The holder of the key; `None` when it is free.
+    Inspected(Option<Inspected>),
+}
+
+/// The holder of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspected {
+    /// The number of clients that wait for it.
+    pub waiters: usize,
+    /// What holds it.
+    pub holder: Holder,
+}
+
+/// What holds a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A lease.
+    Lease {
+        /// The label that its holder gave.
+        owner: Option<Box<[u8]>>,
+        /// Its fence.
+        fence: Fence,
+        /// The time left, in milliseconds.
+        ttl_ms: u64,
+        /// The number of keys of its lock.
+        keys: usize,
+    },
+    /// A string with no lease behind it.
+    Foreign {
+        /// The time left, in milliseconds; `None` for a string that does not expire.
+        ttl_ms: Option<u64>,
+    },
+}
+
+/// Why a command was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CommandError {
+    /// The node may have forgotten who holds the keys.
+    Abstaining {
+        /// Why.
+        reason: Reason,
+        /// For how much longer, in milliseconds. A replica abstains without end and names the
+        /// largest ttl.
+        left_ms: u64,
+    },
+    /// One of the keys holds something that is not a string.
+    WrongType,
+    /// The token holds these keys, but they are not all keys of one lock.
+    OtherKeys,
+    /// The token holds the lock, and the proposed fence cannot be.
+    BadFence(FenceError),
+    /// No more clients may wait.
+    QueueFull {
+        /// How many may.
+        max_waiters: usize,
+    },
+    /// The server did not take a key. Nothing is locked.
+    NotWritten,
+}
+
+/// Why a fence was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum FenceError {
+    /// A fence never goes down.
+    #[error("FENCE is below the lock's fence {current}: propose a larger one")]
+    Below {
+        /// The lease's fence.
+        current: Fence,
+    },
+    /// More ahead of the wall clock than any clock should be.
+    #[error(
+        "FENCE lies more than lock.max-clock-skew ahead of this server's clock: \
+         largest accepted now {largest}"
+    )]
+    TooFarAhead {
+        /// The largest that would have been accepted.
+        largest: Fence,
+    },
+}
+
+/// What a client that waited is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitReply {
+    /// The lock is the client's.
+    Granted {
+        /// The fence of this grant.
+        fence: Fence,
+        /// How long the client waited, in microseconds. The lock's time begins only now.
+        waited_us: u64,
+    },
+    /// The client waits no more, without the lock.
+    Refused,
+    /// The same, and this is why.
+    Failed(CommandError),
+}

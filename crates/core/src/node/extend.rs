@@ -1,0 +1,209 @@
+//! EXTEND, of one key or of several, and the adoption of foreign strings.
+
+use super::key_state::KeyState;
+use super::leases::{MirrorState, NewLock};
+use super::machine::PerKey;
+use super::{Change, CommandError, Extend, FenceError, Keyspace, Kind, Node, Now, Reply};
+
+/// How soon a mirror is tried again that the server did not take, in microseconds.
+const RETRY_WRITE_US: u64 = 100_000;
+
+impl Node {
+    /// Moves the deadline of a lock forward, never back, and only while the token holds all of its
+    /// keys. Foreign strings with this value and an expiry become a lease.
+    pub(super) fn extend<K: Keyspace>(
+        &mut self,
+        now: Now,
+        extend: &Extend<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        self.refuse_on_replica(now.monotonic)?;
+        let &Extend { db, keys, token, .. } = extend;
+        let mut entries = self.open_all(now, db, keys, keyspace);
+        let mut hashes: PerKey<u64> = PerKey::new();
+        // The leases of a lock's keys form a ring in the order of the keys.
+        let (mut first, mut last, mut in_order) = (None, None, true);
+        let mut foreign = false;
+        for (key, entry) in keys.iter().zip(&entries) {
+            let key = key.as_ref();
+            let hash = self.leases.hash(db, key);
+            hashes.push(hash);
+            match self.key_state(now.monotonic, (hash, db, key), keyspace, entry) {
+                KeyState::Held { lease, .. }
+                    if self.leases.get(lease).token[..] == *token.as_ref() =>
+                {
+                    in_order &= last.is_none_or(|last| self.leases.next_key(last) == lease);
+                    first = first.or(Some(lease));
+                    last = Some(lease);
+                }
+                // A string that never expires is data, whatever it says.
+                KeyState::Foreign
+                    if keyspace.expires_at_ms(entry).is_some()
+                        && keyspace.holds(entry, token.as_ref()) =>
+                {
+                    foreign = true;
+                }
+                KeyState::WrongType => return Err(CommandError::WrongType),
+                _ => return Ok(Reply::NotHeld),
+            }
+        }
+        match (first, last) {
+            (Some(first), Some(last))
+                if !foreign && in_order && self.leases.next_key(last) == first =>
+            {
+                self.extend_lease(now, first, extend, &mut entries, keyspace)
+            }
+            (None, None) => self.adopt(now, &hashes, extend, &mut entries, keyspace),
+            _ => Err(CommandError::OtherKeys),
+        }
+    }
+
+    fn extend_lease<K: Keyspace>(
+        &mut self,
+        now: Now,
+        first: u32,
+        extend: &Extend<'_, K::Name>,
+        entries: &mut [K::Entry],
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        let fence_before = self.leases.get(first).fence;
+        self.raise_fence(now, first, extend)?;
+        let old = self.leases.get(first).deadline;
+        let deadline = old.max(now.monotonic.plus_us(extend.ttl.us()));
+        if deadline != old {
+            self.leases.extend(first, deadline);
+        }
+        if let Some(token) = extend.new_token {
+            let token = super::Bytes::from_slice(token.as_ref());
+            self.leases.change_all(first, |lease| lease.token.clone_from(&token));
+        }
+        self.stats.extends += extend.keys.len() as u64;
+
+        let expires_at_ms =
+            now.wall_ms().saturating_add(deadline.ms_since(now.monotonic));
+        let value = extend.new_token.unwrap_or(extend.token);
+        let set = Change::Set { value, expires_at_ms };
+        let mut lease = first;
+        let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
+        for entry in entries {
+            let is_lost = self.leases.get(lease).mirror() == MirrorState::Lost;
+            let wanted = match keyspace.kind(entry) {
+                Kind::Missing => Some(set),
+                _ if is_lost => None,
+                _ if extend.new_token.is_some() => Some(set),
+                _ if deadline != old => Some(Change::Expire { expires_at_ms }),
+                _ => None,
+            };
+            let written = match wanted {
+                Some(Change::Set { .. }) => keyspace.set(entry, value, expires_at_ms),
+                Some(_) => keyspace.expire(entry, expires_at_ms),
+                None => Ok(()),
+            };
+            // The lease decides: without its mirror it is a lock all the same.
+            match (wanted, written) {
+                (_, Err(_)) => {
+                    let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+                    self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+                }
+                (Some(_), Ok(())) => self.leases.regain_mirror(lease),
+                (None, Ok(())) => {}
+            }
+            changes.push(wanted.filter(|_| written.is_ok()));
+            lease = self.leases.next_key(lease);
+        }
+        let fence = self.leases.get(first).fence;
+        for (key, change) in extend.keys.iter().zip(changes) {
+            match change {
+                Some(change) => self.publish(keyspace, key, change),
+                // INSPECT shows another fence.
+                None if fence != fence_before => keyspace.invalidate(key),
+                None => {}
+            }
+        }
+        Ok(Reply::Extended(fence))
+    }
+
+    /// Raises the fence of a lock as the client says, and again if the lock gets another token.
+    fn raise_fence<N: AsRef<[u8]>>(
+        &mut self,
+        now: Now,
+        first: u32,
+        extend: &Extend<'_, N>,
+    ) -> Result<(), CommandError> {
+        let current = self.leases.get(first).fence;
+        if let Some(fence) = extend.fence {
+            let largest = self.fences.ceiling(now.wall_us);
+            if fence < current {
+                return Err(CommandError::BadFence(FenceError::Below { current }));
+            }
+            if fence > current && fence > largest {
+                return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
+            }
+            let fences = &mut self.fences;
+            self.leases.change_all(first, |lease| {
+                fences.raise(lease.hash(), fence);
+                lease.fence = fence;
+            });
+        }
+        if let Some(token) = extend.new_token
+            && *token.as_ref() != self.leases.get(first).token[..]
+        {
+            let mut hashes: PerKey<u64> = PerKey::new();
+            self.leases.change_all(first, |lease| hashes.push(lease.hash()));
+            let fence = self.fences.next(&hashes, extend.fence, now.wall_us);
+            self.leases.change_all(first, |lease| lease.fence = fence);
+        }
+        Ok(())
+    }
+
+    /// Makes foreign strings with this value and an expiry the leases of one lock. That is a grant.
+    fn adopt<K: Keyspace>(
+        &mut self,
+        now: Now,
+        hashes: &[u64],
+        extend: &Extend<'_, K::Name>,
+        entries: &mut [K::Entry],
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        let largest = self.fences.ceiling(now.wall_us);
+        if extend.fence.is_some_and(|fence| fence > largest) {
+            return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
+        }
+        let last_expiry_ms = entries.iter().filter_map(|entry| keyspace.expires_at_ms(entry)).max();
+        let left_ms = last_expiry_ms.unwrap_or_default().saturating_sub(now.wall_ms());
+        let left_ms = left_ms.max(extend.ttl.ms()).min(self.max_ttl.ms());
+        let fence = self.fences.next(hashes, extend.fence, now.wall_us);
+        let value = extend.new_token.unwrap_or(extend.token);
+        let deadline = now.monotonic.plus_us(left_ms.saturating_mul(1000));
+        let new =
+            NewLock { db: extend.db, token: value.as_ref(), owner: None, fence, deadline };
+        self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
+        let expires_at_ms = now.wall_ms().saturating_add(left_ms);
+        let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
+        for (entry, (key, &hash)) in entries.iter_mut().zip(extend.keys.iter().zip(hashes)) {
+            let (change, written) = if extend.new_token.is_some() {
+                let change = Change::Set { value, expires_at_ms };
+                (Some(change), keyspace.set(entry, value, expires_at_ms))
+            } else if keyspace.expires_at_ms(entry) == Some(expires_at_ms) {
+                (None, Ok(()))
+            } else {
+                (Some(Change::Expire { expires_at_ms }), keyspace.expire(entry, expires_at_ms))
+            };
+            if written.is_err()
+                && let Some(lease) = self.find_lease(hash, extend.db, key.as_ref())
+            {
+                let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+                self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+            }
+            changes.push(change.filter(|_| written.is_ok()));
+        }
+        for (key, change) in extend.keys.iter().zip(changes) {
+            match change {
+                Some(change) => self.publish(keyspace, key, change),
+                // INSPECT shows a fence where it showed none.
+                None => keyspace.invalidate(key),
+            }
+        }
+        Ok(Reply::Extended(fence))
+    }
+}

@@ -1,0 +1,145 @@
+//! Handing a key over to its next waiter.
+
+use super::acquire::FreeKeys;
+use super::jobs::Budget;
+use super::machine::PerKey;
+use super::queues::{Candidate, Lack};
+use super::{Access, Keyspace, Node, Now};
+
+impl Node {
+    /// Hands the key of a queue over to its next waiter, if it is free. Returns whether it did.
+    ///
+    /// Single-key waiters are served first in, first out. A waiter for several keys is granted
+    /// only when all are free; until then it is skipped and reserves nothing.
+    pub(super) fn hand_over<K: Keyspace>(
+        &mut self,
+        now: Now,
+        queue: u32,
+        entry: Option<K::Entry>,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> bool {
+        if self.loading || self.abstention.why(now.monotonic).is_some() {
+            return false;
+        }
+        let (db, hash, key) = self.queues.key(queue);
+        let key = key.clone();
+        let name = keyspace.name(&key);
+        let mut entry = entry.unwrap_or_else(|| keyspace.open(db, &name, Access::Write));
+        loop {
+            self.hear_all(now, keyspace);
+            let state = self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry);
+            if let Some(lack) = self.lack(now, state, keyspace, &entry) {
+                self.queues.saw_taken(queue, lack);
+                return false;
+            }
+            self.queues.saw_no_foreign(queue);
+            let place = match self.next_in_turn(now, queue, budget) {
+                None => return false,
+                Some(Candidate::Several(place)) => place,
+                Some(Candidate::Single(place)) => {
+                    let free = FreeKeys {
+                        db,
+                        keys: std::slice::from_ref(&name),
+                        hashes: &[hash],
+                        entries: std::slice::from_mut(&mut entry),
+                    };
+                    return self.grant_waiter(now, place, free, keyspace);
+                }
+            };
+            drop(entry);
+            if let Some(granted) = self.hand_over_several(now, place, budget, keyspace) {
+                return granted;
+            }
+            entry = keyspace.open(db, &name, Access::Write);
+        }
+    }
+
+    /// The waiter that may have the key of this queue now, as far as is known without a look at
+    /// its other keys. Those that lack one become candidates for that one.
+    fn next_in_turn(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
+        loop {
+            match self.queues.next_candidate(queue, now.monotonic) {
+                None => {
+                    self.queues.forget_look(queue);
+                    return None;
+                }
+                Some(Candidate::Several(place)) => {
+                    if budget.is_spent() {
+                        // The rest of the turn goes on from here.
+                        self.queues.look_at(queue, now.monotonic);
+                        return None;
+                    }
+                    match self.known_lack(now, place, queue, budget) {
+                        Some((other, lack)) => self.queues.lacks(place, other, lack),
+                        None => return Some(Candidate::Several(place)),
+                    }
+                }
+                single => return single,
+            }
+        }
+    }
+
+    /// Another key that a waiter lacks, as far as is known without a look at it.
+    fn known_lack(
+        &mut self,
+        now: Now,
+        place: u32,
+        queue: u32,
+        budget: &mut Budget,
+    ) -> Option<(u32, Lack)> {
+        let keys = self.queues.queues_of(place).len();
+        for index in 0..keys {
+            let other = self.queues.queues_of(place)[index];
+            if other == queue {
+                continue;
+            }
+            budget.spend(1);
+            let (db, hash, key) = self.queues.key(other);
+            if let Some(lease) = self.leases.find(hash, db, key) {
+                let lease = self.leases.get(lease);
+                if now.monotonic < lease.deadline && !self.leases.is_stale(lease) {
+                    return Some((other, Lack::Held(lease.deadline)));
+                }
+            }
+            if let Some(lack) = self.queues.known_lack(place, other, now.monotonic) {
+                return Some((other, lack));
+            }
+        }
+        None
+    }
+
+    /// Grants all keys of a waiter for several, if they are free. `None` when one of them is not:
+    /// the waiter is a candidate for that one now. Otherwise whether the server took the keys.
+    fn hand_over_several<K: Keyspace>(
+        &mut self,
+        now: Now,
+        place: u32,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> Option<bool> {
+        let queues = PerKey::from_slice(self.queues.queues_of(place));
+        let mut names: Vec<K::Name> = Vec::with_capacity(queues.len());
+        let mut hashes = Vec::with_capacity(queues.len());
+        let mut in_db = 0;
+        for &queue in &queues {
+            let (db, hash, key) = self.queues.key(queue);
+            names.push(keyspace.name(key));
+            hashes.push(hash);
+            in_db = db;
+        }
+        budget.spend(2 * u32::try_from(queues.len()).unwrap_or(u32::MAX));
+        let mut entries = self.open_all(now, in_db, &names, keyspace);
+        for (index, &queue) in queues.iter().enumerate() {
+            let key = (hashes[index], in_db, names[index].as_ref());
+            let state = self.key_state(now.monotonic, key, keyspace, &entries[index]);
+            if let Some(lack) = self.lack(now, state, keyspace, &entries[index]) {
+                self.queues.lacks(place, queue, lack);
+                return None;
+            }
+        }
+        let free =
+            FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries };
+        Some(self.grant_waiter(now, place, free, keyspace))
+    }
+}

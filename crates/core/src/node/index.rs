@@ -1,0 +1,66 @@
+//! Finds slots by hash.
+
+use hashbrown::HashTable;
+
+/// A hash table in shards, so that growth and shrinkage move one shard at a time.
+#[derive(Clone, Debug)]
+pub(super) struct HashIndex {
+    shards: Box<[HashTable<Entry>]>,
+}
+
+/// A part of the hash, so that moving an entry does not look at the item, and the slot.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    hash: u32,
+    slot: u32,
+}
+
+/// Below this capacity a shard gives no memory back.
+const SHRINK_ABOVE_ENTRIES: usize = 64;
+
+impl HashIndex {
+    /// An index with `shards` shards, rounded up to a power of two.
+    pub(super) fn new(shards: usize) -> Self {
+        Self { shards: vec![HashTable::new(); shards.next_power_of_two()].into() }
+    }
+
+    /// The slot with this hash that `matches` accepts.
+    pub(super) fn find(&self, hash: u64, matches: impl Fn(u32) -> bool) -> Option<u32> {
+        let short = shorten(hash);
+        let found = self.shards[self.shard(hash)]
+            .find(spread(short), |entry| entry.hash == short && matches(entry.slot));
+        found.map(|entry| entry.slot)
+    }
+
+    pub(super) fn insert(&mut self, hash: u64, slot: u32) {
+        let short = shorten(hash);
+        let shard = self.shard(hash);
+        self.shards[shard].insert_unique(spread(short), Entry { hash: short, slot }, |entry| spread(entry.hash));
+    }
+
+    pub(super) fn remove(&mut self, hash: u64, slot: u32) {
+        let shard = self.shard(hash);
+        let table = &mut self.shards[shard];
+        if let Ok(entry) = table.find_entry(spread(shorten(hash)), |entry| entry.slot == slot) {
+            entry.remove();
+        }
+        if table.capacity() > SHRINK_ABOVE_ENTRIES && table.len() < table.capacity() / 8 {
+            table.shrink_to(table.len() * 2, |entry| spread(entry.hash));
+        }
+    }
+
+    fn shard(&self, hash: u64) -> usize {
+        // The low half of the hash tells entries of one shard apart.
+        usize::try_from(hash >> 32).expect("half a hash fits") & (self.shards.len() - 1)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the other half chooses the shard")]
+const fn shorten(hash: u64) -> u32 {
+    hash as u32
+}
+
+/// A full hash from the part that an entry keeps: the table uses its lowest and highest bits.
+fn spread(short: u32) -> u64 {
+    u64::from(short) | u64::from(short) << 32
+}

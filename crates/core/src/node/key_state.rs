@@ -1,0 +1,152 @@
+//! What is under a key.
+
+use super::leases::MirrorState;
+use super::queues::Lack;
+use super::{Keyspace, Kind, Monotonic, Node, Now};
+
+/// What is under a key, as every command and every job sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyState {
+    /// Nothing.
+    Free,
+    /// A live lease.
+    Held {
+        lease: u32,
+        /// Whether its mirror is there.
+        mirrored: bool,
+    },
+    /// A lease that has ended. Nobody holds the key, and its mirror may be written over.
+    Ended {
+        lease: u32,
+        /// Whether its mirror is there.
+        mirrored: bool,
+    },
+    /// A string with no lease behind it.
+    Foreign,
+    /// Something that is not a string, with no lease behind it.
+    WrongType,
+}
+
+/// How often a key that holds a foreign string without an expiry is looked at for its waiters, in
+/// microseconds.
+const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
+
+impl Node {
+    /// The one place that says what is under a key. Learns from what it sees: a lease whose mirror
+    /// was overwritten ends here.
+    pub(super) fn key_state<K: Keyspace>(
+        &mut self,
+        now: Monotonic,
+        (hash, db, key): (u64, u32, &[u8]),
+        keyspace: &K,
+        entry: &K::Entry,
+    ) -> KeyState {
+        let kind = keyspace.kind(entry);
+        let Some(lease) = self.find_lease(hash, db, key) else { return KeyState::without_lease(kind) };
+        let mirrored =
+            kind == Kind::Text && keyspace.holds(entry, &self.leases.get(lease).token[..]);
+        if now >= self.leases.get(lease).deadline {
+            if mirrored || kind == Kind::Missing {
+                return KeyState::Ended { lease, mirrored };
+            }
+            self.end_by_deadline(lease);
+            return KeyState::without_lease(kind);
+        }
+        if mirrored {
+            self.leases.regain_mirror(lease);
+            return KeyState::Held { lease, mirrored };
+        }
+        match (self.leases.get(lease).mirror(), kind) {
+            // What an accident left room for is not about the lease.
+            (MirrorState::Lost, _) => {}
+            (MirrorState::Written | MirrorState::Reloaded, Kind::Missing) => {
+                self.leases.set_mirror(lease, MirrorState::Lost, now);
+            }
+            // A command changed it, and what was written then has expired since.
+            (MirrorState::Touched, Kind::Missing) | (_, Kind::Text | Kind::Other) => {
+                self.end_by_operator(lease);
+                return KeyState::without_lease(kind);
+            }
+        }
+        KeyState::Held { lease, mirrored }
+    }
+
+    /// The lease of a key. One that ended with many others is removed on sight.
+    pub(super) fn find_lease(&mut self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
+        let lease = self.leases.find(hash, db, key)?;
+        if self.leases.is_stale(self.leases.get(lease)) {
+            self.end_by_operator(lease);
+            return None;
+        }
+        Some(lease)
+    }
+
+    /// Why a waiter cannot have a key in this state.
+    pub(super) fn lack<K: Keyspace>(
+        &self,
+        now: Now,
+        state: KeyState,
+        keyspace: &K,
+        entry: &K::Entry,
+    ) -> Option<Lack> {
+        match state {
+            KeyState::Free | KeyState::Ended { .. } => None,
+            KeyState::Held { lease, .. } => Some(Lack::Held(self.leases.get(lease).deadline)),
+            KeyState::Foreign | KeyState::WrongType => {
+                let after_us = match keyspace.expires_at_ms(entry) {
+                    // One millisecond more: the server expires a key only when its time is past.
+                    Some(at) => (at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000),
+                    None => FOREIGN_CHECK_INTERVAL_US,
+                };
+                Some(Lack::Foreign(now.monotonic.plus_us(after_us)))
+            }
+        }
+    }
+
+    pub(super) fn end_by_operator(&mut self, lease: u32) {
+        self.stats.ended_by_operator += self.end(lease);
+    }
+
+    pub(super) fn end_by_deadline(&mut self, lease: u32) {
+        self.stats.ended_by_deadline += self.end(lease);
+    }
+
+    /// Removes a lease, and ends its lock on the other keys, whose leases stay until their mirrors
+    /// are removed. Returns the number of keys that ended by it.
+    pub(super) fn end(&mut self, lease: u32) -> u64 {
+        let mut keys = u64::from(!self.leases.get(lease).ended_with_another());
+        while let Some(other) = self.leases.end_next(lease) {
+            self.look_soon(other);
+            keys += 1;
+        }
+        self.look_soon(lease);
+        self.leases.remove(lease);
+        keys
+    }
+
+    /// The waiters for the key of this lease may have it now.
+    fn look_soon(&mut self, lease: u32) {
+        self.look_by(lease, Monotonic::default());
+    }
+
+    /// Looks at the key of this lease by that time, if it has waiters.
+    pub(super) fn look_by(&mut self, lease: u32, at: Monotonic) {
+        if self.queues.waiters() == 0 {
+            return;
+        }
+        let lease = self.leases.get(lease);
+        if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
+            self.queues.look_if_wanted(queue, at);
+        }
+    }
+}
+
+impl KeyState {
+    fn without_lease(kind: Kind) -> Self {
+        match kind {
+            Kind::Missing => Self::Free,
+            Kind::Text => Self::Foreign,
+            Kind::Other => Self::WrongType,
+        }
+    }
+}

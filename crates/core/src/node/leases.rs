@@ -1,0 +1,440 @@
+//! The lease table.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hash, Hasher};
+
+use foldhash::fast::FixedState;
+
+use super::chunks::Chunks;
+use super::index::HashIndex;
+use super::wheel::{Link, Step, Timed, Wheel};
+use super::{Bytes, Monotonic};
+use crate::Fence;
+
+/// One key of a lock that is held on this node, or whose mirror is still to be removed.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) key: Bytes,
+    pub(super) token: Bytes,
+    pub(super) owner: Option<Box<[u8]>>,
+    pub(super) fence: Fence,
+    pub(super) deadline: Monotonic,
+    /// When the lease needs attention: at its deadline, or earlier for its mirror's sake.
+    attend_at: Monotonic,
+    hash: u64,
+    pub(super) db: u32,
+    /// The epoch of the grant: see [`Leases::end_all`].
+    epoch: u32,
+    /// The lease of the next key of the same lock. The leases of a lock form a ring.
+    next_key: u32,
+    /// The next holder of the same key. The holders of a key form a ring.
+    next_holder: u32,
+    link: Link,
+    mirror: MirrorState,
+    mode: Mode,
+    /// An operator took the lock back: it can no longer be extended.
+    revoked: bool,
+}
+
+/// Whether others may hold the key as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Mode {
+    #[default]
+    Exclusive,
+}
+
+/// What is known of the key that mirrors a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum MirrorState {
+    /// The key holds the token, as far as the server has said.
+    Written,
+    /// A command changed the key or its expiry: its value is to be compared.
+    Touched,
+    /// The server loaded its data: the key may be missing, or hold another value.
+    Reloaded,
+    /// An accident took the mirror. What is under the key now is not about this lease.
+    Lost,
+}
+
+impl Lease {
+    pub(super) fn mirror(&self) -> MirrorState {
+        self.mirror
+    }
+
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Whether it ended with the lease of another key, before its own deadline.
+    pub(super) fn ended_with_another(&self) -> bool {
+        self.deadline == ENDED
+    }
+
+    fn in_order<'a>(&'a self, leases: &'a Leases) -> LeaseState<'a> {
+        let Self {
+            key,
+            token,
+            owner,
+            fence,
+            deadline,
+            attend_at,
+            hash: _,
+            db,
+            epoch: _,
+            next_key,
+            next_holder,
+            link: _,
+            mirror,
+            mode,
+            revoked,
+        } = self;
+        let next_key = &leases.items[*next_key].key[..];
+        let next_holder = &leases.items[*next_holder].token[..];
+        (
+            (*db, key, next_key, next_holder),
+            (token, owner.as_deref(), *fence),
+            (*deadline, *attend_at, *mirror, *mode, *revoked, leases.is_stale(self)),
+        )
+    }
+}
+
+/// Everything about a lease that a decision depends on.
+type LeaseState<'a> = (
+    (u32, &'a [u8], &'a [u8], &'a [u8]),
+    (&'a [u8], Option<&'a [u8]>, Fence),
+    (Monotonic, Monotonic, MirrorState, Mode, bool, bool),
+);
+
+impl Timed for Lease {
+    fn at(&self) -> Monotonic {
+        self.attend_at
+    }
+
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
+/// The deadline of a lease that ended with the lease of another key of its lock, and only waits
+/// for its mirror to be removed: before every possible time.
+const ENDED: Monotonic = Monotonic::from_us(0);
+
+/// What the leases of a new lock have in common.
+pub(super) struct NewLock<'a> {
+    pub(super) db: u32,
+    pub(super) token: &'a [u8],
+    pub(super) owner: Option<&'a [u8]>,
+    pub(super) fence: Fence,
+    pub(super) deadline: Monotonic,
+}
+
+/// All leases of a node, found by key and by the time at which they need attention.
+///
+/// No operation moves more than one chunk or shard, however many leases there are. Memory follows
+/// the number of leases, down as well as up.
+#[derive(Clone, Debug)]
+pub(super) struct Leases {
+    hasher: FixedState,
+    items: Chunks<Lease>,
+    by_key: HashIndex,
+    wheel: Wheel,
+    /// How many leases have a mirror that is missing or was not looked at since a reload.
+    unmirrored: usize,
+    ended: Ended,
+    /// The next slot that [`Leases::sweep`] looks at.
+    sweep_from: Option<u32>,
+}
+
+/// Which leases an operator ended all at once.
+#[derive(Clone, Debug, Default)]
+struct Ended {
+    /// Rises with each such command. A lease keeps the epoch of its grant.
+    epoch: u32,
+    /// Leases of an earlier epoch than this have ended, in all databases.
+    before: u32,
+    /// The same, for single databases.
+    before_in: BTreeMap<u32, u32>,
+}
+
+impl Leases {
+    pub(super) fn new(hash_seed: u64, shards: usize) -> Self {
+        Self {
+            hasher: FixedState::with_seed(hash_seed),
+            items: Chunks::default(),
+            by_key: HashIndex::new(shards),
+            wheel: Wheel::default(),
+            unmirrored: 0,
+            ended: Ended::default(),
+            sweep_from: None,
+        }
+    }
+
+    pub(super) fn hash(&self, db: u32, key: &[u8]) -> u64 {
+        self.hasher.hash_one((db, key))
+    }
+
+    /// The lease of a key, also one that is [stale](Leases::is_stale).
+    pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
+        self.by_key.find(hash, |slot| {
+            let lease = &self.items[slot];
+            lease.db == db && lease.key[..] == *key
+        })
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Lease {
+        &self.items[slot]
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether the mirror of some lease is missing, or may be.
+    pub(super) fn lacks_mirrors(&self) -> bool {
+        self.unmirrored > 0
+    }
+
+    /// Adds the leases of a lock, none of whose keys has one, and returns that of the first key.
+    pub(super) fn insert<'k>(
+        &mut self,
+        hashes: &[u64],
+        keys: impl Iterator<Item = &'k [u8]>,
+        new: &NewLock<'_>,
+    ) -> u32 {
+        let mut ring: Option<(u32, u32)> = None;
+        for (&hash, key) in hashes.iter().zip(keys) {
+            let slot = self.insert_one(hash, key, new);
+            match &mut ring {
+                None => ring = Some((slot, slot)),
+                Some((first, last)) => {
+                    self.items[*last].next_key = slot;
+                    self.items[slot].next_key = *first;
+                    *last = slot;
+                }
+            }
+        }
+        ring.expect("a lock has a key").0
+    }
+
+    fn insert_one(&mut self, hash: u64, key: &[u8], new: &NewLock<'_>) -> u32 {
+        let &NewLock { db, token, owner, fence, deadline } = new;
+        debug_assert!(self.find(hash, db, key).is_none(), "a key has one lease");
+        let slot = self.items.insert(Lease {
+            key: Bytes::from_slice(key),
+            token: Bytes::from_slice(token),
+            owner: owner.map(Into::into),
+            fence,
+            deadline,
+            attend_at: deadline,
+            hash,
+            db,
+            epoch: self.ended.epoch,
+            next_key: 0,
+            next_holder: 0,
+            link: Link::default(),
+            mirror: MirrorState::Written,
+            mode: Mode::Exclusive,
+            revoked: false,
+        });
+        let lease = &mut self.items[slot];
+        (lease.next_key, lease.next_holder) = (slot, slot);
+        self.by_key.insert(hash, slot);
+        self.wheel.insert(&mut self.items, slot);
+        slot
+    }
+
+    /// Removes the lease of a lock that has no other key, or none any more.
+    pub(super) fn remove(&mut self, slot: u32) {
+        debug_assert!(self.items[slot].next_key == slot, "the keys of a lock end together");
+        self.wheel.remove(&mut self.items, slot);
+        let lease = self.items.remove(slot);
+        self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
+        self.by_key.remove(lease.hash, slot);
+    }
+
+    /// Ends the lock on its next key, whose lease stays until its mirror is removed, and returns
+    /// that lease. `None` for a lock that has no other key.
+    pub(super) fn end_next(&mut self, slot: u32) -> Option<u32> {
+        let next = self.next_key(slot);
+        if next == slot {
+            return None;
+        }
+        self.items[slot].next_key = self.next_key(next);
+        self.items[next].next_key = next;
+        self.items[next].deadline = ENDED;
+        self.attend(next, ENDED);
+        Some(next)
+    }
+
+    /// The lease of the next key of the same lock; for a lock of one key that lease itself.
+    pub(super) fn next_key(&self, slot: u32) -> u32 {
+        self.items[slot].next_key
+    }
+
+    /// How many keys the lock has.
+    pub(super) fn keys(&self, slot: u32) -> usize {
+        let (mut keys, mut other) = (1, self.next_key(slot));
+        while other != slot {
+            (keys, other) = (keys + 1, self.next_key(other));
+        }
+        keys
+    }
+
+    /// Changes the leases of all keys of a lock. The deadline has a [method](Leases::extend) of
+    /// its own.
+    pub(super) fn change_all(&mut self, slot: u32, mut change: impl FnMut(&mut Lease)) {
+        let mut at = slot;
+        loop {
+            change(&mut self.items[at]);
+            at = self.items[at].next_key;
+            if at == slot {
+                return;
+            }
+        }
+    }
+
+    /// Moves the deadline of a lock, on all its keys.
+    pub(super) fn extend(&mut self, slot: u32, deadline: Monotonic) {
+        let mut at = slot;
+        loop {
+            let lease = &mut self.items[at];
+            let is_for_mirror = lease.attend_at < lease.deadline;
+            lease.deadline = deadline;
+            if !is_for_mirror {
+                self.attend(at, deadline);
+            }
+            at = self.next_key(at);
+            if at == slot {
+                return;
+            }
+        }
+    }
+
+    /// The mirror is known to hold the token.
+    pub(super) fn regain_mirror(&mut self, slot: u32) {
+        if self.items[slot].mirror != MirrorState::Written {
+            let deadline = self.items[slot].deadline;
+            self.set_mirror(slot, MirrorState::Written, deadline);
+        }
+    }
+
+    /// What is known of the mirror changes; the lease is to be attended to at that time, and at
+    /// its deadline at the latest.
+    pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
+        let lease = &mut self.items[slot];
+        self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
+        lease.mirror = mirror;
+        self.unmirrored += usize::from(mirror.is_unmirrored());
+        let at = attend_at.min(lease.deadline);
+        self.attend(slot, at);
+    }
+
+    /// All keys may have changed: every mirror is to be looked at.
+    pub(super) fn doubt_all_mirrors(&mut self, now: Monotonic) {
+        let slots: Vec<_> = self.items.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            // A mirror that was lost before is not regained by a reload.
+            let mirror = match self.items[slot].mirror {
+                MirrorState::Lost => MirrorState::Lost,
+                _ => MirrorState::Reloaded,
+            };
+            self.set_mirror(slot, mirror, now);
+        }
+    }
+
+    fn attend(&mut self, slot: u32, at: Monotonic) {
+        if self.items[slot].attend_at == at {
+            return;
+        }
+        self.wheel.remove(&mut self.items, slot);
+        self.items[slot].attend_at = at;
+        self.wheel.insert(&mut self.items, slot);
+    }
+
+    /// Takes one step towards the first lease that needs attention.
+    pub(super) fn step(&mut self, now: Monotonic) -> Step {
+        self.wheel.step(&mut self.items, now)
+    }
+
+    /// When to look next for a lease that needs attention.
+    pub(super) fn next_step(&self) -> Option<Monotonic> {
+        if self.sweep_from.is_some() {
+            return Some(Monotonic::default());
+        }
+        self.wheel.next_step()
+    }
+
+    /// An operator ended all leases of one database, or of all. They are [stale](Self::is_stale)
+    /// from now on, and removed bit by bit by [`Leases::sweep`].
+    pub(super) fn end_all(&mut self, db: Option<u32>) {
+        if self.items.is_empty() {
+            return;
+        }
+        self.ended.epoch += 1;
+        match db {
+            None => self.ended.before = self.ended.epoch,
+            Some(db) => {
+                self.ended.before_in.insert(db, self.ended.epoch);
+            }
+        }
+        self.sweep_from = Some(0);
+    }
+
+    /// Whether the lease has ended with many others, and was not removed yet.
+    pub(super) fn is_stale(&self, lease: &Lease) -> bool {
+        let ended = &self.ended;
+        lease.epoch != ended.epoch
+            && (lease.epoch < ended.before
+                || ended.before_in.get(&lease.db).is_some_and(|before| lease.epoch < *before))
+    }
+
+    /// Whether there may be stale leases.
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.sweep_from.is_some()
+    }
+
+    /// Looks at the next `slots` slots, and returns a stale lease that it found there.
+    pub(super) fn sweep(&mut self, slots: u32) -> Option<u32> {
+        let from = self.sweep_from?;
+        let end = self.items.slots_end().min(from.saturating_add(slots));
+        for slot in from..end {
+            if self.items.get(slot).is_some_and(|lease| self.is_stale(lease)) {
+                self.sweep_from = Some(slot);
+                return Some(slot);
+            }
+        }
+        self.sweep_from = Some(end);
+        if end == self.items.slots_end() {
+            self.sweep_from = None;
+            self.ended.before_in.clear();
+        }
+        None
+    }
+
+    /// All leases in the order of their keys, wherever they happen to be kept.
+    fn in_order(&self) -> Vec<LeaseState<'_>> {
+        let mut leases: Vec<_> = self.items.iter().map(|(_, lease)| lease.in_order(self)).collect();
+        leases.sort_unstable();
+        leases
+    }
+}
+
+impl MirrorState {
+    fn is_unmirrored(self) -> bool {
+        matches!(self, Self::Lost | Self::Reloaded)
+    }
+}
+
+impl PartialEq for Leases {
+    fn eq(&self, other: &Self) -> bool {
+        self.in_order() == other.in_order()
+    }
+}
+
+impl Eq for Leases {}
+
+impl Hash for Leases {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.in_order().hash(state);
+    }
+}

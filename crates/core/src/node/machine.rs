@@ -1,0 +1,233 @@
+//! The node itself.
+
+use std::hash::{Hash, Hasher};
+
+use smallvec::SmallVec;
+
+use super::abstention::Abstention;
+use super::answers::Answers;
+use super::fences::Fences;
+use super::leases::Leases;
+use super::propagation::Propagation;
+use super::queues::Queues;
+use super::server_events::Flushed;
+use super::{
+    Change, Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings, Stats,
+};
+use crate::Ttl;
+
+/// The leases and queues of one server.
+///
+/// A key is free when it has no live lease and no foreign string. A foreign string is one that is
+/// not the mirror of a lease: a lock that was restored, inherited, or taken by a client without
+/// this module. It is held by every client that knows its value.
+///
+/// Two nodes with the same settings are equal when they decide alike from here on, in whatever
+/// order their leases came, and whatever they counted.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub(super) leases: Leases,
+    pub(super) queues: Queues,
+    pub(super) answers: Answers,
+    pub(super) max_waiters: usize,
+    pub(super) fences: Fences,
+    pub(super) max_ttl: Ttl,
+    pub(super) abstention: Abstention,
+    pub(super) propagation: Propagation,
+    /// A flush that an operator has ordered, unless the server begins to load its data next.
+    pub(super) flushed: Option<Flushed>,
+    pub(super) loading: bool,
+    /// When to try again to write, after the server could not.
+    pub(super) paused_until: Option<Monotonic>,
+    pub(super) stats: Stats,
+}
+
+/// One item for each key of a command, most of which have one key.
+pub(super) type PerKey<T> = SmallVec<[T; 1]>;
+
+impl Node {
+    /// A node without leases, which knows nothing of the time before and abstains for it.
+    pub fn new(settings: Settings, now: Now) -> Self {
+        let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
+        fences.raise_all_to_ceiling(now.wall_us);
+        let mut abstention = Abstention::default();
+        abstention.begin(now.monotonic, settings.rejoin_delay_ms, Reason::Start);
+        Self {
+            leases: Leases::new(settings.hash_seed, settings.table_shards),
+            queues: Queues::new(settings.hash_seed, settings.table_shards),
+            answers: Answers::new(settings.defer_wakes),
+            max_waiters: settings.max_waiters,
+            fences,
+            max_ttl: settings.max_ttl,
+            abstention,
+            propagation: Propagation::new(true),
+            flushed: None,
+            loading: false,
+            paused_until: None,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Carries out a command: looks at its keys, decides, writes, and propagates. Returns what to
+    /// reply.
+    ///
+    /// # Errors
+    /// When the command is not carried out.
+    pub fn execute<K: Keyspace>(
+        &mut self,
+        now: Now,
+        command: &Command<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        self.settle_flush();
+        let reply = match command {
+            Command::Acquire(acquire) => self.acquire(now, acquire, keyspace),
+            Command::Extend(extend) => self.extend(now, extend, keyspace),
+            Command::Release(release) => self.release(now, release, keyspace),
+            Command::Inspect(inspect) => self.inspect(now, inspect, keyspace),
+        };
+        self.hear_all(now, keyspace);
+        reply
+    }
+
+    /// Opens keys, and takes in the events that come of it.
+    pub(super) fn open_all<K: Keyspace>(
+        &mut self,
+        now: Now,
+        db: u32,
+        keys: &[K::Name],
+        keyspace: &mut K,
+    ) -> PerKey<K::Entry> {
+        let entries = keys.iter().map(|key| keyspace.open(db, key, super::Access::Write)).collect();
+        self.hear_all(now, keyspace);
+        entries
+    }
+
+    /// Takes in the events that came while the node was busy.
+    pub(super) fn hear_all<K: Keyspace>(&mut self, now: Now, keyspace: &mut K) {
+        while let Some(event) = keyspace.next_event() {
+            self.hear(now, &event);
+        }
+    }
+
+    /// Tells everyone who may depend on it that a key has changed.
+    pub(super) fn publish<K: Keyspace>(
+        &self,
+        keyspace: &mut K,
+        key: &K::Name,
+        change: Change<'_, K::Name>,
+    ) {
+        if self.propagation.is_needed(keyspace.has_append_only_file()) {
+            keyspace.propagate(key, change);
+        } else {
+            keyspace.count_change();
+        }
+        keyspace.invalidate(key);
+        if self.propagation.notifies(keyspace.publishes_events()) {
+            keyspace.notify(key, change);
+        }
+    }
+
+    /// The error of a node that grants nothing now.
+    pub(super) fn abstention_error(&self, now: Monotonic) -> Option<CommandError> {
+        let (reason, left_ms) = self.abstention.why(now)?;
+        let left_ms = left_ms.unwrap_or(self.max_ttl.ms());
+        Some(CommandError::Abstaining { reason, left_ms })
+    }
+
+    /// The keys of a replica are its master's: nothing is decided about them here.
+    pub(super) fn refuse_on_replica(&self, now: Monotonic) -> Result<(), CommandError> {
+        match self.abstention_error(now) {
+            Some(error) if self.abstention.is_replica() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why this node abstains, and for how many more milliseconds; a replica without end.
+    pub fn abstains(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
+        self.abstention.why(now)
+    }
+
+    /// The number of leases, including those whose mirrors are yet to be removed.
+    pub fn leases(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// The number of clients that wait, for all keys together.
+    pub fn waiters(&self) -> usize {
+        self.queues.waiters()
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The largest ttl that is granted.
+    pub fn max_ttl(&self) -> Ttl {
+        self.max_ttl
+    }
+
+    /// Whether the keyspace alone does not tell who holds what: the mirror of a lease is missing,
+    /// or was not looked at since a reload.
+    pub fn lacks_mirrors(&self) -> bool {
+        self.leases.lacks_mirrors()
+    }
+
+    /// How many clients may wait, from now on. Those that wait already go on.
+    pub fn set_max_waiters(&mut self, max_waiters: usize) {
+        self.max_waiters = max_waiters;
+    }
+
+    /// How far ahead of the wall clock a proposed fence may lie, from now on, in milliseconds.
+    pub fn set_max_clock_skew_ms(&mut self, ms: u64) {
+        self.fences.set_max_clock_skew_ms(ms);
+    }
+
+    /// This module is the only one that is loaded, so that nothing but the server itself sends
+    /// keyspace events on.
+    pub fn is_only_module(&mut self) {
+        self.propagation = Propagation::new(false);
+    }
+
+    /// Everything that a decision depends on.
+    fn whole(&self) -> NodeState<'_> {
+        let Self {
+            leases,
+            queues,
+            answers,
+            max_waiters,
+            fences,
+            max_ttl,
+            abstention,
+            propagation,
+            flushed,
+            loading,
+            paused_until: _,
+            stats: _,
+        } = self;
+        (
+            (leases, queues, answers, fences),
+            (*max_waiters, *max_ttl, *abstention, *propagation, *flushed, *loading),
+        )
+    }
+}
+
+type NodeState<'a> = (
+    (&'a Leases, &'a Queues, &'a Answers, &'a Fences),
+    (usize, Ttl, Abstention, Propagation, Option<Flushed>, bool),
+);
+
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.whole() == other.whole()
+    }
+}
+
+impl Eq for Node {}
+
+impl Hash for Node {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.whole().hash(state);
+    }
+}

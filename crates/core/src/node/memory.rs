@@ -1,0 +1,322 @@
+//! A server in memory: a node, and keys that behave as a server's do.
+//!
+//! Tests, simulators and the model checker run the node on it. It decides nothing: it is a map
+//! with expiry, two clocks that the caller sets, and the events that a server would send.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use smallvec::SmallVec;
+
+use super::{
+    Access, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind, Listeners,
+    Node, Now, Reply, ServerEvent, Settings, Ticket, WriteRefused,
+};
+
+/// A key or a token. Short ones need no allocation.
+pub type Name = SmallVec<[u8; 24]>;
+
+/// What is under a key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Value {
+    /// The string; `None` for another type.
+    pub text: Option<Name>,
+    /// When it expires, in milliseconds of the wall clock.
+    pub expires_at_ms: Option<u64>,
+}
+
+/// A node and its keyspace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Server {
+    /// The node.
+    pub node: Node,
+    /// Its keys.
+    pub keys: Keys,
+}
+
+/// The keyspace of a [`Server`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a state of the server of its own")]
+pub struct Keys {
+    values: BTreeMap<(u32, Name), Value>,
+    wall_ms: u64,
+    /// The database of the last key that was opened.
+    db: u32,
+    events: VecDeque<ServerEvent>,
+    /// What the client of the next command is called if it is blocked; `None` where the server
+    /// forbids that.
+    pub client: Option<Ticket>,
+    /// Clients that were unblocked and have not [asked](Node::answer) for their answers.
+    pub woken: Vec<Ticket>,
+    /// What was propagated, if anything listens.
+    pub propagated: Vec<Propagated>,
+    /// Writes that only the save points know of.
+    pub counted: u64,
+    /// Keys whose watchers were told of a change, if [`Keys::tracks`].
+    pub invalidated: Vec<Name>,
+    /// Whether a client tracks keys.
+    pub tracks: bool,
+    /// Whether there is an append-only file.
+    pub has_append_only_file: bool,
+    /// A replica that is connected.
+    pub has_replica: bool,
+    /// Whether clients are paused.
+    pub is_paused: bool,
+    /// Whether memory is short.
+    pub memory_is_short: bool,
+    /// Whether the server refuses writes.
+    pub refuses_writes: bool,
+}
+
+/// A write as a replica or an append-only file gets it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Propagated {
+    /// The number of the database.
+    pub db: u32,
+    /// The key.
+    pub key: Name,
+    /// What is under it now; `None` for an expiry alone.
+    pub value: Option<Option<Name>>,
+    /// When it expires, in milliseconds of the wall clock.
+    pub expires_at_ms: Option<u64>,
+}
+
+impl Server {
+    /// A server with a node that knows nothing, and no keys.
+    pub fn new(settings: Settings, now: Now) -> Self {
+        Self { node: Node::new(settings, now), keys: Keys::default() }
+    }
+
+    /// Carries out a command.
+    ///
+    /// # Errors
+    /// As [`Node::execute`].
+    pub fn execute(&mut self, now: Now, command: &Command<'_, Name>) -> Result<Reply, CommandError> {
+        self.keys.wall_ms = now.wall_ms();
+        self.node.execute(now, command, &mut self.keys)
+    }
+
+    /// Does all that is due, in as many turns as it takes.
+    pub fn turn(&mut self, now: Now) {
+        loop {
+            self.one_turn(now);
+            if self.node.next_wake().is_none_or(|at| at > now.monotonic) {
+                return;
+            }
+        }
+    }
+
+    /// Does what is due within the budget of one turn. Returns the number of jobs.
+    pub fn one_turn(&mut self, now: Now) -> usize {
+        self.keys.wall_ms = now.wall_ms();
+        let mut budget = Budget::turn();
+        let mut jobs = 0;
+        while self.node.next_job(now, &mut budget, &mut self.keys).is_some() {
+            jobs += 1;
+        }
+        jobs
+    }
+
+    /// Removes the keys whose expiry has come, as the server does in the background.
+    pub fn expire_keys(&mut self, now: Now) {
+        self.keys.wall_ms = now.wall_ms();
+        let expired: Vec<_> = self
+            .keys
+            .values
+            .iter()
+            .filter(|(_, value)| value.has_expired(now.wall_ms()))
+            .map(|(place, _)| place.clone())
+            .collect();
+        for (db, key) in expired {
+            self.remove(now, db, &key, KeyEvent::Expired);
+        }
+    }
+
+    /// Removes a key by another's hand, or by accident. Returns whether it was there.
+    pub fn remove(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) -> bool {
+        let removed = self.keys.values.remove(&(db, Name::from_slice(key))).is_some();
+        if removed {
+            self.hear_key(now, db, key, event);
+        }
+        removed
+    }
+
+    /// Writes a key by another's hand, as SET does: only an expiry sends an event.
+    pub fn write(&mut self, now: Now, db: u32, key: &[u8], value: Value) {
+        let expires = value.expires_at_ms.is_some();
+        self.keys.values.insert((db, Name::from_slice(key)), value);
+        if expires {
+            self.hear_key(now, db, key, KeyEvent::Touched);
+        }
+    }
+
+    /// Reports an event about a key to the node.
+    pub fn hear_key(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) {
+        self.node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
+    }
+
+    /// Empties a database, or all of them.
+    pub fn flush(&mut self, now: Now, db: Option<u32>) {
+        self.node.hear(now, &ServerEvent::Flush(db));
+        self.keys.values.retain(|(other, _), _| db.is_some_and(|db| db != *other));
+    }
+
+    /// What is under a key.
+    pub fn get(&self, db: u32, key: &[u8]) -> Option<&Value> {
+        self.keys.values.get(&(db, Name::from_slice(key)))
+    }
+}
+
+impl Keys {
+    /// All keys, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Name, &Value)> {
+        self.values.iter().map(|((db, key), value)| (*db, key, value))
+    }
+
+    /// What is under a key, to be changed without an event.
+    pub fn get_mut(&mut self, db: u32, key: &[u8]) -> Option<&mut Value> {
+        self.values.get_mut(&(db, Name::from_slice(key)))
+    }
+
+    /// Puts something under a key without an event.
+    pub fn insert(&mut self, db: u32, key: &[u8], value: Value) {
+        self.values.insert((db, Name::from_slice(key)), value);
+    }
+
+    /// Removes all keys without an event.
+    pub fn clear(&mut self) {
+        self.values.clear();
+    }
+
+    /// Removes a key without an event.
+    pub fn take(&mut self, db: u32, key: &[u8]) -> Option<Value> {
+        self.values.remove(&(db, Name::from_slice(key)))
+    }
+}
+
+impl Value {
+    /// A string.
+    pub fn text(text: &[u8], expires_at_ms: Option<u64>) -> Self {
+        Self { text: Some(Name::from_slice(text)), expires_at_ms }
+    }
+
+    fn has_expired(&self, wall_ms: u64) -> bool {
+        self.expires_at_ms.is_some_and(|at| wall_ms > at)
+    }
+}
+
+impl Keyspace for Keys {
+    type Name = Name;
+    type Entry = (u32, Name);
+
+    fn name(&mut self, bytes: &[u8]) -> Name {
+        Name::from_slice(bytes)
+    }
+
+    fn open(&mut self, db: u32, key: &Name, _access: Access) -> (u32, Name) {
+        self.db = db;
+        let place = (db, key.clone());
+        if self.values.get(&place).is_some_and(|value| value.has_expired(self.wall_ms)) {
+            self.values.remove(&place);
+            let key = KeyBytes::new(key);
+            self.events.push_back(ServerEvent::Key { db, key, event: KeyEvent::Expired });
+        }
+        place
+    }
+
+    fn kind(&self, entry: &(u32, Name)) -> Kind {
+        match self.values.get(entry) {
+            None => Kind::Missing,
+            Some(Value { text: Some(_), .. }) => Kind::Text,
+            Some(_) => Kind::Other,
+        }
+    }
+
+    fn holds(&self, entry: &(u32, Name), value: &[u8]) -> bool {
+        self.values.get(entry).is_some_and(|there| there.text.as_deref() == Some(value))
+    }
+
+    fn expires_at_ms(&self, entry: &(u32, Name)) -> Option<u64> {
+        self.values.get(entry)?.expires_at_ms
+    }
+
+    fn set(
+        &mut self,
+        entry: &mut (u32, Name),
+        value: &Name,
+        expires_at_ms: u64,
+    ) -> Result<(), WriteRefused> {
+        if self.refuses_writes {
+            self.values.remove(entry);
+            return Err(WriteRefused);
+        }
+        let value = Value { text: Some(value.clone()), expires_at_ms: Some(expires_at_ms) };
+        self.values.insert(entry.clone(), value);
+        Ok(())
+    }
+
+    fn expire(&mut self, entry: &mut (u32, Name), expires_at_ms: u64) -> Result<(), WriteRefused> {
+        let value = self.values.get_mut(entry).filter(|_| !self.refuses_writes);
+        value.ok_or(WriteRefused)?.expires_at_ms = Some(expires_at_ms);
+        Ok(())
+    }
+
+    fn delete(&mut self, entry: &mut (u32, Name)) {
+        self.values.remove(entry);
+    }
+
+    fn propagate(&mut self, key: &Name, change: Change<'_, Name>) {
+        if !self.has_replica && !self.has_append_only_file {
+            return;
+        }
+        let (value, expires_at_ms) = match change {
+            Change::Set { value, expires_at_ms } => (Some(Some(value.clone())), Some(expires_at_ms)),
+            Change::Expire { expires_at_ms } => (None, Some(expires_at_ms)),
+            Change::Delete | Change::Expired => (Some(None), None),
+        };
+        self.propagated.push(Propagated { db: self.db, key: key.clone(), value, expires_at_ms });
+    }
+
+    fn count_change(&mut self) {
+        self.counted += 1;
+    }
+
+    fn has_append_only_file(&self) -> bool {
+        self.has_append_only_file
+    }
+
+    fn listeners(&mut self) -> Listeners {
+        Listeners { backlog: self.has_replica, replicas: self.has_replica, child: false }
+    }
+
+    fn invalidate(&mut self, key: &Name) {
+        if self.tracks {
+            self.invalidated.push(key.clone());
+        }
+    }
+
+    fn notify(&mut self, _key: &Name, _change: Change<'_, Name>) {}
+
+    fn publishes_events(&self) -> bool {
+        false
+    }
+
+    fn block(&mut self) -> Option<Ticket> {
+        self.client.take()
+    }
+
+    fn wake(&mut self, ticket: Ticket) {
+        self.woken.push(ticket);
+    }
+
+    fn next_event(&mut self) -> Option<ServerEvent> {
+        self.events.pop_front()
+    }
+
+    fn writes_are_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    fn memory_is_short(&self) -> bool {
+        self.memory_is_short
+    }
+}

@@ -1,0 +1,546 @@
+//! The queues of waiters.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{BuildHasher, Hash, Hasher};
+
+use foldhash::fast::FixedState;
+use smallvec::SmallVec;
+
+use super::chunks::Chunks;
+use super::index::HashIndex;
+use super::{Bytes, Monotonic};
+use crate::{Fence, Ttl};
+
+/// Names a waiter. The caller chooses it; no two that wait at the same time have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// A client that waits for one key, or for several at once.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) ticket: Ticket,
+    pub(super) token: Bytes,
+    pub(super) owner: Option<Box<[u8]>>,
+    pub(super) ttl: Ttl,
+    /// The fence that it proposed.
+    pub(super) fence: Option<Fence>,
+    pub(super) since: Monotonic,
+    /// When its time is over.
+    pub(super) until: Monotonic,
+}
+
+/// A waiter and its places.
+#[derive(Clone, Debug)]
+struct Place {
+    waiter: Waiter,
+    /// Orders all waiters of the node by when they came.
+    arrival: u64,
+    /// The queues of its keys, in the order of the keys.
+    queues: SmallVec<[u32; 2]>,
+    /// The queue in which it is a candidate. A waiter for several keys is a candidate for the key
+    /// that it lacked when it was last considered, and for no other.
+    candidate_in: u32,
+}
+
+/// The waiters of one key, by arrival.
+#[derive(Clone, Debug)]
+struct Queue {
+    db: u32,
+    key: Bytes,
+    hash: u64,
+    /// Waiters for this key alone.
+    single: BTreeMap<u64, u32>,
+    /// Waiters for several keys that are candidates for this one.
+    candidates: BTreeMap<u64, u32>,
+    /// All waiters for this key and others.
+    several: BTreeMap<u64, u32>,
+    /// Something that is not the mirror of a lease was under the key, and may be until then.
+    foreign_until: Monotonic,
+    /// When to look at the key, because it may have become free.
+    look_at: Option<Monotonic>,
+}
+
+/// All queues of a node.
+///
+/// A single-key waiter is a candidate for its key. A waiter for several keys is a candidate for
+/// one of them at a time, one that it lacks: so the end of a lock considers the waiters that
+/// lacked that very key, however many wait for it. Whatever a queue costs is freed with its last
+/// waiter.
+#[derive(Clone, Debug)]
+pub(super) struct Queues {
+    hasher: FixedState,
+    places: Chunks<Place>,
+    by_slot: Chunks<Queue>,
+    by_key: HashIndex,
+    /// The waiters of each key and token.
+    by_token: HashIndex,
+    by_ticket: BTreeMap<Ticket, u32>,
+    time_outs: BTreeSet<(Monotonic, u32)>,
+    looks: BTreeSet<(Monotonic, u32)>,
+    arrivals: u64,
+    /// Waiters that left their queues and are to be told so.
+    dismissed: VecDeque<Ticket>,
+    /// The next queue whose key [`Queues::sweep`] marks for a look.
+    sweep_from: Option<u32>,
+}
+
+/// The waiter to be considered next for a key that is free.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Candidate {
+    /// Waits for this key alone.
+    Single(u32),
+    /// Waits for others as well.
+    Several(u32),
+}
+
+/// A key that a new waiter waits for.
+pub(super) struct Wanted<'k> {
+    pub(super) hash: u64,
+    pub(super) key: &'k [u8],
+    /// When it may become free, for a key that is not.
+    pub(super) lacks: Option<Lack>,
+}
+
+/// Why a key is not to be had.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lack {
+    /// There is a lease on it, until then at most.
+    Held(Monotonic),
+    /// Something else is under it, until then at least.
+    Foreign(Monotonic),
+    /// A waiter for this key alone came first.
+    Behind,
+}
+
+impl Queues {
+    pub(super) fn new(hash_seed: u64, shards: usize) -> Self {
+        Self {
+            hasher: FixedState::with_seed(hash_seed),
+            places: Chunks::default(),
+            by_slot: Chunks::default(),
+            by_key: HashIndex::new(shards),
+            by_token: HashIndex::new(shards),
+            by_ticket: BTreeMap::new(),
+            time_outs: BTreeSet::new(),
+            looks: BTreeSet::new(),
+            arrivals: 0,
+            dismissed: VecDeque::new(),
+            sweep_from: None,
+        }
+    }
+
+    /// The number of waiters in all queues.
+    pub(super) fn waiters(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The queue of a key, if it has waiters.
+    pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
+        if self.by_slot.is_empty() {
+            return None;
+        }
+        self.by_key.find(hash, |slot| {
+            let queue = &self.by_slot[slot];
+            queue.hash == hash && queue.db == db && queue.key[..] == *key
+        })
+    }
+
+    /// The number of waiters for a key, including those for several keys.
+    pub(super) fn len(&self, queue: u32) -> usize {
+        let queue = &self.by_slot[queue];
+        queue.single.len() + queue.several.len()
+    }
+
+    pub(super) fn key(&self, queue: u32) -> (u32, u64, &Bytes) {
+        let Queue { db, hash, key, .. } = &self.by_slot[queue];
+        (*db, *hash, key)
+    }
+
+    /// The queues of a waiter's keys, in the order of the keys.
+    pub(super) fn queues_of(&self, place: u32) -> &[u32] {
+        &self.places[place].queues
+    }
+
+    /// Adds a waiter at the end of the queue of each of its keys.
+    pub(super) fn push<'k>(
+        &mut self,
+        waiter: Waiter,
+        db: u32,
+        keys: impl Iterator<Item = Wanted<'k>>,
+    ) {
+        let (ticket, until) = (waiter.ticket, waiter.until);
+        self.arrivals += 1;
+        let arrival = self.arrivals;
+        let place = self.places.insert(Place {
+            waiter,
+            arrival,
+            queues: SmallVec::new(),
+            candidate_in: 0,
+        });
+        self.by_ticket.insert(ticket, place);
+        self.time_outs.insert((until, place));
+        let mut lacking = None;
+        for Wanted { hash, key, lacks } in keys {
+            let queue =
+                self.find(hash, db, key).unwrap_or_else(|| self.open(hash, db, Bytes::from_slice(key)));
+            self.places[place].queues.push(queue);
+            let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
+            self.by_token.insert(token_hash, place);
+            if let (None, Some(lack)) = (lacking, lacks) {
+                lacking = Some((queue, lack));
+            }
+        }
+        let Place { queues, .. } = &self.places[place];
+        let (queue, lack) = lacking.unwrap_or((queues[0], Lack::Foreign(Monotonic::default())));
+        if queues.len() == 1 {
+            self.by_slot[queue].single.insert(arrival, place);
+            self.places[place].candidate_in = queue;
+        } else {
+            for index in 0..queues.len() {
+                let queue = self.places[place].queues[index];
+                self.by_slot[queue].several.insert(arrival, place);
+            }
+            self.stand_in(place, queue);
+        }
+        self.look_when(queue, lack);
+    }
+
+    fn open(&mut self, hash: u64, db: u32, key: Bytes) -> u32 {
+        let slot = self.by_slot.insert(Queue {
+            db,
+            key,
+            hash,
+            single: BTreeMap::new(),
+            candidates: BTreeMap::new(),
+            several: BTreeMap::new(),
+            foreign_until: Monotonic::default(),
+            look_at: None,
+        });
+        self.by_key.insert(hash, slot);
+        slot
+    }
+
+    /// Makes a waiter for several keys a candidate in `queue`, and there alone.
+    fn stand_in(&mut self, place: u32, queue: u32) {
+        let arrival = self.places[place].arrival;
+        self.by_slot[queue].candidates.insert(arrival, place);
+        self.places[place].candidate_in = queue;
+    }
+
+    /// Moves a waiter for several keys to the queue of a key that it lacks.
+    pub(super) fn lacks(&mut self, place: u32, queue: u32, lack: Lack) {
+        let &Place { arrival, candidate_in, .. } = &self.places[place];
+        if candidate_in != queue {
+            self.by_slot[candidate_in].candidates.remove(&arrival);
+            self.stand_in(place, queue);
+            self.forget_idle_look(candidate_in);
+        }
+        self.look_when(queue, lack);
+    }
+
+    /// Whether a key that a waiter needs is known not to be free for it, without a look at the key.
+    /// Leases are not known here.
+    pub(super) fn known_lack(&mut self, place: u32, queue: u32, now: Monotonic) -> Option<Lack> {
+        let until = self.by_slot[queue].foreign_until;
+        if now < until {
+            return Some(Lack::Foreign(until));
+        }
+        let arrival = self.places[place].arrival;
+        let first = self.first_single(queue, now)?;
+        (self.places[first].arrival < arrival).then_some(Lack::Behind)
+    }
+
+    /// The key of this queue was looked at, and there was nothing foreign under it.
+    pub(super) fn saw_no_foreign(&mut self, queue: u32) {
+        self.by_slot[queue].foreign_until = Monotonic::default();
+    }
+
+    /// The key of this queue was looked at, and was not free. It is looked at again when it may
+    /// be, and not before.
+    pub(super) fn saw_taken(&mut self, queue: u32, lack: Lack) {
+        let at = match lack {
+            Lack::Held(until) => until,
+            Lack::Foreign(until) => {
+                self.by_slot[queue].foreign_until = until;
+                until
+            }
+            Lack::Behind => return,
+        };
+        self.postpone_look(queue, at);
+    }
+
+    /// The waiter that comes first in this queue, of those whose time is not over.
+    pub(super) fn next_candidate(&mut self, queue: u32, now: Monotonic) -> Option<Candidate> {
+        let single = self.first_single(queue, now);
+        let several = loop {
+            let Some((_, &place)) = self.by_slot[queue].candidates.first_key_value() else {
+                break None;
+            };
+            if now < self.places[place].waiter.until {
+                break Some(place);
+            }
+            // Its places are given up when it is told that its time is over.
+            self.by_slot[queue].candidates.pop_first();
+        };
+        match (single, several) {
+            (Some(single), Some(several))
+                if self.places[several].arrival < self.places[single].arrival =>
+            {
+                Some(Candidate::Several(several))
+            }
+            (Some(single), _) => Some(Candidate::Single(single)),
+            (None, several) => several.map(Candidate::Several),
+        }
+    }
+
+    /// Whether a waiter for this key alone has time left: it comes before all newcomers.
+    pub(super) fn is_spoken_for(&mut self, queue: u32, now: Monotonic) -> bool {
+        self.first_single(queue, now).is_some()
+    }
+
+    /// The first waiter for this key alone whose time is not over. Those before it are dismissed.
+    fn first_single(&mut self, queue: u32, now: Monotonic) -> Option<u32> {
+        loop {
+            let (_, &place) = self.by_slot[queue].single.first_key_value()?;
+            if now < self.places[place].waiter.until {
+                return Some(place);
+            }
+            if self.len(queue) == 1 {
+                // The last one is dismissed by its time-out, so that the queue outlives this look.
+                return None;
+            }
+            self.dismiss(place);
+        }
+    }
+
+    /// The earliest time-out, and whose it is.
+    pub(super) fn next_time_out(&self) -> Option<(Monotonic, u32)> {
+        self.time_outs.first().copied()
+    }
+
+    pub(super) fn by_ticket(&self, ticket: Ticket) -> Option<u32> {
+        self.by_ticket.get(&ticket).copied()
+    }
+
+    /// Removes the waiters for the key with this token; they are to be told. Returns how many.
+    pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) -> usize {
+        let hash = self.token_hash(self.by_slot[queue].hash, token);
+        let mut dismissed = 0;
+        loop {
+            let found = self.by_token.find(hash, |slot| {
+                let Place { waiter, queues, .. } = &self.places[slot];
+                waiter.token[..] == *token && queues.contains(&queue)
+            });
+            let Some(place) = found else { return dismissed };
+            let is_last = self.len(queue) == 1;
+            self.dismiss(place);
+            dismissed += 1;
+            if is_last {
+                return dismissed;
+            }
+        }
+    }
+
+    fn dismiss(&mut self, place: u32) {
+        let waiter = self.remove(place);
+        self.dismissed.push_back(waiter.ticket);
+    }
+
+    /// A waiter that left its queues and is to be told so.
+    pub(super) fn pop_dismissed(&mut self) -> Option<Ticket> {
+        let ticket = self.dismissed.pop_front();
+        if self.dismissed.is_empty() {
+            self.dismissed = VecDeque::new();
+        }
+        ticket
+    }
+
+    pub(super) fn has_dismissed(&self) -> bool {
+        !self.dismissed.is_empty()
+    }
+
+    /// Looks at the key when what keeps the waiters from it may be over.
+    fn look_when(&mut self, queue: u32, lack: Lack) {
+        match lack {
+            Lack::Held(until) => self.look_by(queue, until),
+            Lack::Foreign(until) => {
+                self.by_slot[queue].foreign_until = until;
+                self.look_by(queue, until);
+            }
+            // The waiter that came first leaves: see `remove`.
+            Lack::Behind => {}
+        }
+    }
+
+    /// Looks at the key by that time, if it has a candidate.
+    pub(super) fn look_if_wanted(&mut self, queue: u32, at: Monotonic) {
+        if self.has_candidates(queue) {
+            self.look_by(queue, at);
+        }
+    }
+
+    /// Looks at the key at that time and not before, if it has a candidate.
+    pub(super) fn postpone_look(&mut self, queue: u32, at: Monotonic) {
+        if self.has_candidates(queue) {
+            self.look_at(queue, at);
+        } else {
+            self.forget_look(queue);
+        }
+    }
+
+    fn has_candidates(&self, queue: u32) -> bool {
+        let Queue { single, candidates, .. } = &self.by_slot[queue];
+        !single.is_empty() || !candidates.is_empty()
+    }
+
+    /// Looks at the key at that time, or earlier if that was planned.
+    fn look_by(&mut self, queue: u32, at: Monotonic) {
+        if self.by_slot[queue].look_at.is_none_or(|planned| at < planned) {
+            self.look_at(queue, at);
+        }
+    }
+
+    /// Looks at the key at that time, and not before.
+    pub(super) fn look_at(&mut self, queue: u32, at: Monotonic) {
+        if let Some(planned) = self.by_slot[queue].look_at.replace(at) {
+            self.looks.remove(&(planned, queue));
+        }
+        self.looks.insert((at, queue));
+    }
+
+    /// Plans no look at the key any more.
+    pub(super) fn forget_look(&mut self, queue: u32) {
+        if let Some(planned) = self.by_slot[queue].look_at.take() {
+            self.looks.remove(&(planned, queue));
+        }
+    }
+
+    fn forget_idle_look(&mut self, queue: u32) {
+        if !self.has_candidates(queue) {
+            self.forget_look(queue);
+        }
+    }
+
+    /// The queue whose key is to be looked at first, and when.
+    pub(super) fn next_look(&self) -> Option<(Monotonic, u32)> {
+        self.looks.first().copied()
+    }
+
+    /// The keys of all queues may have become free: they are marked bit by bit by
+    /// [`Queues::sweep`].
+    pub(super) fn look_at_all(&mut self) {
+        if !self.by_slot.is_empty() {
+            self.sweep_from = Some(0);
+        }
+    }
+
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.sweep_from.is_some()
+    }
+
+    /// Marks the next `slots` queues for a look.
+    pub(super) fn sweep(&mut self, slots: u32) {
+        let Some(from) = self.sweep_from else { return };
+        let end = self.by_slot.slots_end().min(from.saturating_add(slots));
+        for slot in from..end {
+            if let Some(queue) = self.by_slot.get(slot)
+                && queue.look_at.is_some()
+            {
+                self.look_at(slot, Monotonic::default());
+            }
+        }
+        self.sweep_from = (end < self.by_slot.slots_end()).then_some(end);
+    }
+
+    /// Removes a waiter from all queues that it stands in. Those behind a single-key waiter may
+    /// have the key now: it is looked at.
+    pub(super) fn remove(&mut self, place: u32) -> Waiter {
+        let Place { waiter, arrival, queues, candidate_in } = self.places.remove(place);
+        self.time_outs.remove(&(waiter.until, place));
+        self.by_ticket.remove(&waiter.ticket);
+        for &slot in &queues {
+            let token_hash = self.token_hash(self.by_slot[slot].hash, &waiter.token);
+            self.by_token.remove(token_hash, place);
+            let queue = &mut self.by_slot[slot];
+            if queues.len() == 1 {
+                queue.single.remove(&arrival);
+            } else {
+                queue.several.remove(&arrival);
+                queue.candidates.remove(&arrival);
+            }
+            if queue.single.is_empty() && queue.several.is_empty() {
+                self.close(slot);
+            } else if slot == candidate_in {
+                if queues.len() == 1 {
+                    self.look_by(slot, Monotonic::default());
+                }
+                self.forget_idle_look(slot);
+            }
+        }
+        waiter
+    }
+
+    fn close(&mut self, slot: u32) {
+        let queue = self.by_slot.remove(slot);
+        self.by_key.remove(queue.hash, slot);
+        if let Some(planned) = queue.look_at {
+            self.looks.remove(&(planned, slot));
+        }
+    }
+
+    fn token_hash(&self, key_hash: u64, token: &[u8]) -> u64 {
+        self.hasher.hash_one((key_hash, token))
+    }
+
+    /// All waiters in the order of their keys and then of their arrival, wherever they happen to
+    /// be kept, and those that are to be told.
+    fn in_order(&self) -> (Vec<QueueState<'_>>, &VecDeque<Ticket>, bool) {
+        let mut queues: Vec<_> = self
+            .by_slot
+            .iter()
+            .map(|(slot, queue)| {
+                let Queue { db, key, hash: _, single, candidates: _, several, foreign_until, look_at } =
+                    queue;
+                let mut waiters: Vec<_> = single.iter().chain(several).collect();
+                waiters.sort_unstable();
+                let waiters = waiters.into_iter().map(|(_, &place)| {
+                    let Place { waiter, candidate_in, .. } = &self.places[place];
+                    (waiter.in_order(), *candidate_in == slot)
+                });
+                (*db, &key[..], *foreign_until, *look_at, waiters.collect())
+            })
+            .collect();
+        queues.sort_unstable();
+        (queues, &self.dismissed, self.sweep_from.is_some())
+    }
+}
+
+impl Waiter {
+    fn in_order(&self) -> WaiterState<'_> {
+        let Self { ticket, token, owner, ttl, fence, since, until } = self;
+        (*ticket, token, owner.as_deref(), *ttl, *fence, *since, *until)
+    }
+}
+
+/// Everything about a waiter.
+type WaiterState<'a> =
+    (Ticket, &'a [u8], Option<&'a [u8]>, Ttl, Option<Fence>, Monotonic, Monotonic);
+
+/// Everything about a queue: its key, what is known of it, and its waiters with whether each is a
+/// candidate.
+type QueueState<'a> =
+    (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
+
+impl PartialEq for Queues {
+    fn eq(&self, other: &Self) -> bool {
+        self.in_order() == other.in_order()
+    }
+}
+
+impl Eq for Queues {}
+
+impl Hash for Queues {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.in_order().hash(state);
+    }
+}

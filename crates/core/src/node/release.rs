@@ -1,0 +1,96 @@
+//! RELEASE, of one key or of several.
+
+use super::jobs::{Budget, COMMAND_UNITS};
+use super::key_state::KeyState;
+use super::{Access, Change, CommandError, Keyspace, Node, Now, Release, Reply};
+
+/// What a release did to one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Released {
+    /// The token held it.
+    Held,
+    /// The token did not hold it.
+    NotHeld,
+}
+
+impl Node {
+    /// Releases what the token holds of these keys, and hands each key over to its next waiter in
+    /// the same step. Where the token holds nothing, it does not wait any more either.
+    pub(super) fn release<K: Keyspace>(
+        &mut self,
+        now: Now,
+        release: &Release<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        self.refuse_on_replica(now.monotonic)?;
+        let mut budget = Budget::units(COMMAND_UNITS);
+        let mut any = false;
+        let mut failed = None;
+        for key in release.keys {
+            let token = release.token.as_ref();
+            match self.release_key(now, release.db, key, token, &mut budget, keyspace) {
+                Ok(released) => any |= released == Released::Held,
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            // The keys that are strings are released all the same.
+            Some(error) if !any => Err(error),
+            _ => Ok(Reply::Released(any)),
+        }
+    }
+
+    fn release_key<K: Keyspace>(
+        &mut self,
+        now: Now,
+        db: u32,
+        name: &K::Name,
+        token: &[u8],
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> Result<Released, CommandError> {
+        let key = name.as_ref();
+        let mut entry = keyspace.open(db, name, Access::Write);
+        self.hear_all(now, keyspace);
+        let hash = self.leases.hash(db, key);
+        let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
+        let (released, delete) = match state {
+            KeyState::Held { lease, mirrored } if self.leases.get(lease).token[..] == *token => {
+                self.stats.releases += self.end(lease);
+                (Released::Held, mirrored)
+            }
+            KeyState::Ended { lease, mirrored } => {
+                // Its mirror goes with it, so that it is never adopted; another's stays for a job.
+                let is_ours = self.leases.get(lease).token[..] == *token;
+                if is_ours || !mirrored {
+                    self.end_by_deadline(lease);
+                }
+                (Released::NotHeld, is_ours && mirrored)
+            }
+            KeyState::Foreign if keyspace.holds(&entry, token) => {
+                self.stats.releases += 1;
+                (Released::Held, true)
+            }
+            KeyState::WrongType => return Err(CommandError::WrongType),
+            KeyState::Held { .. } | KeyState::Foreign | KeyState::Free => (Released::NotHeld, false),
+        };
+        if delete {
+            keyspace.delete(&mut entry);
+        }
+        // A handover is written as one SET, without a DEL before it.
+        let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
+            if released == Released::NotHeld {
+                // First, or the key might be handed to the token that gives it up.
+                let waiters = self.queues.len(queue);
+                if self.queues.dismiss_token(queue, token) == waiters {
+                    return false;
+                }
+            }
+            self.hand_over(now, queue, Some(entry), budget, keyspace)
+        });
+        if delete && !handed_over {
+            self.publish(keyspace, name, Change::Delete);
+        }
+        Ok(released)
+    }
+}

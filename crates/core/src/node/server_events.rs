@@ -1,0 +1,199 @@
+//! What the server reports: changes of keys by others, of its role, and of its data as a whole.
+
+use super::jobs::CLOCK_NOISE_US;
+use super::leases::MirrorState;
+use super::{Bytes, Monotonic, Node, Now, Reason, Ticket};
+
+/// Something that the server reports.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ServerEvent {
+    /// Something happened to a key, by another's hand.
+    Key {
+        /// The number of the database.
+        db: u32,
+        /// The key.
+        key: KeyBytes,
+        /// What happened.
+        event: KeyEvent,
+    },
+    /// A database is about to be emptied; `None` for all of them.
+    Flush(Option<u32>),
+    /// Two databases were swapped.
+    Swap(u32, u32),
+    /// The server begins to load its data. What happens to keys meanwhile is nobody's command.
+    LoadingBegins,
+    /// The server has loaded its data, or failed to.
+    LoadingEnds,
+    /// The server became a replica: its keys are its master's.
+    Demoted,
+    /// The server was a replica and became a master. What its old master granted last may not
+    /// have reached it.
+    Promoted,
+    /// The server forked: a replica may be on its way, or an append-only file.
+    Forked,
+    /// A replica came online, after a full or a partial resynchronization.
+    ReplicaOnline,
+    /// Another module was loaded.
+    ModuleLoaded,
+    /// A client that waited is gone.
+    Disconnected(Ticket),
+}
+
+/// A key as an event names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KeyBytes(Bytes);
+
+impl KeyBytes {
+    /// Copies a key.
+    pub fn new(key: &[u8]) -> Self {
+        Self(Bytes::from_slice(key))
+    }
+}
+
+/// What happened to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyEvent {
+    /// The server removed it because its expiry had come, by the wall clock.
+    Expired,
+    /// The server removed it to save memory.
+    Evicted,
+    /// A command removed, or renamed it.
+    Removed,
+    /// A command put something under it: the target of a RENAME, RESTORE, COPY or MOVE.
+    Replaced,
+    /// A command changed its expiry, and perhaps its value as well: EXPIRE, PERSIST, SET with an
+    /// expiry.
+    Touched,
+}
+
+/// What an operator emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Flushed {
+    Database(u32),
+    All,
+}
+
+/// A mirror that was evicted is not written again at once, in microseconds: memory is short, and
+/// the server would evict it again.
+const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
+
+impl Node {
+    /// Takes in what the server reports.
+    pub fn hear(&mut self, now: Now, event: &ServerEvent) {
+        match *event {
+            ServerEvent::Key { db, ref key, event } => self.hear_key(now.monotonic, db, &key.0, event),
+            ServerEvent::Flush(db) => self.hear_flush(db),
+            ServerEvent::Swap(first, second) => {
+                self.settle_flush();
+                self.leases.end_all(Some(first));
+                self.leases.end_all(Some(second));
+                self.abstain(now, Reason::SwapDb);
+            }
+            ServerEvent::LoadingBegins => {
+                self.loading = true;
+                self.flushed = None;
+                self.propagation.doubt();
+            }
+            ServerEvent::LoadingEnds => {
+                self.loading = false;
+                self.propagation.doubt();
+                self.leases.doubt_all_mirrors(now.monotonic);
+                self.queues.look_at_all();
+            }
+            ServerEvent::Demoted => {
+                self.abstention.set_replica(true);
+                self.flushed = None;
+                self.leases.end_all(None);
+                self.answers.forget_undelivered();
+                self.propagation.demote();
+            }
+            ServerEvent::Promoted => {
+                self.abstention.set_replica(false);
+                self.abstain(now, Reason::Promotion);
+                self.propagation.promote();
+            }
+            ServerEvent::Forked | ServerEvent::ReplicaOnline => self.propagation.doubt(),
+            ServerEvent::ModuleLoaded => self.propagation.module_loaded(),
+            ServerEvent::Disconnected(ticket) => {
+                let _ = self.disconnect(ticket);
+            }
+        }
+    }
+
+    /// Whether an event about a key may concern this node at all.
+    pub fn has_keys(&self) -> bool {
+        self.leases.len() > 0 || self.queues.waiters() > 0
+    }
+
+    /// Something happened to a key. Without a lease or a waiter on it, that is nothing.
+    pub fn hear_key(&mut self, now: Monotonic, db: u32, key: &[u8], event: KeyEvent) {
+        if self.loading || !self.has_keys() {
+            return;
+        }
+        self.settle_flush();
+        let hash = self.leases.hash(db, key);
+        if let Some(queue) = self.queues.find(hash, db, key) {
+            self.queues.saw_no_foreign(queue);
+            self.queues.look_if_wanted(queue, now);
+        }
+        let Some(slot) = self.find_lease(hash, db, key) else { return };
+        let lease = self.leases.get(slot);
+        if now >= lease.deadline {
+            // What is under the key is looked at by a job.
+            if event != KeyEvent::Touched {
+                self.end_by_deadline(slot);
+            }
+            return;
+        }
+        // What an accident left room for is not about the lease.
+        if lease.mirror() == MirrorState::Lost {
+            return;
+        }
+        match event {
+            // A command had changed it in this turn, and gave it an expiry that has come by now.
+            KeyEvent::Expired if lease.mirror() == MirrorState::Touched => {
+                self.end_by_operator(slot);
+            }
+            KeyEvent::Expired => {
+                // The two clocks are read one after the other, and the server's in milliseconds.
+                if lease.deadline.us_since(now) > CLOCK_NOISE_US {
+                    self.stats.saved_from_clock_step += 1;
+                }
+                self.leases.set_mirror(slot, MirrorState::Lost, now);
+            }
+            KeyEvent::Evicted => {
+                self.stats.saved_from_eviction += 1;
+                let repair_at = now.plus_us(REPAIR_AFTER_EVICTION_US);
+                self.leases.set_mirror(slot, MirrorState::Lost, repair_at);
+            }
+            KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
+            KeyEvent::Touched => self.leases.set_mirror(slot, MirrorState::Touched, now),
+        }
+    }
+
+    /// The leases of an emptied database end with the next thing that is done here, unless it
+    /// turns out that the server was making room to load its data.
+    fn hear_flush(&mut self, db: Option<u32>) {
+        if !self.loading {
+            // Of several flushes only the last can be that of a server which is about to load.
+            self.settle_flush();
+            self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
+        }
+    }
+
+    /// Ends the leases in databases that were emptied, now that it is clear that an operator did
+    /// it.
+    pub(super) fn settle_flush(&mut self) {
+        let Some(flushed) = self.flushed.take() else { return };
+        self.leases.end_all(match flushed {
+            Flushed::Database(db) => Some(db),
+            Flushed::All => None,
+        });
+        self.queues.look_at_all();
+    }
+
+    fn abstain(&mut self, now: Now, reason: Reason) {
+        self.abstention.begin(now.monotonic, self.max_ttl.ms(), reason);
+        self.fences.raise_all_to_ceiling(now.wall_us);
+    }
+}

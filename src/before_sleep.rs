@@ -1,0 +1,34 @@
+//! Runs the node's jobs at the end of each turn of the server's loop: the one place, besides a
+//! command, where keys may be written.
+
+use quorlock_core::node::{Budget, Job};
+
+use crate::ffi::{Ctx, LogLevel, clock};
+use crate::keyspace::ServerKeyspace;
+use crate::module;
+
+pub(crate) fn run(ctx: &Ctx<'_>) {
+    let check_policy = module::with(|state| {
+        let now = clock::now();
+        let mut keyspace = ServerKeyspace::of_jobs(ctx);
+        let mut budget = Budget::turn();
+        while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
+            if let Job::Rejoined(reason) = job {
+                let line = format!("lock: voting again; the abstention ({reason}) is over");
+                ctx.log(LogLevel::Notice, &line);
+            }
+        }
+        if let Some(at) = state.node.next_wake() {
+            state.timer.wake_at(now.monotonic, at);
+        }
+        std::mem::take(&mut state.check_eviction_policy)
+    });
+    if check_policy == Some(true) && ctx.evicts_keys() {
+        ctx.log(
+            LogLevel::Warning,
+            "lock: maxmemory-policy lets this server evict the keys of locks. The locks stay held, \
+             but other clients, replicas and a restart no longer see them: set maxmemory-policy \
+             noeviction on a lock master",
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! The server's keys and clients, as the node sees them.
+
+use quorlock_core::node::{
+    Access, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
+};
+
+use crate::ffi::{Arg, Blocked, Ctx, Key, Name};
+use crate::server_events;
+
+/// The server during one command, or one turn of its loop.
+pub(crate) struct ServerKeyspace<'a> {
+    ctx: &'a Ctx<'a>,
+    /// The selected database.
+    db: u32,
+    runs_for: Caller,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Command,
+    Jobs,
+}
+
+impl<'a> ServerKeyspace<'a> {
+    pub(crate) fn of_command(ctx: &'a Ctx<'a>) -> Self {
+        Self { ctx, db: ctx.db(), runs_for: Caller::Command }
+    }
+
+    pub(crate) fn of_jobs(ctx: &'a Ctx<'a>) -> Self {
+        Self { ctx, db: ctx.db(), runs_for: Caller::Jobs }
+    }
+
+    pub(crate) fn db(&self) -> u32 {
+        self.db
+    }
+}
+
+impl<'a> Keyspace for ServerKeyspace<'a> {
+    type Name = Name<'a>;
+    type Entry = Key<'a>;
+
+    fn name(&mut self, bytes: &[u8]) -> Name<'a> {
+        Name::made(bytes)
+    }
+
+    fn open(&mut self, db: u32, key: &Name<'a>, access: Access) -> Key<'a> {
+        if db != self.db {
+            self.ctx.select_db(db);
+            self.db = db;
+        }
+        Key::open(self.ctx, key.as_arg(), access)
+    }
+
+    fn kind(&self, key: &Key<'a>) -> Kind {
+        key.kind()
+    }
+
+    fn holds(&self, key: &Key<'a>, value: &[u8]) -> bool {
+        key.holds(value)
+    }
+
+    fn expires_at_ms(&self, key: &Key<'a>) -> Option<u64> {
+        key.expires_at_ms()
+    }
+
+    fn set(&mut self, key: &mut Key<'a>, value: &Name<'a>, at_ms: u64) -> Result<(), WriteRefused> {
+        key.set(value.as_arg(), at_ms)
+    }
+
+    fn expire(&mut self, key: &mut Key<'a>, at_ms: u64) -> Result<(), WriteRefused> {
+        key.expire(at_ms)
+    }
+
+    fn delete(&mut self, key: &mut Key<'a>) {
+        key.delete();
+    }
+
+    fn propagate(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {
+        let key = key.as_arg();
+        match change {
+            Change::Set { value, expires_at_ms } => {
+                self.ctx.replicate_set(key, value.as_arg(), expires_at_ms);
+            }
+            Change::Expire { expires_at_ms } => self.ctx.replicate_expire(key, expires_at_ms),
+            Change::Delete | Change::Expired => self.ctx.replicate_delete(key),
+        }
+    }
+
+    fn count_change(&mut self) {
+        match self.runs_for {
+            Caller::Command => self.ctx.count_change_of_command(),
+            Caller::Jobs => self.ctx.count_change(),
+        }
+    }
+
+    fn has_append_only_file(&self) -> bool {
+        self.ctx.has_append_only_file()
+    }
+
+    fn listeners(&mut self) -> Listeners {
+        self.ctx.listeners()
+    }
+
+    fn invalidate(&mut self, key: &Name<'a>) {
+        self.ctx.signal_modified(key.as_arg());
+    }
+
+    fn notify(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {
+        let key: Arg<'_> = key.as_arg();
+        server_events::ignoring_own(|| match change {
+            Change::Set { .. } => {
+                self.ctx.notify_string(c"set", key);
+                self.ctx.notify_generic(c"expire", key);
+            }
+            Change::Expire { .. } => self.ctx.notify_generic(c"expire", key),
+            Change::Delete => self.ctx.notify_generic(c"del", key),
+            Change::Expired => self.ctx.notify_expired(key),
+        });
+    }
+
+    fn publishes_events(&self) -> bool {
+        self.ctx.publishes_keyspace_events()
+    }
+
+    fn block(&mut self) -> Option<Ticket> {
+        Blocked::block(self.ctx)
+    }
+
+    fn wake(&mut self, ticket: Ticket) {
+        Blocked::unblock(ticket);
+    }
+
+    fn next_event(&mut self) -> Option<ServerEvent> {
+        server_events::take_pending()
+    }
+
+    fn writes_are_paused(&self) -> bool {
+        self.ctx.writes_are_paused()
+    }
+
+    fn memory_is_short(&self) -> bool {
+        self.ctx.memory_is_short()
+    }
+}
+
+/// The event of the node that a keyspace event of this name is. `None` for those that do not
+/// concern locks.
+pub(crate) fn key_event(name: &[u8]) -> Option<KeyEvent> {
+    match name {
+        b"expired" => Some(KeyEvent::Expired),
+        b"evicted" => Some(KeyEvent::Evicted),
+        b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
+        b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
+        // Also the only trace of a SET with an expiry.
+        b"expire" | b"persist" => Some(KeyEvent::Touched),
+        _ => None,
+    }
+}

@@ -1,0 +1,85 @@
+//! Passes on to the node what the server reports.
+//!
+//! Some events come while the node is at work: it opens a key, and the server expires it. Those
+//! wait until the node asks for them.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use quorlock_core::node::{KeyBytes, KeyEvent, ServerEvent};
+
+use crate::ffi::{Arg, Ctx, LogLevel, MainThread, clock};
+use crate::module;
+
+/// Events that came while the node was at work.
+static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
+    MainThread::new(RefCell::new(VecDeque::new()));
+
+/// Whether the keyspace event that is being sent is about a write of the node's own.
+static IS_OWN: AtomicBool = AtomicBool::new(false);
+
+/// Something happened to a key.
+pub(crate) fn key(ctx: &Ctx<'_>, event: KeyEvent, key: Arg<'_>) {
+    if IS_OWN.load(Ordering::Relaxed) {
+        return;
+    }
+    let heard = module::with(|state| {
+        if state.node.has_keys() {
+            state.node.hear_key(clock::monotonic(), ctx.db(), key.as_bytes(), event);
+        }
+    });
+    if heard.is_none() {
+        let key = KeyBytes::new(key.as_bytes());
+        postpone(ServerEvent::Key { db: ctx.db(), key, event });
+    }
+}
+
+/// Anything else.
+pub(crate) fn hear(event: ServerEvent) {
+    if module::with(|state| state.node.hear(clock::now(), &event)).is_none() {
+        postpone(event);
+    }
+}
+
+/// An event that may begin an abstention.
+pub(crate) fn hear_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
+    hear(event);
+    log_abstention(ctx);
+}
+
+/// An operator set something that decides what the server evicts.
+pub(crate) fn eviction_policy_changed() {
+    module::with(|state| state.check_eviction_policy = true);
+}
+
+fn postpone(event: ServerEvent) {
+    if module::is_loaded() {
+        PENDING.get().borrow_mut().push_back(event);
+    }
+}
+
+/// The next event that came while the node was at work.
+pub(crate) fn take_pending() -> Option<ServerEvent> {
+    PENDING.get().borrow_mut().pop_front()
+}
+
+/// Runs `notify` so that this module takes no notice of the events that it sends.
+pub(crate) fn ignoring_own(notify: impl FnOnce()) {
+    IS_OWN.store(true, Ordering::Relaxed);
+    notify();
+    IS_OWN.store(false, Ordering::Relaxed);
+}
+
+/// Says in the server's log that the node abstains, why, and for how long.
+pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
+    let abstains = module::with(|state| state.node.abstains(clock::monotonic()));
+    let Some(Some((reason, left_ms))) = abstains else { return };
+    let how_long =
+        left_ms.map_or_else(|| "while this server is a replica".into(), |ms| format!("for {ms} ms"));
+    let line = format!(
+        "lock: abstaining {how_long} ({reason}): a lock granted before may still be held. \
+         LOCK.ACQUIRE is answered -ABSTAIN until then; LOCK.EXTEND and LOCK.RELEASE work"
+    );
+    ctx.log(LogLevel::Notice, &line);
+}
