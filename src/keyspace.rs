@@ -152,7 +152,7 @@ pub(crate) fn key_event(name: &[u8]) -> Option<KeyEvent> {
         b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
         b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
         // Also the only trace of a SET with an expiry.
-        b"expire" | b"persist" => Some(KeyEvent::Touched),
+        b"expire" => Some(KeyEvent::ExpirySet { value_bytes: None }),
         _ => None,
     }
 }

@@ -45,9 +45,15 @@ pub(crate) struct Options<'a> {
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
         Keys::First => (2, false),
+        // Behind the token there is a time, or nothing.
         Keys::Counted => match key_positions(args) {
-            Some(keys) => (keys.end, false),
-            None => (2, true),
+            Some(keys)
+                if keys.end < args.len()
+                    && args.get(keys.end + 1).is_none_or(|time| time.to_integer().is_some()) =>
+            {
+                (keys.end, false)
+            }
+            _ => (2, true),
         },
     };
     (token_at..args.len()).filter(move |&index| {

@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quorlock_core::node::{KeyBytes, KeyEvent, ServerEvent};
+use quorlock_core::node::{Access, KeyBytes, KeyEvent, ServerEvent};
 
-use crate::ffi::{Arg, Ctx, LogLevel, MainThread, clock};
-use crate::module;
+use crate::ffi::{Arg, Ctx, Key, LogLevel, MainThread, clock};
+use crate::module::{self, State};
 
 /// Events that came while the node was at work.
 static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
@@ -24,14 +24,25 @@ pub(crate) fn key(ctx: &Ctx<'_>, event: KeyEvent, key: Arg<'_>) {
     if IS_OWN.load(Ordering::Relaxed) {
         return;
     }
-    let heard = module::with(|state| {
-        if state.node.has_keys() {
-            state.node.hear_key(clock::monotonic(), ctx.db(), key.as_bytes(), event);
+    let concerns_node = module::with(|state| state.node.has_keys());
+    if concerns_node == Some(false) {
+        return;
+    }
+    let db = ctx.db();
+    let event = match event {
+        KeyEvent::ExpirySet { .. } => {
+            let concerns_lease = module::with(|state| state.node.has_lease(db, key.as_bytes()));
+            if concerns_lease == Some(false) {
+                return;
+            }
+            // Of all that can be known of a value, only this is safe to ask for here.
+            KeyEvent::ExpirySet { value_bytes: Key::open(ctx, key, Access::Read).value_bytes() }
         }
-    });
-    if heard.is_none() {
-        let key = KeyBytes::new(key.as_bytes());
-        postpone(ServerEvent::Key { db: ctx.db(), key, event });
+        event => event,
+    };
+    let hear = |state: &mut State| state.node.hear_key(clock::monotonic(), db, key.as_bytes(), event);
+    if module::with(hear).is_none() {
+        postpone(ServerEvent::Key { db, key: KeyBytes::new(key.as_bytes()), event });
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use common::{Cli, PATIENCE, command};
-use quorlock_testkit::{Server, ServerBuilder, eventually};
+use quorlock_testkit::{Server, ServerBuilder, WallClock, eventually};
 use redis::Value::{self, Int, Nil};
 
 /// All keys, each with its value and when it expires.
@@ -274,4 +274,78 @@ fn transactions_and_scripts_append_the_same() {
     let names: Vec<_> = appended.iter().map(|words| &words[0][..]).collect();
     assert_eq!(names, ["SET", "PEXPIREAT", "DEL", "SET", "PEXPIREAT", "DEL"]);
     assert!(appended.iter().all(|words| words[1] == "k"), "{appended:?}");
+}
+
+/// What the server counts towards its save points.
+fn changes(cli: &mut Cli) -> i64 {
+    let info: String = cli.ask("INFO persistence");
+    let field = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
+    field.unwrap().trim().parse().unwrap()
+}
+
+/// The changes that are counted for 100 of these lines, with the number of each in the place of `@`.
+fn changes_by(cli: &mut Cli, line: &str) -> i64 {
+    let before = changes(cli);
+    let mut pipeline = redis::pipe();
+    for n in 0..100 {
+        pipeline.add_command(command(&line.replace('@', &n.to_string())));
+    }
+    let replies: Vec<Value> = pipeline.query(&mut cli.0).unwrap();
+    assert!(replies.iter().all(|reply| *reply != Nil && *reply != Int(0)), "{line}: {replies:?}");
+    changes(cli) - before
+}
+
+#[test]
+fn every_change_counts_towards_save_points() {
+    for appendonly in ["no", "yes"] {
+        let server = Server::with_module().arg("appendonly", appendonly).start().unwrap();
+        let mut cli = Cli::new(&server);
+        // It takes a turn of the loop to find out that nobody listens.
+        cli.reply("PING");
+        for line in [
+            "LOCK.ACQUIRE k@ a 50000",
+            "LOCK.EXTEND k@ a 60000",
+            "LOCK.EXTEND k@ a 60000 TOKEN b",
+            "LOCK.RELEASE k@ b",
+        ] {
+            assert_eq!(changes_by(&mut cli, line), 100, "{line}, appendonly {appendonly}");
+        }
+        assert_eq!(changes_by(&mut cli, "LOCK.MACQUIRE 2 k@ l@ a 50000"), 200, "appendonly {appendonly}");
+        assert_eq!(changes_by(&mut cli, "LOCK.MEXTEND 2 k@ l@ a 60000"), 200, "appendonly {appendonly}");
+        assert_eq!(changes_by(&mut cli, "LOCK.MRELEASE 2 k@ l@ a"), 200, "appendonly {appendonly}");
+    }
+}
+
+#[test]
+fn changes_in_transactions_and_scripts_count_towards_save_points() {
+    let server = Server::with_module().start().unwrap();
+    let mut cli = Cli::new(&server);
+    cli.reply("PING");
+    let before = changes(&mut cli);
+    cli.reply("MULTI");
+    cli.reply("LOCK.ACQUIRE k a 60000");
+    cli.reply("LOCK.RELEASE k a");
+    assert_ne!(cli.reply("EXEC"), Nil);
+    assert_eq!(changes(&mut cli) - before, 2);
+    let script =
+        "redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000) return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
+    assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k")), Int(1));
+    assert_eq!(changes(&mut cli) - before, 4);
+}
+
+#[test]
+fn ends_by_deadline_count_towards_save_points() {
+    let clock = WallClock::new();
+    let server = Server::with_module().wall_clock(&clock).start().unwrap();
+    let mut cli = Cli::new(&server);
+    let acquired = changes_by(&mut cli, "LOCK.ACQUIRE k@ a 60000");
+    assert_eq!(acquired, 100);
+    let before = changes(&mut cli);
+    let stepped_back_ms = cli.now_ms() - 1000;
+    assert_ne!(cli.reply("LOCK.ACQUIRE short a 20"), Nil);
+    // The key outlives the lock, so that the module removes it, and not the server.
+    clock.step_ms(-10_000);
+    eventually(PATIENCE, "the server sees the step", || cli.now_ms() < stepped_back_ms);
+    eventually(PATIENCE, "its deadline has come", || cli.reply("DBSIZE") == Int(100));
+    assert_eq!(changes(&mut cli) - before, 2, "its beginning and its end");
 }

@@ -78,6 +78,14 @@ impl<'ctx> Key<'ctx> {
         self.kind
     }
 
+    /// The length of the string. Safe within a keyspace event, where to read the value is not: that
+    /// may replace the value under the hands of the command.
+    pub(crate) fn value_bytes(&self) -> Option<usize> {
+        let key = self.open.filter(|_| self.kind == Kind::Text)?;
+        // SAFETY: an open key.
+        Some(unsafe { api!(RedisModule_ValueLength(key.as_ptr())) })
+    }
+
     /// Whether a string is there with exactly this value.
     pub(crate) fn holds(&self, token: &[u8]) -> bool {
         let Some(key) = self.open else { return false };

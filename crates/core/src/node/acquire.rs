@@ -118,7 +118,7 @@ impl Node {
                 self.end_by_deadline(lease);
             }
         }
-        let expires_at_ms = now.wall_ms().saturating_add(ttl.ms());
+        let expires_at_ms = now.wall_ms_after(ttl.us());
         let written =
             entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
         if written.is_err() {

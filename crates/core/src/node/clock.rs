@@ -44,4 +44,9 @@ impl Now {
     pub const fn wall_ms(self) -> u64 {
         self.wall_us / 1000
     }
+
+    /// The wall clock `us` microseconds from now, in milliseconds.
+    pub(super) const fn wall_ms_after(self, us: u64) -> u64 {
+        self.wall_us.saturating_add(us) / 1000
+    }
 }

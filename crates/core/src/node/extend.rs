@@ -79,8 +79,7 @@ impl Node {
         }
         self.stats.extends += extend.keys.len() as u64;
 
-        let expires_at_ms =
-            now.wall_ms().saturating_add(deadline.ms_since(now.monotonic));
+        let expires_at_ms = now.wall_ms_after(deadline.us_since(now.monotonic));
         let value = extend.new_token.unwrap_or(extend.token);
         let set = Change::Set { value, expires_at_ms };
         let mut lease = first;
@@ -170,15 +169,16 @@ impl Node {
             return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
         }
         let last_expiry_ms = entries.iter().filter_map(|entry| keyspace.expires_at_ms(entry)).max();
-        let left_ms = last_expiry_ms.unwrap_or_default().saturating_sub(now.wall_ms());
-        let left_ms = left_ms.max(extend.ttl.ms()).min(self.max_ttl.ms());
+        let last_expiry_us = last_expiry_ms.unwrap_or_default().saturating_mul(1000);
+        let left_us = last_expiry_us.saturating_sub(now.wall_us);
+        let left_us = left_us.max(extend.ttl.us()).min(self.max_ttl.us());
         let fence = self.fences.next(hashes, extend.fence, now.wall_us);
         let value = extend.new_token.unwrap_or(extend.token);
-        let deadline = now.monotonic.plus_us(left_ms.saturating_mul(1000));
+        let deadline = now.monotonic.plus_us(left_us);
         let new =
             NewLock { db: extend.db, token: value.as_ref(), owner: None, fence, deadline };
         self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
-        let expires_at_ms = now.wall_ms().saturating_add(left_ms);
+        let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
         for (entry, (key, &hash)) in entries.iter_mut().zip(extend.keys.iter().zip(hashes)) {
             let (change, written) = if extend.new_token.is_some() {

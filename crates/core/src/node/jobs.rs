@@ -240,7 +240,7 @@ impl Node {
             return self.repair_later(now, lease);
         }
         let value = keyspace.name(&self.leases.get(lease).token);
-        let expires_at_ms = now.wall_ms().saturating_add(left_us.div_ceil(1000));
+        let expires_at_ms = now.wall_ms_after(left_us);
         if keyspace.set(entry, &value, expires_at_ms).is_err() {
             return self.repair_later(now, lease);
         }

@@ -59,11 +59,8 @@ impl Node {
         match (self.leases.get(lease).mirror(), kind) {
             // What an accident left room for is not about the lease.
             (MirrorState::Lost, _) => {}
-            (MirrorState::Written | MirrorState::Reloaded, Kind::Missing) => {
-                self.leases.set_mirror(lease, MirrorState::Lost, now);
-            }
-            // A command changed it, and what was written then has expired since.
-            (MirrorState::Touched, Kind::Missing) | (_, Kind::Text | Kind::Other) => {
+            (_, Kind::Missing) => self.leases.set_mirror(lease, MirrorState::Lost, now),
+            (_, Kind::Text | Kind::Other) => {
                 self.end_by_operator(lease);
                 return KeyState::without_lease(kind);
             }

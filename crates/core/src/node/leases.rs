@@ -48,10 +48,9 @@ pub(super) enum Mode {
 pub(super) enum MirrorState {
     /// The key holds the token, as far as the server has said.
     Written,
-    /// A command changed the key or its expiry: its value is to be compared.
-    Touched,
-    /// The server loaded its data: the key may be missing, or hold another value.
-    Reloaded,
+    /// A command may have written another value: it is to be compared. Or the server loaded its
+    /// data, and the key may be missing as well.
+    Doubted,
     /// An accident took the mirror. What is under the key now is not about this lease.
     Lost,
 }
@@ -138,7 +137,7 @@ pub(super) struct Leases {
     items: Chunks<Lease>,
     by_key: HashIndex,
     wheel: Wheel,
-    /// How many leases have a mirror that is missing or was not looked at since a reload.
+    /// How many leases have a mirror that is missing, or may be.
     unmirrored: usize,
     ended: Ended,
     /// The next slot that [`Leases::sweep`] looks at.
@@ -336,7 +335,7 @@ impl Leases {
             // A mirror that was lost before is not regained by a reload.
             let mirror = match self.items[slot].mirror {
                 MirrorState::Lost => MirrorState::Lost,
-                _ => MirrorState::Reloaded,
+                _ => MirrorState::Doubted,
             };
             self.set_mirror(slot, mirror, now);
         }
@@ -421,7 +420,7 @@ impl Leases {
 
 impl MirrorState {
     fn is_unmirrored(self) -> bool {
-        matches!(self, Self::Lost | Self::Reloaded)
+        self != Self::Written
     }
 }
 

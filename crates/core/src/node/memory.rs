@@ -143,9 +143,10 @@ impl Server {
     /// Writes a key by another's hand, as SET does: only an expiry sends an event.
     pub fn write(&mut self, now: Now, db: u32, key: &[u8], value: Value) {
         let expires = value.expires_at_ms.is_some();
+        let value_bytes = value.text.as_ref().map(SmallVec::len);
         self.keys.values.insert((db, Name::from_slice(key)), value);
         if expires {
-            self.hear_key(now, db, key, KeyEvent::Touched);
+            self.hear_key(now, db, key, KeyEvent::ExpirySet { value_bytes });
         }
     }
 

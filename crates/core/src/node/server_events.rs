@@ -61,9 +61,11 @@ pub enum KeyEvent {
     Removed,
     /// A command put something under it: the target of a RENAME, RESTORE, COPY or MOVE.
     Replaced,
-    /// A command changed its expiry, and perhaps its value as well: EXPIRE, PERSIST, SET with an
-    /// expiry.
-    Touched,
+    /// A command set its expiry, and perhaps its value as well: EXPIRE, SET with an expiry.
+    ExpirySet {
+        /// The length of the string that is there now, unless it is unknown.
+        value_bytes: Option<usize>,
+    },
 }
 
 /// What an operator emptied.
@@ -125,6 +127,11 @@ impl Node {
         self.leases.len() > 0 || self.queues.waiters() > 0
     }
 
+    /// Whether there is a lease on this key.
+    pub fn has_lease(&self, db: u32, key: &[u8]) -> bool {
+        self.leases.len() > 0 && self.leases.find(self.leases.hash(db, key), db, key).is_some()
+    }
+
     /// Something happened to a key. Without a lease or a waiter on it, that is nothing.
     pub fn hear_key(&mut self, now: Monotonic, db: u32, key: &[u8], event: KeyEvent) {
         if self.loading || !self.has_keys() {
@@ -140,7 +147,7 @@ impl Node {
         let lease = self.leases.get(slot);
         if now >= lease.deadline {
             // What is under the key is looked at by a job.
-            if event != KeyEvent::Touched {
+            if !matches!(event, KeyEvent::ExpirySet { .. }) {
                 self.end_by_deadline(slot);
             }
             return;
@@ -150,10 +157,6 @@ impl Node {
             return;
         }
         match event {
-            // A command had changed it in this turn, and gave it an expiry that has come by now.
-            KeyEvent::Expired if lease.mirror() == MirrorState::Touched => {
-                self.end_by_operator(slot);
-            }
             KeyEvent::Expired => {
                 // The two clocks are read one after the other, and the server's in milliseconds.
                 if lease.deadline.us_since(now) > CLOCK_NOISE_US {
@@ -167,7 +170,14 @@ impl Node {
                 self.leases.set_mirror(slot, MirrorState::Lost, repair_at);
             }
             KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
-            KeyEvent::Touched => self.leases.set_mirror(slot, MirrorState::Touched, now),
+            // Compared before the turn ends: by the next use it may have expired, as by accident.
+            KeyEvent::ExpirySet { value_bytes } => {
+                if value_bytes.is_some_and(|bytes| bytes != lease.token.len()) {
+                    self.end_by_operator(slot);
+                } else {
+                    self.leases.set_mirror(slot, MirrorState::Doubted, now);
+                }
+            }
         }
     }
 

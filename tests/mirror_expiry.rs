@@ -1,0 +1,73 @@
+//! The key of a lock expires no earlier than the lock, however old the server's idea of the time is.
+
+mod common;
+
+use common::{command, server_and_cli};
+use redis::Value::{self, Int, Nil};
+
+const TTL_MS: i64 = 60_000;
+/// How old the time is that the server has noted at the beginning of a transaction or a script.
+const BUSY_MS: i64 = 300;
+
+/// Each begins with a command that takes some time, then does something to a lock on `k`.
+const SLOW_TRANSACTIONS: [(&[&str], &[&str]); 5] = [
+    (&[], &["DEBUG SLEEP 0.3", "LOCK.ACQUIRE k a 60000"]),
+    (&[], &["DEBUG SLEEP 0.3", "LOCK.MACQUIRE 2 k l a 60000"]),
+    (&["LOCK.ACQUIRE k a 1000"], &["DEBUG SLEEP 0.3", "LOCK.EXTEND k a 60000"]),
+    (&["LOCK.ACQUIRE k b 1000"], &["DEBUG SLEEP 0.3", "LOCK.EXTEND k b 60000 TOKEN a"]),
+    (&["SET k a PX 1000"], &["DEBUG SLEEP 0.3", "LOCK.EXTEND k a 60000"]),
+];
+
+#[test]
+fn mirror_of_a_lock_in_a_slow_transaction_expires_with_it() {
+    for (before, lines) in SLOW_TRANSACTIONS {
+        let (_server, mut cli) = server_and_cli();
+        for line in before {
+            cli.reply(line);
+        }
+        let began_at_ms = cli.now_ms();
+        cli.reply("MULTI");
+        for line in lines {
+            cli.reply(line);
+        }
+        let Value::Array(replies) = cli.reply("EXEC") else { panic!("{lines:?}: executed") };
+        assert!(matches!(replies[1], Int(_)), "{lines:?}: {replies:?}");
+        let expires_at_ms = cli.expires_at_ms("k");
+        assert!(expires_at_ms >= began_at_ms + BUSY_MS + TTL_MS, "{lines:?}: {began_at_ms}, {expires_at_ms}");
+    }
+}
+
+#[test]
+fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
+    // A server has the one clock or the other that goes on within a script. Processor time is never more than what passes.
+    let script = "local function seconds()
+            local time = redis.call('TIME')
+            return time[1] + time[2] / 1000000
+        end
+        local has_clock, clock = pcall(function() return os.clock end)
+        if not has_clock then clock = seconds end
+        local began = clock()
+        while clock() - began < 0.3 do end
+        return redis.call('LOCK.ACQUIRE', KEYS[1], ARGV[1], ARGV[2])";
+    let (_server, mut cli) = server_and_cli();
+    let began_at_ms = cli.now_ms();
+    let granted: Value = cli.run(command("EVAL").arg(script).arg(1).arg("k").arg("a").arg(TTL_MS));
+    assert!(matches!(granted, Int(_)), "{granted:?}");
+    let expires_at_ms = cli.expires_at_ms("k");
+    assert!(expires_at_ms >= began_at_ms + BUSY_MS + TTL_MS, "{began_at_ms}, {expires_at_ms}");
+}
+
+#[test]
+fn lock_in_a_slow_transaction_excludes_plain_clients() {
+    let (_server, mut cli) = server_and_cli();
+    // The lock is shorter than the transaction was before it.
+    let lines =
+        ["MULTI", "DEBUG SLEEP 1.1", "LOCK.ACQUIRE k a 1000", "EXEC", "SET k theirs NX", "LOCK.EXTEND k a 1"];
+    let mut pipeline = redis::pipe();
+    for line in lines {
+        pipeline.add_command(command(line));
+    }
+    let replies: Vec<Value> = pipeline.query(&mut cli.0).expect("the server answers");
+    let (set, extended) = (&replies[4], &replies[5]);
+    assert!(*set == Nil || *extended == Nil, "both have it: {replies:?}");
+}

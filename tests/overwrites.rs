@@ -1,0 +1,162 @@
+//! An operator's overwrite of a lock's key ends the lock, also when nobody looks at the key while it lasts.
+
+mod common;
+
+use common::{Cli, PATIENCE, command, server_and_cli};
+use quorlock_testkit::{Server, eventually};
+use redis::Value::{self, Int, Nil, Okay};
+
+const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
+
+/// Overwrites that expire by themselves, each a transaction.
+const EXPIRING_OVERWRITES: [&[&str]; 8] = [
+    &["SET k stop PX 20"],
+    &["PSETEX k 20 stop"],
+    &["SET k stop", "PEXPIRE k 20"],
+    &["SET k stop EX 60", "GETEX k PX 20"],
+    &["GETSET k stop", "PEXPIRE k 20"],
+    // As long as the token.
+    &["SET k other PX 20"],
+    // Expired before the server waits for its next command.
+    &["SET k stop PX 1", "DEBUG SLEEP 0.01"],
+    &["SET k stop PX 60000", "PEXPIRE k 20"],
+];
+
+/// What an operator does about the key alone, and not about the lock.
+const EXPIRING_MIRRORS: [&[&str]; 4] =
+    [&["PEXPIRE k 20"], &["GETEX k PX 20"], &["PERSIST k", "PEXPIRE k 20"], &["SET k token PX 20"]];
+
+#[track_caller]
+fn transaction(cli: &mut Cli, lines: &[&str]) {
+    cli.reply("MULTI");
+    for line in lines {
+        cli.reply(line);
+    }
+    assert_ne!(cli.reply("EXEC"), Nil, "{lines:?}");
+}
+
+fn field(cli: &mut Cli, name: &str) -> u64 {
+    let info: String = cli.ask("INFO lock");
+    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
+}
+
+/// The first lock on the key has ended by an operator's command, and the key is free.
+#[track_caller]
+fn has_ended(cli: &mut Cli, what: &str) {
+    assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{what}");
+    assert_eq!(cli.reply("EXISTS k"), Int(0), "{what}");
+    assert_eq!(field(cli, "lock_saved_from_clock_step"), 0, "{what}");
+    assert_eq!(field(cli, "lock_ended_by_operator"), 1, "{what}");
+    assert_ne!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "{what}");
+}
+
+#[test]
+fn overwrite_that_expires_ends_the_lock() {
+    for overwrite in EXPIRING_OVERWRITES {
+        let (_server, mut cli) = server_and_cli();
+        assert_ne!(cli.reply(ACQUIRE), Nil);
+        transaction(&mut cli, overwrite);
+        eventually(PATIENCE, "the overwrite has expired", || {
+            !matches!(cli.ask::<Option<String>>("GET k").as_deref(), Some("stop" | "other"))
+        });
+        has_ended(&mut cli, &format!("{overwrite:?}"));
+    }
+}
+
+#[test]
+fn expiry_of_the_mirror_alone_leaves_the_lock() {
+    for expiry in EXPIRING_MIRRORS {
+        let (_server, mut cli) = server_and_cli();
+        assert_ne!(cli.reply(ACQUIRE), Nil);
+        let fence = cli.fence("k");
+        transaction(&mut cli, expiry);
+        eventually(PATIENCE, "the mirror has expired and is written again", || cli.ask::<i64>("PTTL k") > 20);
+        assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "{expiry:?}");
+        assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{expiry:?}");
+        assert_eq!(cli.fence("k"), fence, "{expiry:?}");
+        assert_eq!(cli.reply("LOCK.RELEASE k token"), Int(1), "{expiry:?}");
+    }
+}
+
+#[test]
+fn overwrite_that_expires_ends_a_lock_of_several_keys() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply("LOCK.MACQUIRE 3 k l m token 60000"), Nil);
+    cli.reply("SET l stop PX 20");
+    eventually(PATIENCE, "all keys are free", || cli.reply("EXISTS k l m") == Int(0));
+    assert_eq!(cli.reply("LOCK.MEXTEND 3 k l m token 60000"), Nil);
+    assert_ne!(cli.reply("LOCK.MACQUIRE 3 k l m next 60000"), Nil);
+}
+
+#[test]
+fn waiter_is_granted_when_an_overwrite_expires() {
+    let (server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    let waiter = waiter(&server);
+    eventually(PATIENCE, "the client waits", || field(&mut cli, "lock_waiters") == 1);
+    cli.reply("SET k stop PX 20");
+    assert!(matches!(waiter.join(), Ok(Value::Array(_))));
+    assert_eq!(cli.ask::<String>("GET k"), "next");
+}
+
+/// A client that waits for the key in a thread of its own.
+fn waiter(server: &Server) -> std::thread::JoinHandle<Value> {
+    let mut cli = Cli::new(server);
+    std::thread::spawn(move || cli.reply("LOCK.ACQUIRE k next 60000 WAIT 4000"))
+}
+
+#[test]
+fn overwrite_before_a_reload_ends_the_lock() {
+    for overwrite in ["SET k stop", "SET k stop PX 60000", "SET k other", "APPEND k x"] {
+        let (_server, mut cli) = server_and_cli();
+        assert_ne!(cli.reply(ACQUIRE), Nil);
+        cli.reply(overwrite);
+        assert_eq!(cli.reply("DEBUG RELOAD"), Okay);
+        assert_eq!(cli.fence("k"), None, "{overwrite}: a foreign string");
+        assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{overwrite}");
+        assert_eq!(cli.reply("DEL k"), Int(1), "{overwrite}");
+        has_ended(&mut cli, overwrite);
+    }
+}
+
+#[test]
+fn overwrite_before_a_reload_ends_the_lock_unseen() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    cli.reply("SET k stop");
+    cli.reply("DEBUG RELOAD");
+    // The first command about the key since the overwrite.
+    assert_eq!(cli.reply("DEL k"), Int(1));
+    has_ended(&mut cli, "DEL after a reload");
+}
+
+#[test]
+fn overwrite_of_a_mirror_that_an_accident_took_survives_a_reload() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    // In one turn, so that the mirror is not written again in between.
+    let (_, _, set): (Value, Value, Value) = redis::pipe()
+        .add_command(command("PEXPIRE k 1"))
+        .add_command(command("DEBUG SLEEP 0.01"))
+        .add_command(command("SET k theirs NX"))
+        .query(&mut cli.0)
+        .expect("the server answers");
+    assert_eq!(set, Okay, "the mirror had expired");
+    cli.reply("DEBUG RELOAD");
+    assert_eq!(cli.ask::<String>("GET k"), "theirs");
+    assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "what is there is not about the lease");
+    assert_eq!(cli.ask::<String>("GET k"), "theirs");
+}
+
+#[test]
+fn reload_without_the_mirror_leaves_the_lock() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    // The key expires while the server is emptied and loaded.
+    transaction(&mut cli, &["PEXPIRE k 1", "DEBUG SLEEP 0.01"]);
+    cli.reply("DEBUG RELOAD");
+    assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
+    assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);
+    assert_eq!(cli.ask::<String>("GET k"), "token");
+}

@@ -1,0 +1,213 @@
+//! What a master tells its replicas: every lock, whatever happened to the master before.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use common::{Cli, command};
+use quorlock_testkit::{Server, ServerBuilder, eventually};
+use redis::Value::{Int, Nil};
+
+/// Bounds the abstention after a promotion. Longer than a test needs between a grant and its last look at it.
+const MAX_TTL_MS: u64 = 4000;
+
+/// Longer than an abstention, and than a replica takes to connect again.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server that can be a master and a replica, and keeps nothing on disk.
+fn node() -> Server {
+    configured_node(|builder| builder)
+}
+
+fn configured_node(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Server {
+    let builder = Server::with_module()
+        .tcp()
+        .arg("lock.max-ttl", MAX_TTL_MS)
+        .arg("repl-diskless-sync-delay", 0)
+        .arg("repl-backlog-size", "1mb");
+    configure(builder).start().unwrap()
+}
+
+fn port(server: &Server) -> String {
+    server.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned()
+}
+
+/// A field of the section `replication` of INFO.
+fn replication(cli: &mut Cli, name: &str) -> String {
+    let info: String = cli.ask("INFO replication");
+    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    field.unwrap_or_default().trim().to_owned()
+}
+
+fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
+    replication(cli, "master_port") == port(master) && replication(cli, "master_link_status") == "up"
+}
+
+/// Returns when the replica has the data of the master and follows it.
+fn replicate(replica: &mut Cli, master: &Server) {
+    replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, port(master)));
+    eventually(PATIENCE, "the replica follows the master", || is_replica_of(replica, master));
+    // The master learns of it last.
+    let mut on_master = Cli::new(master);
+    eventually(PATIENCE, "the master knows its replica", || {
+        replication(&mut on_master, "slave0").contains("state=online")
+    });
+}
+
+/// Returns when so many replicas have everything that this connection has written.
+#[track_caller]
+fn replicated_to(replicas: i64, master: &mut Cli) {
+    // A write of its own, so that there is something to wait for.
+    master.reply("SET written-last x");
+    assert_eq!(master.reply(&format!("WAIT {replicas} 4000")), Int(replicas));
+}
+
+fn votes(cli: &mut Cli) -> bool {
+    cli.ask::<String>("INFO lock").contains("lock_state:voting")
+}
+
+/// Every change of a lock on `master` arrives at `replica`, which follows it.
+#[track_caller]
+fn propagates(master: &mut Cli, replica: &mut Cli) {
+    // A string that was there before: one to be released, one to be adopted.
+    for key in ["inherited", "adopted"] {
+        master.reply(&format!("SET {key} a PX 600000"));
+    }
+    replicated_to(1, master);
+    assert_eq!(master.reply("LOCK.RELEASE inherited a"), Int(1));
+    assert_ne!(master.reply(&format!("LOCK.EXTEND adopted a {MAX_TTL_MS}")), Nil);
+    let expires_at = master.expires_at_ms("adopted");
+    replicated_to(1, master);
+    assert_eq!(replica.reply("EXISTS inherited"), Int(0), "the release arrives");
+    assert_eq!(replica.expires_at_ms("adopted"), expires_at, "the extension arrives");
+
+    eventually(PATIENCE, "the master votes", || votes(master));
+    for line in ["LOCK.ACQUIRE one a 4000", "LOCK.MACQUIRE 2 two three a 4000"] {
+        assert_ne!(master.reply(line), Nil, "{line}");
+    }
+    replicated_to(1, master);
+    for key in ["one", "two", "three"] {
+        assert_eq!(replica.ask::<Option<String>>(&format!("GET {key}")).as_deref(), Some("a"), "{key}");
+    }
+}
+
+#[test]
+fn promoted_replica_propagates_locks_to_its_former_master() {
+    let (former, promoted) = (node(), node());
+    let (mut on_former, mut on_promoted) = (Cli::new(&former), Cli::new(&promoted));
+    replicate(&mut on_promoted, &former);
+    on_former.reply("FAILOVER");
+    eventually(PATIENCE, "the roles are exchanged", || {
+        replication(&mut on_promoted, "role") == "master" && is_replica_of(&mut on_former, &promoted)
+    });
+    let syncs: String = on_promoted.ask("INFO stats");
+    assert!(syncs.contains("sync_full:0"), "the former master resynchronises partially");
+    propagates(&mut on_promoted, &mut on_former);
+}
+
+#[test]
+fn promoted_replica_propagates_locks_to_its_siblings() {
+    let (former, promoted, sibling) = (node(), node(), node());
+    let (mut on_promoted, mut on_sibling) = (Cli::new(&promoted), Cli::new(&sibling));
+    replicate(&mut on_promoted, &former);
+    replicate(&mut on_sibling, &former);
+    replicated_to(2, &mut Cli::new(&former));
+    on_promoted.reply("REPLICAOF NO ONE");
+    replicate(&mut on_sibling, &promoted);
+    let syncs: String = on_promoted.ask("INFO stats");
+    assert!(syncs.contains("sync_full:0"), "the sibling resynchronises partially");
+    propagates(&mut on_promoted, &mut on_sibling);
+}
+
+#[test]
+fn master_started_as_a_replica_propagates_locks() {
+    let (former, new) = (node(), node());
+    let promoted = configured_node(|builder| {
+        builder.arg("replicaof", format!("{} {}", Ipv4Addr::LOCALHOST, port(&former)))
+    });
+    let (mut on_promoted, mut on_new) = (Cli::new(&promoted), Cli::new(&new));
+    eventually(PATIENCE, "the replica follows", || is_replica_of(&mut on_promoted, &former));
+    on_promoted.reply("REPLICAOF NO ONE");
+    replicate(&mut on_new, &promoted);
+    propagates(&mut on_promoted, &mut on_new);
+}
+
+#[test]
+fn replica_that_returns_receives_the_locks_it_missed() {
+    let (master, replica) = (node(), node());
+    let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    replicate(&mut on_replica, &master);
+    // The link is cut, and the lock is granted before anything else happens.
+    let (_, granted): (i64, Option<i64>) = redis::pipe()
+        .add_command(command("CLIENT KILL TYPE replica"))
+        .add_command(command("LOCK.ACQUIRE missed a 4000"))
+        .query(&mut on_master.0)
+        .unwrap();
+    assert!(granted.is_some());
+    eventually(PATIENCE, "the replica is back", || {
+        on_master.ask::<String>("INFO stats").contains("sync_partial_ok:1")
+    });
+    replicated_to(1, &mut on_master);
+    assert_eq!(on_replica.ask::<Option<String>>("GET missed").as_deref(), Some("a"));
+    propagates(&mut on_master, &mut on_replica);
+}
+
+#[test]
+fn locks_granted_during_a_full_synchronisation_arrive() {
+    let (master, replica) = (node(), node());
+    let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    on_replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, port(&master)));
+    let mut keys = 0;
+    eventually(PATIENCE, "the replica follows the master", || {
+        assert_ne!(on_master.reply(&format!("LOCK.ACQUIRE k{keys} a 4000")), Nil);
+        keys += 1;
+        is_replica_of(&mut on_replica, &master)
+    });
+    replicated_to(1, &mut on_master);
+    // The last ones are young, so that none of them has ended.
+    for key in keys.max(10) - 10..keys {
+        assert_eq!(on_replica.ask::<Option<String>>(&format!("GET k{key}")).as_deref(), Some("a"), "k{key}");
+    }
+}
+
+#[test]
+fn writable_replica_neither_extends_nor_releases_a_lock() {
+    let master = node();
+    let replica = configured_node(|builder| builder.arg("replica-read-only", "no"));
+    let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    replicate(&mut on_replica, &master);
+    on_master.reply("SET foreign a PX 600000");
+    on_master.reply("SET foreign-too a PX 600000");
+    assert_ne!(on_master.reply("LOCK.ACQUIRE k a 4000"), Nil);
+    replicated_to(1, &mut on_master);
+    let before = ["foreign", "foreign-too"].map(|key| on_replica.expires_at_ms(key));
+    for line in [
+        "LOCK.ACQUIRE free a 4000",
+        "LOCK.EXTEND foreign a 4000",
+        "LOCK.EXTEND foreign a 4000 TOKEN b",
+        "LOCK.MEXTEND 2 foreign foreign-too a 4000",
+        "LOCK.RELEASE foreign a",
+        "LOCK.MRELEASE 2 foreign foreign-too a",
+        "LOCK.EXTEND k a 4000",
+        "LOCK.RELEASE k a",
+        "LOCK.EXTEND free a 4000",
+        "LOCK.RELEASE free a",
+    ] {
+        let error = on_replica.error(line);
+        assert!(error.starts_with("ABSTAIN ") && error.contains("replica"), "{line}: {error}");
+    }
+    assert_eq!(["foreign", "foreign-too"].map(|key| on_replica.expires_at_ms(key)), before);
+    assert_eq!(on_replica.ask::<String>("GET foreign"), "a");
+    assert!(on_replica.ask::<String>("INFO lock").contains("lock_leases:0\r\n"));
+    // Such a key is not held by a lease, and so is not removed with one.
+    assert_eq!(on_replica.fence("foreign"), None);
+
+    // A replica that becomes a master serves those that inherited it, at once.
+    on_replica.reply("REPLICAOF NO ONE");
+    assert_ne!(on_replica.reply("LOCK.EXTEND foreign a 4000"), Nil);
+    assert_eq!(on_replica.reply("LOCK.RELEASE foreign a"), Int(1));
+    assert_eq!(on_replica.reply("LOCK.RELEASE foreign-too a"), Int(1));
+}

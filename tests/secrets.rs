@@ -1,0 +1,147 @@
+//! Tokens are secrets: whoever knows one can release and extend the lock. What the server shows of commands has none.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use common::{Cli, PATIENCE, command, server, server_and_cli};
+use quorlock_testkit::{Server, eventually};
+use redis::Value;
+
+/// Every argument that is a token has this in it, and no other has.
+const SECRET: &str = "s3cret";
+
+/// Commands with tokens: such as are granted, refused, and not understood.
+const LINES: [&str; 25] = [
+    "LOCK.ACQUIRE k s3cret-1 60000",
+    "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
+    "lock.acquire k s3cret-3 60000 WAIT 0",
+    "LOCK.EXTEND k s3cret-1 60000",
+    "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4",
+    "LOCK.EXTEND k s3cret-4 60000 FENCE 1 token s3cret-5",
+    "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4 TOKEN s3cret-5",
+    "LOCK.EXTEND k s3cret-1 x TOKEN s3cret-4",
+    "LOCK.EXTEND k s3cret-1 60000 NONSENSE x TOKEN s3cret-4",
+    "LOCK.RELEASE k s3cret-4",
+    "LOCK.MACQUIRE 2 k l s3cret-1 60000",
+    "LOCK.MACQUIRE 2 k l s3cret-2 60000 WAIT 0 OWNER me",
+    "LOCK.MEXTEND 2 k l s3cret-1 60000",
+    "LOCK.MEXTEND 2 k l s3cret-1 60000 TOKEN s3cret-3",
+    "LOCK.MRELEASE 2 k l s3cret-3",
+    // Where the token is cannot be told: no argument is shown that may be it.
+    "LOCK.MACQUIRE x k l s3cret-1 60000",
+    "LOCK.MACQUIRE 0 s3cret-1 60000 TOKEN s3cret-2",
+    "LOCK.MACQUIRE 9 k l s3cret-1 60000",
+    "LOCK.MACQUIRE -1 k l s3cret-1 60000",
+    "LOCK.MACQUIRE 9223372036854775807 k l s3cret-1 60000",
+    "LOCK.MEXTEND 1 k l s3cret-1 60000 TOKEN s3cret-2",
+    "LOCK.MRELEASE 3 k l s3cret-1",
+    "LOCK.MRELEASE 1 k l s3cret-1",
+    "LOCK.ACQUIRE k s3cret-1 x",
+    "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
+];
+
+/// Sends them one by one, and once more within a transaction. Their answers do not matter.
+fn send_all(cli: &mut Cli) {
+    for line in LINES {
+        let _ = command(line).query::<Value>(&mut cli.0);
+    }
+    cli.reply("MULTI");
+    for line in LINES {
+        cli.reply(line);
+    }
+    let _ = command("EXEC").query::<Value>(&mut cli.0);
+}
+
+/// A blocked command that is granted, and one that is not.
+fn wait_and_release(server: &Server, cli: &mut Cli) {
+    let mut waiter = Cli::new(server);
+    cli.reply("LOCK.ACQUIRE waited s3cret-1 60000");
+    let granted = thread::spawn(move || waiter.reply("LOCK.ACQUIRE waited s3cret-2 60000 WAIT 60000"));
+    let waits = |cli: &mut Cli| cli.ask::<String>("INFO lock").contains("lock_waiters:1");
+    eventually(PATIENCE, "the client waits", || waits(cli));
+    cli.reply("LOCK.RELEASE waited s3cret-1");
+    assert!(matches!(granted.join().unwrap(), Value::Array(_)));
+    let _ = command("LOCK.ACQUIRE waited s3cret-3 60000 WAIT 20").query::<Value>(&mut cli.0);
+    cli.reply("LOCK.RELEASE waited s3cret-2");
+}
+
+/// What MONITOR shows while `work` is done.
+fn monitored(server: &Server, work: impl FnOnce()) -> String {
+    let path = server.url();
+    let mut socket = UnixStream::connect(path.strip_prefix("redis+unix://").unwrap()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.write_all(b"MONITOR\r\n").unwrap();
+    let mut lines = BufReader::new(socket).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "+OK");
+    work();
+    Cli::new(server).reply("ECHO the-end");
+    lines.take_while(|line| !line.contains("the-end")).map(|line| line + "\n").collect()
+}
+
+#[test]
+fn monitor_shows_no_token() {
+    let server = server();
+    let mut cli = Cli::new(&server);
+    let shown = monitored(&server, || {
+        send_all(&mut cli);
+        wait_and_release(&server, &mut cli);
+    });
+    assert!(shown.to_lowercase().matches("\"lock.").count() >= 2 * LINES.len(), "{shown}");
+    assert!(!shown.contains(SECRET), "{shown}");
+    assert!(shown.contains("\"(redacted)\""), "{shown}");
+}
+
+#[test]
+fn slow_log_shows_no_token() {
+    let (server, mut cli) = server_and_cli();
+    cli.reply("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 10000");
+    send_all(&mut cli);
+    wait_and_release(&server, &mut cli);
+    let shown = format!("{:?}", cli.reply("SLOWLOG GET -1"));
+    assert!(shown.to_lowercase().matches("lock.").count() >= 2 * LINES.len(), "{shown}");
+    assert!(!shown.contains(SECRET), "{shown}");
+}
+
+#[test]
+fn monitor_shows_what_is_no_token() {
+    let server = server();
+    let mut cli = Cli::new(&server);
+    let shown = monitored(&server, || {
+        cli.reply("LOCK.ACQUIRE key-1 s3cret 60000 OWNER label");
+        cli.reply("LOCK.EXTEND key-1 s3cret 50000 TOKEN other");
+        cli.reply("LOCK.MRELEASE 2 key-2 key-3 s3cret");
+        cli.reply("LOCK.INSPECT key-1");
+    });
+    for line in [
+        r#""LOCK.ACQUIRE" "key-1" "(redacted)" "60000" "OWNER" "label""#,
+        r#""LOCK.EXTEND" "key-1" "(redacted)" "50000" "TOKEN" "(redacted)""#,
+        r#""LOCK.MRELEASE" "2" "key-2" "key-3" "(redacted)""#,
+        r#""LOCK.INSPECT" "key-1""#,
+    ] {
+        assert!(shown.contains(line), "{line} in {shown}");
+    }
+}
+
+#[test]
+fn redacted_token_is_the_one_that_holds_the_lock() {
+    let server = Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
+    let mut cli = Cli::new(&server);
+    for (line, token) in [
+        ("LOCK.ACQUIRE k first 60000", "first"),
+        ("LOCK.EXTEND k first 60000 TOKEN second", "second"),
+        ("LOCK.MEXTEND 1 k second 60000 TOKEN third", "third"),
+    ] {
+        assert!(matches!(cli.reply(line), Value::Int(_)), "{line}");
+        assert_eq!(cli.ask::<String>("GET k"), token, "{line}");
+        cli.reply("DEBUG LOADAOF");
+        assert_eq!(cli.ask::<String>("GET k"), token, "{line}: what is replicated");
+    }
+    assert_eq!(cli.reply("LOCK.RELEASE k (redacted)"), Value::Int(0));
+    assert_eq!(cli.reply("LOCK.RELEASE k third"), Value::Int(1));
+}

@@ -1,0 +1,145 @@
+//! Waiters that cannot be served stand in nobody's way, however many there are.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::{Cli, command, server_and_cli};
+use quorlock_testkit::{Server, eventually};
+use redis::Value::{self, Int, Nil};
+
+/// Longer than a thousand clients take to connect on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One blocking command on a connection of its own. Dropped, it waits no more.
+struct Waiter(UnixStream);
+
+impl Waiter {
+    fn new(server: &Server, line: &str) -> Self {
+        let path = server.url();
+        let path = path.strip_prefix("redis+unix://").expect("it listens on a unix socket");
+        let mut socket = UnixStream::connect(path).unwrap();
+        writeln!(socket, "{line}").unwrap();
+        Self(socket)
+    }
+
+    /// What it is answered first.
+    fn answer(&mut self) -> String {
+        self.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = [0; 64];
+        let len = self.0.read(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer[..len]).into_owned()
+    }
+}
+
+fn waiters(cli: &mut Cli) -> u64 {
+    let info: String = cli.ask("INFO lock");
+    let field = info.lines().find_map(|line| line.strip_prefix("lock_waiters:"));
+    field.unwrap().trim().parse().unwrap()
+}
+
+/// Clients that wait, `count` of them, each with a token of its own: `line` with the token in the place of `@`.
+fn wait(server: &Server, cli: &mut Cli, count: usize, line: &str) -> Vec<Waiter> {
+    let before = waiters(cli);
+    let waiters: Vec<_> =
+        (0..count).map(|n| Waiter::new(server, &line.replace('@', &format!("waiter-{n}")))).collect();
+    eventually(PATIENCE, "all of them wait", || self::waiters(cli) == before + count as u64);
+    waiters
+}
+
+/// The replies to lines that the server executes in one turn of its loop, one after the other.
+fn in_one_turn(cli: &mut Cli, lines: &[&str]) -> Vec<Value> {
+    cli.0.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut pipeline = redis::pipe();
+    for line in lines {
+        pipeline.add_command(command(line));
+    }
+    pipeline.query(&mut cli.0).unwrap()
+}
+
+#[test]
+fn waiter_out_of_time_does_not_keep_a_free_lock() {
+    for newcomer in ["LOCK.ACQUIRE k next 60000", "LOCK.MACQUIRE 2 k l next 60000"] {
+        let (server, mut cli) = server_and_cli();
+        assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
+        let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+        // Their time ends before the release, and nothing tells them before the turn is over.
+        let replies = in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
+        assert_eq!(replies[1], Int(1));
+        assert!(matches!(replies[2], Int(_)), "{newcomer}: {:?}", replies[2]);
+    }
+}
+
+#[test]
+fn waiter_behind_others_out_of_time_is_granted_at_once() {
+    let (server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
+    let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+    let replies = in_one_turn(
+        &mut cli,
+        &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],
+    );
+    let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
+    assert_eq!(granted[1], Int(0), "not queued at all");
+}
+
+#[test]
+fn waiter_in_time_keeps_a_free_lock_from_newcomers() {
+    let (server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
+    let _late = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+    let mut in_time = wait(&server, &mut cli, 1, "LOCK.ACQUIRE k in-time 60000 WAIT 60000");
+    let replies = in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
+    assert_eq!(replies[2], Nil);
+    assert!(in_time[0].answer().starts_with("*2\r\n"));
+    assert_eq!(cli.ask::<String>("GET k"), "in-time");
+}
+
+#[test]
+fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
+    let (server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
+    let _waiters = wait(&server, &mut cli, 1000, "LOCK.ACQUIRE k @ 60000 WAIT 6000");
+    // Far more than are dismissed in one turn.
+    let replies = in_one_turn(
+        &mut cli,
+        &["DEBUG SLEEP 6.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],
+    );
+    let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
+    assert_eq!(granted[1], Int(0), "not queued at all");
+    eventually(PATIENCE, "all are told", || waiters(&mut cli) == 0);
+}
+
+#[test]
+fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
+    const FOREIGN_KEYS: usize = 63;
+    let (server, mut cli) = server_and_cli();
+    let mut several = format!("LOCK.MACQUIRE {} k", FOREIGN_KEYS + 1);
+    for n in 0..FOREIGN_KEYS {
+        cli.reply(&format!("SET foreign-{n} theirs"));
+        write!(several, " foreign-{n}").unwrap();
+    }
+    several.push_str(" @ 60000 WAIT 60000");
+    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
+    let _several = wait(&server, &mut cli, 900, &several);
+    let mut single = wait(&server, &mut cli, 100, "LOCK.ACQUIRE k @ 60000 WAIT 60000");
+
+    let replies = in_one_turn(&mut cli, &["LOCK.RELEASE k holder", "GET k"]);
+    assert_eq!(replies[0], Int(1));
+    assert_eq!(replies[1], Value::BulkString("waiter-0".into()), "granted within the release");
+    assert!(single[0].answer().starts_with("*2\r\n"));
+    assert_eq!(waiters(&mut cli), 999);
+
+    // And so on, in the order of their coming.
+    for n in 1..100 {
+        let release = format!("LOCK.RELEASE k waiter-{}", n - 1);
+        let replies = in_one_turn(&mut cli, &[&release, "GET k"]);
+        assert_eq!(replies[1], Value::BulkString(format!("waiter-{n}").into()));
+    }
+    assert_eq!(waiters(&mut cli), 900);
+}
