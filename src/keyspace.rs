@@ -1,10 +1,10 @@
 //! The server's keys and clients, as the node sees them.
 
 use quorlock_core::node::{
-    Access, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
+    Access, Author, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
 };
 
-use crate::ffi::{Arg, Blocked, Ctx, Key, Name};
+use crate::ffi::{Arg, Blocked, Ctx, DetachedClient, Key, Name};
 use crate::server_events;
 
 /// The server during one command, or one turn of its loop.
@@ -101,8 +101,11 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         self.ctx.listeners()
     }
 
-    fn invalidate(&mut self, key: &Name<'a>) {
-        self.ctx.signal_modified(key.as_arg());
+    fn invalidate(&mut self, key: &Name<'a>, author: Author) {
+        match (author, self.runs_for) {
+            (Author::Other, Caller::Command) => DetachedClient::signal_modified(self.db, key.as_arg()),
+            _ => self.ctx.signal_modified(key.as_arg()),
+        }
     }
 
     fn notify(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {

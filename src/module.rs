@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use quorlock_core::Ttl;
 use quorlock_core::node::{Node, ServerEvent, Settings};
 
-use crate::ffi::{Args, Ctx, LogLevel, MainThread, Timer, clock};
+use crate::ffi::{Args, Ctx, DetachedClient, LogLevel, MainThread, Timer, clock};
 use crate::{config, server_events};
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
@@ -61,6 +61,9 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         node.hear(now, &ServerEvent::Demoted);
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
+    if !DetachedClient::create(ctx) {
+        return fail("the server gives the module no client of its own");
+    }
     *STATE.get().borrow_mut() = Some(State { node, timer, check_eviction_policy: true });
     if config::rejoin_delay_ms() < config::max_ttl().ms() {
         ctx.log(
@@ -85,6 +88,7 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
         return false;
     }
     *STATE.get().borrow_mut() = None;
+    DetachedClient::free();
     true
 }
 

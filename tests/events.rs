@@ -7,7 +7,7 @@ mod common;
 use std::collections::HashSet;
 use std::sync::mpsc;
 
-use common::{Cli, PATIENCE, server, server_and_cli};
+use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, BulkString, Int, Nil};
 use redis::{PushInfo, PushKind};
@@ -162,6 +162,89 @@ fn what_inspect_showed_can_be_cached() {
     cache.cli.reply("LOCK.INSPECT k");
     cli.reply("LOCK.RELEASE k a");
     assert_eq!(cache.invalidated().len(), 1);
+}
+
+/// Fences that are raised, without a change of the key.
+const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
+
+/// A line of [`FENCE_CHANGES`] and what comes before it, with a fence that is larger than that of the lock by this.
+fn raise_fence(cli: &mut Cli, line: &str, by: i64) -> String {
+    let acquire = if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
+    cli.reply("FLUSHALL");
+    let fence: i64 = cli.ask(acquire);
+    line.replace('@', &(fence + by).to_string())
+}
+
+#[test]
+fn raised_fence_invalidates_what_inspect_showed() {
+    let (server, mut cli) = server_and_cli();
+    for line in FENCE_CHANGES {
+        for (by, expected) in [(1, 1), (0, 0)] {
+            let line = raise_fence(&mut cli, line, by);
+            let mut cache = Cache::of_k(&server);
+            cache.cli.reply("LOCK.INSPECT k");
+            let mut watcher = Cli::new(&server);
+            watcher.reply("WATCH k");
+            assert_ne!(cli.reply(&line), Nil, "{line}");
+            assert_eq!(cache.invalidated().len(), expected, "{line}");
+            watcher.reply("MULTI");
+            assert_eq!(watcher.reply("EXEC") == Nil, expected == 1, "{line}");
+        }
+    }
+}
+
+/// What a client that is not told of its own changes is told when it releases `k`, for which another waits.
+fn told_of_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
+    let mut cli = Cli::new(server);
+    cli.reply("FLUSHALL");
+    let mut cache = Cache::of_k(server);
+    cache.cli.reply("CLIENT TRACKING off");
+    cache.cli.reply(tracking);
+    assert_ne!(cache.cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
+    assert!(cache.invalidated().is_empty(), "{tracking}: not told of its own lock");
+    cache.cli.reply("GET k");
+    let mut waiter = Cli::new(server);
+    let waiter = std::thread::spawn(move || waiter.reply("LOCK.ACQUIRE k b 60000 WAIT 4000"));
+    eventually(PATIENCE, "the client waits", || cli.ask::<String>("INFO lock").contains("lock_waiters:1"));
+    assert_eq!(cache.cli.reply("LOCK.RELEASE k a"), Int(1));
+    assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
+    let told = cache.invalidated();
+    assert_eq!(cache.cli.reply("LOCK.RELEASE k b"), Int(1));
+    assert!(cache.invalidated().is_empty(), "{tracking}: not told of its own release");
+    told
+}
+
+#[test]
+fn client_that_hands_a_lock_over_is_told_of_the_next_token() {
+    let server = server();
+    let k = [[Value::Array(vec![BulkString("k".into())])]];
+    assert_eq!(told_of_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), k);
+    // Without BCAST it is as with a DEL by the client and a SET by another: the DEL ends the tracking of the key.
+    assert!(told_of_handover(&server, "CLIENT TRACKING on NOLOOP").is_empty());
+}
+
+#[test]
+fn handover_aborts_transactions_at_once() {
+    let (server, mut cli) = server_and_cli();
+    for database in [0, 1] {
+        cli.reply(&format!("SELECT {database}"));
+        assert_ne!(cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
+        let mut waiter = Cli::new(&server);
+        waiter.reply(&format!("SELECT {database}"));
+        let waiter = std::thread::spawn(move || waiter.reply("LOCK.ACQUIRE k b 60000 WAIT 4000"));
+        eventually(PATIENCE, "the client waits", || {
+            cli.ask::<String>("INFO lock").contains("lock_waiters:1")
+        });
+        // All in one turn of the loop. The client watches for its own changes, too.
+        let mut pipeline = redis::pipe();
+        for line in ["WATCH k", "LOCK.RELEASE k a", "MULTI", "GET k", "EXEC"] {
+            pipeline.add_command(command(line));
+        }
+        let replies: Vec<Value> = pipeline.query(&mut cli.0).unwrap();
+        assert_eq!(replies[1], Int(1), "database {database}");
+        assert_eq!(replies[4], Nil, "database {database}");
+        assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
+    }
 }
 
 #[test]

@@ -78,7 +78,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_GetBlockedClientHandle RedisModule_GetServerVersion RedisModule_ReplyWithArray
         RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
         RedisModule_RedactClientCommandArgument RedisModule_IsKeysPositionRequest RedisModule_KeyAtPosWithFlags
-        RedisModule_ReplicateVerbatim
+        RedisModule_ReplicateVerbatim RedisModule_GetDetachedThreadSafeContext
+        RedisModule_FreeThreadSafeContext
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
         let line =

@@ -5,6 +5,7 @@
 //! - [`Ctx`]: what a command can do: answer, replicate, notify.
 //! - [`Key`]: an open key; the keyspace as the decisions see it.
 //! - [`Blocked`]: the clients that wait.
+//! - [`DetachedClient`]: the author of changes that no command made.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers what an operator can set.
 //! - [`info`]: the module's part of `INFO`.
@@ -32,6 +33,7 @@ pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod config;
 mod ctx;
+mod detached_client;
 mod entry;
 pub(crate) mod events;
 pub(crate) mod info;
@@ -42,6 +44,7 @@ mod timer;
 pub(crate) use arg::{Arg, Args, Name};
 pub(crate) use blocked::Blocked;
 pub(crate) use ctx::{Ctx, LogLevel};
+pub(crate) use detached_client::DetachedClient;
 pub(crate) use key::Key;
 pub(crate) use main_thread::MainThread;
 pub(crate) use timer::Timer;

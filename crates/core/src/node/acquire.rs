@@ -6,7 +6,7 @@ use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted};
 use super::{
-    Acquire, Bytes, Change, CommandError, Keyspace, Kind, Node, Now, Reply, Ticket,
+    Acquire, Author, Bytes, Change, CommandError, Keyspace, Kind, Node, Now, Reply, Ticket,
 };
 use crate::{Fence, Ttl};
 
@@ -25,6 +25,7 @@ pub(super) struct Terms<'a, N> {
     pub(super) ttl: Ttl,
     /// The fence that the client proposed.
     pub(super) fence: Option<Fence>,
+    pub(super) author: Author,
 }
 
 impl Node {
@@ -63,7 +64,7 @@ impl Node {
         }
         if !lacking {
             let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries };
-            let terms = Terms { token, owner, ttl, fence };
+            let terms = Terms { token, owner, ttl, fence, author: Author::Client };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
         self.stats.refusals += 1;
@@ -111,7 +112,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
         let FreeKeys { db, keys, hashes, entries } = free;
-        let &Terms { token, owner, ttl, fence } = terms;
+        let &Terms { token, owner, ttl, fence, author } = terms;
         for (&hash, key) in hashes.iter().zip(keys) {
             // The mirror of a lease that has ended is about to be written over.
             if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
@@ -125,7 +126,7 @@ impl Node {
             for (key, entry) in keys.iter().zip(entries) {
                 if keyspace.kind(entry) != Kind::Missing {
                     keyspace.delete(entry);
-                    self.publish(keyspace, key, Change::Delete);
+                    self.publish(keyspace, key, Change::Delete, author);
                 }
             }
             return Err(CommandError::NotWritten);
@@ -136,7 +137,7 @@ impl Node {
         self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
         // Only when all are written: what hears of one may do something to the others.
         for key in keys {
-            self.publish(keyspace, key, Change::Set { value: token, expires_at_ms });
+            self.publish(keyspace, key, Change::Set { value: token, expires_at_ms }, author);
         }
         Ok(fence)
     }
@@ -181,7 +182,13 @@ impl Node {
         let Waiter { ticket, token, owner, ttl, fence, since, until: _ } = waiter;
         let (db, key) = (free.db, Bytes::from_slice(free.keys[0].as_ref()));
         let name = keyspace.name(&token);
-        let terms = Terms { token: &name, owner: owner.as_deref(), ttl, fence };
+        let terms = Terms {
+            token: &name,
+            owner: owner.as_deref(),
+            ttl,
+            fence,
+            author: Author::Other,
+        };
         match self.grant(now, free, &terms, keyspace) {
             Ok(fence) => {
                 let waited_us = now.monotonic.us_since(since);

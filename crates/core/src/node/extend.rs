@@ -3,7 +3,7 @@
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::machine::PerKey;
-use super::{Change, CommandError, Extend, FenceError, Keyspace, Kind, Node, Now, Reply};
+use super::{Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Node, Now, Reply};
 
 /// How soon a mirror is tried again that the server did not take, in microseconds.
 const RETRY_WRITE_US: u64 = 100_000;
@@ -113,9 +113,9 @@ impl Node {
         let fence = self.leases.get(first).fence;
         for (key, change) in extend.keys.iter().zip(changes) {
             match change {
-                Some(change) => self.publish(keyspace, key, change),
+                Some(change) => self.publish(keyspace, key, change, Author::Client),
                 // INSPECT shows another fence.
-                None if fence != fence_before => keyspace.invalidate(key),
+                None if fence != fence_before => keyspace.invalidate(key, Author::Client),
                 None => {}
             }
         }
@@ -199,9 +199,9 @@ impl Node {
         }
         for (key, change) in extend.keys.iter().zip(changes) {
             match change {
-                Some(change) => self.publish(keyspace, key, change),
+                Some(change) => self.publish(keyspace, key, change, Author::Client),
                 // INSPECT shows a fence where it showed none.
-                None => keyspace.invalidate(key),
+                None => keyspace.invalidate(key, Author::Client),
             }
         }
         Ok(Reply::Extended(fence))

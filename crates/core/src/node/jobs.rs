@@ -4,7 +4,7 @@ use super::key_state::KeyState;
 use super::leases::MirrorState;
 use super::wheel::Step;
 use super::{
-    Access, Bytes, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
+    Access, Author, Bytes, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
 };
 
 /// How much work a turn of the server's loop, or a command, may still do.
@@ -214,7 +214,7 @@ impl Node {
                 if mirrored {
                     keyspace.delete(&mut entry);
                     let change = if expired { Change::Expired } else { Change::Delete };
-                    self.publish(keyspace, &name, change);
+                    self.publish(keyspace, &name, change, Author::Other);
                 }
                 Some(Job::Removed)
             }
@@ -245,7 +245,7 @@ impl Node {
             return self.repair_later(now, lease);
         }
         self.leases.regain_mirror(lease);
-        self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms });
+        self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Other);
     }
 
     fn repair_later(&mut self, now: Now, lease: u32) {

@@ -59,8 +59,9 @@ pub trait Keyspace {
     /// Who receives what is propagated, as the server's figures say. Costs several microseconds.
     fn listeners(&mut self) -> Listeners;
 
-    /// Invalidates WATCH and the caches of clients that track the key.
-    fn invalidate(&mut self, key: &Self::Name);
+    /// Invalidates WATCH and the caches of clients that track the key. A client that asked not to
+    /// be told of its own changes is told of those of another author.
+    fn invalidate(&mut self, key: &Self::Name, author: Author);
 
     /// Sends the keyspace events of a change.
     fn notify(&mut self, key: &Self::Name, change: Change<'_, Self::Name>);
@@ -134,6 +135,15 @@ impl<N> Clone for Change<'_, N> {
 }
 
 impl<N> Copy for Change<'_, N> {}
+
+/// Who changed a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    /// The client of the command.
+    Client,
+    /// A waiter that was granted the lock meanwhile, or the node itself.
+    Other,
+}
 
 /// The server did not take a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -12,7 +12,7 @@ use super::propagation::Propagation;
 use super::queues::Queues;
 use super::server_events::Flushed;
 use super::{
-    Change, Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings, Stats,
+    Author, Change, Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings, Stats,
 };
 use crate::Ttl;
 
@@ -116,13 +116,14 @@ impl Node {
         keyspace: &mut K,
         key: &K::Name,
         change: Change<'_, K::Name>,
+        author: Author,
     ) {
         if self.propagation.is_needed(keyspace.has_append_only_file()) {
             keyspace.propagate(key, change);
         } else {
             keyspace.count_change();
         }
-        keyspace.invalidate(key);
+        keyspace.invalidate(key, author);
         if self.propagation.notifies(keyspace.publishes_events()) {
             keyspace.notify(key, change);
         }

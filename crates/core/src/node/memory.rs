@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::{
-    Access, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind, Listeners,
+    Access, Author, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind, Listeners,
     Node, Now, Reply, ServerEvent, Settings, Ticket, WriteRefused,
 };
 
@@ -289,7 +289,7 @@ impl Keyspace for Keys {
         Listeners { backlog: self.has_replica, replicas: self.has_replica, child: false }
     }
 
-    fn invalidate(&mut self, key: &Name) {
+    fn invalidate(&mut self, key: &Name, _author: Author) {
         if self.tracks {
             self.invalidated.push(key.clone());
         }

@@ -47,7 +47,7 @@ pub use command::{
     Release, Reply, Settings, WaitReply,
 };
 pub use jobs::{Budget, Job};
-pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};
+pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use machine::Node;
 pub use queues::Ticket;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};

@@ -2,7 +2,7 @@
 
 use super::jobs::{Budget, COMMAND_UNITS};
 use super::key_state::KeyState;
-use super::{Access, Change, CommandError, Keyspace, Node, Now, Release, Reply};
+use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, Reply};
 
 /// What a release did to one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Node {
             self.hand_over(now, queue, Some(entry), budget, keyspace)
         });
         if delete && !handed_over {
-            self.publish(keyspace, name, Change::Delete);
+            self.publish(keyspace, name, Change::Delete, Author::Client);
         }
         Ok(released)
     }

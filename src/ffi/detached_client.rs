@@ -1,0 +1,52 @@
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+use redis_module::raw;
+
+use super::api::api;
+use super::{Arg, Ctx, MainThread};
+
+/// A client of the module's own, which is not connected.
+///
+/// The server tells a client that tracks keys with `BCAST NOLOOP` of no change that came with its
+/// own command. A lock that is handed over within that command is a change by another.
+pub(crate) struct DetachedClient {
+    ctx: NonNull<raw::RedisModuleCtx>,
+}
+
+static CLIENT: MainThread<RefCell<Option<DetachedClient>>> = MainThread::new(RefCell::new(None));
+
+impl DetachedClient {
+    /// Makes the client. False when the server gives none.
+    pub(crate) fn create(ctx: &Ctx<'_>) -> bool {
+        // SAFETY: a live context, from which the new one takes the module alone.
+        let ctx = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) };
+        let client = NonNull::new(ctx).map(|ctx| Self { ctx });
+        let is_there = client.is_some();
+        *CLIENT.get().borrow_mut() = client;
+        is_there
+    }
+
+    /// Frees the client.
+    pub(crate) fn free() {
+        *CLIENT.get().borrow_mut() = None;
+    }
+
+    /// Tells WATCH and client-side caches that this client has changed the key.
+    pub(crate) fn signal_modified(db: u32, key: Arg<'_>) {
+        if let Some(client) = &*CLIENT.get().borrow() {
+            // SAFETY: freed when the module is unloaded, and used on the main thread alone, which
+            // holds the server's lock.
+            let ctx = unsafe { Ctx::new(client.ctx.as_ptr()) };
+            ctx.select_db(db);
+            ctx.signal_modified(key);
+        }
+    }
+}
+
+impl Drop for DetachedClient {
+    fn drop(&mut self) {
+        // SAFETY: made by `create`, and freed once.
+        unsafe { api!(RedisModule_FreeThreadSafeContext(self.ctx.as_ptr())) };
+    }
+}
