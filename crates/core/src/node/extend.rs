@@ -169,8 +169,8 @@ impl Node {
             return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
         }
         let last_expiry_ms = entries.iter().filter_map(|entry| keyspace.expires_at_ms(entry)).max();
-        let last_expiry_us = last_expiry_ms.unwrap_or_default().saturating_mul(1000);
-        let left_us = last_expiry_us.saturating_sub(now.wall_us);
+        let ends_at_us = last_expiry_ms.unwrap_or_default().saturating_mul(1000);
+        let left_us = ends_at_us.saturating_sub(now.wall_us);
         let left_us = left_us.max(extend.ttl.us()).min(self.max_ttl.us());
         let fence = self.fences.next(hashes, extend.fence, now.wall_us);
         let value = extend.new_token.unwrap_or(extend.token);

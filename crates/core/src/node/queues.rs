@@ -426,7 +426,7 @@ impl Queues {
         self.looks.first().copied()
     }
 
-    /// The keys of all queues may have become free: they are marked bit by bit by
+    /// The keys of all queues may have become free: they are gone through bit by bit by
     /// [`Queues::sweep`].
     pub(super) fn look_at_all(&mut self) {
         if !self.by_slot.is_empty() {
@@ -438,15 +438,14 @@ impl Queues {
         self.sweep_from.is_some()
     }
 
-    /// Marks the next `slots` queues for a look.
+    /// Goes on with the next `slots` queues: nothing is known of their keys, which are looked at.
     pub(super) fn sweep(&mut self, slots: u32) {
         let Some(from) = self.sweep_from else { return };
         let end = self.by_slot.slots_end().min(from.saturating_add(slots));
         for slot in from..end {
-            if let Some(queue) = self.by_slot.get(slot)
-                && queue.look_at.is_some()
-            {
-                self.look_at(slot, Monotonic::default());
+            if self.by_slot.get(slot).is_some() {
+                self.saw_no_foreign(slot);
+                self.look_if_wanted(slot, Monotonic::default());
             }
         }
         self.sweep_from = (end < self.by_slot.slots_end()).then_some(end);

@@ -163,7 +163,6 @@ impl Server {
     }
 
     pub(crate) fn execute(&mut self, command: &Command<'_, Name>) -> Result<Reply, CommandError> {
-        self.expire_keys();
         let reply = self.memory.execute(self.now(), command);
         self.collect_answers();
         reply

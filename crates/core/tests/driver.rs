@@ -1,0 +1,350 @@
+//! The order of a turn: what is looked at, written, propagated and handed over, and when.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use quorlock_core::node::memory::{Name, Value};
+use quorlock_core::node::{KeyEvent, Reason, ServerEvent, Ticket};
+use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
+
+/// A server whose queues are long.
+fn busy_server() -> Server {
+    let mut settings = settings(0);
+    settings.max_waiters = 20_000;
+    Server::with(settings)
+}
+
+fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Ticket {
+    match server.acquire_all_or_wait(keys, token, 60_000, wait_ms) {
+        Patient::Waits(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn granted(server: &Server) -> Vec<Ticket> {
+    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
+    granted.map(|&(ticket, _)| ticket).collect()
+}
+
+#[test]
+fn promoted_node_propagates_although_it_was_certain_before() {
+    let mut server = Server::new();
+    server.turn();
+    server.acquire(b"before", b"a", 1000, None).unwrap();
+    assert_eq!(server.memory.keys.counted, 1, "it is certain that nothing listens");
+    server.hear(&ServerEvent::Demoted);
+    server.turn();
+    server.hear(&ServerEvent::Promoted);
+    server.memory.keys.has_replica = true;
+    server.pass_ms(MAX_TTL_MS);
+    server.turn();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let propagated: Vec<_> = server.memory.keys.propagated.iter().map(|write| &write.key[..]).collect();
+    assert_eq!(propagated, [b"k"]);
+}
+
+#[test]
+fn inherited_lock_that_is_released_is_propagated() {
+    let mut server = Server::new();
+    server.turn();
+    server.hear(&ServerEvent::Demoted);
+    server.set(b"k", b"a", Some(1000));
+    server.hear(&ServerEvent::Promoted);
+    server.memory.keys.has_replica = true;
+    assert!(server.release(b"k", b"a"));
+    assert!(matches!(&server.memory.keys.propagated[..], [write] if write.value == Some(None)));
+}
+
+#[test]
+fn every_change_is_counted_that_is_not_propagated() {
+    let mut server = Server::new();
+    server.turn();
+    for n in 0..100_u8 {
+        server.acquire(&[n], b"a", 1000, None).unwrap();
+    }
+    assert_eq!(server.memory.keys.counted, 100);
+    assert!(server.release(&[0], b"a"));
+    assert_eq!(server.memory.keys.counted, 101);
+}
+
+#[test]
+fn handover_is_propagated_as_one_write() {
+    let mut server = Server::new();
+    server.memory.keys.has_replica = true;
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    waits(&mut server, &[b"k"], b"b", 5000);
+    server.memory.keys.propagated.clear();
+    assert!(server.release(b"k", b"a"));
+    let [write] = &server.memory.keys.propagated[..] else { panic!("one write") };
+    assert_eq!(write.value, Some(Some(Name::from_slice(b"b"))));
+}
+
+#[test]
+fn waiters_out_of_time_stand_in_nobodys_way() {
+    let mut server = busy_server();
+    server.acquire(b"k", b"holder", 60_000, None).unwrap();
+    for n in 0..950_u32 {
+        waits(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
+    }
+    let in_time = waits(&mut server, &[b"k"], b"in time", 5000);
+    server.pass_ms(1000);
+    // In the very turn in which the others run out of time.
+    assert!(server.release(b"k", b"holder"));
+    assert_eq!(granted(&server), [in_time]);
+    server.turn();
+    assert_eq!(server.told.len(), 951);
+}
+
+#[test]
+fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
+    let mut server = busy_server();
+    server.acquire(b"k", b"holder", 60_000, None).unwrap();
+    for n in 0..950_u32 {
+        waits(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
+    }
+    server.pass_ms(1000);
+    assert!(server.release(b"k", b"holder"));
+    assert!(server.acquire(b"k", b"newcomer", 1000, None).is_some());
+}
+
+#[test]
+fn waiter_that_comes_to_an_idle_queue_is_not_kept_for_a_second() {
+    let mut server = busy_server();
+    server.set(b"k", b"data", None);
+    waits(&mut server, &[b"k"], b"first", 1);
+    server.pass_ms(2);
+    // The key was to be looked at in a second; a lock that ends sooner moves that.
+    server.memory.keys.take(0, b"k");
+    server.acquire(b"k", b"holder", 50, None).unwrap();
+    let second = waits(&mut server, &[b"k"], b"second", 5000);
+    server.pass_ms(50);
+    server.turn();
+    assert_eq!(granted(&server), [second]);
+}
+
+#[test]
+fn release_considers_only_the_waiters_that_lacked_its_key() {
+    let mut server = busy_server();
+    let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
+    let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    for key in &all[..63] {
+        server.set(key, b"data", None);
+    }
+    server.acquire(all[63], b"holder", 60_000, None).unwrap();
+    for n in 0..900_u32 {
+        waits(&mut server, &all, &n.to_le_bytes(), 50_000);
+    }
+    let single = waits(&mut server, &[all[63]], b"single", 50_000);
+    server.turn();
+    assert!(server.release(all[63], b"holder"));
+    assert_eq!(granted(&server), [single]);
+    // Those that lack another key cost this key nothing: not one of them is looked at.
+    assert!(server.release(all[63], b"single"));
+    assert!(server.memory.one_turn(server.now()) <= 2);
+}
+
+#[test]
+fn turn_leaves_work_for_the_next_and_says_so() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
+    }
+    // The wall clock stood still, so that every mirror is still there.
+    server.mono_us += 1_000_000;
+    let jobs = server.memory.one_turn(server.now());
+    assert!((1..2000).contains(&jobs), "{jobs}");
+    assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
+    server.turn();
+    assert_eq!((server.node().leases(), server.keys()), (0, 0));
+}
+
+#[test]
+fn budget_of_a_turn_does_not_grow_with_waiters_times_keys() {
+    let mut server = busy_server();
+    let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
+    let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    for key in &all {
+        server.set(key, b"data", None);
+    }
+    for n in 0..2000_u32 {
+        waits(&mut server, &all, &n.to_le_bytes(), 50_000);
+    }
+    // All of them lacked this key, and lack another now.
+    server.take_away(all[0], KeyEvent::Removed);
+    let mut turns = 0;
+    while server.node().next_wake().is_some_and(|at| at <= server.now().monotonic) {
+        server.memory.one_turn(server.now());
+        turns += 1;
+        assert!(turns < 1000, "the work ends");
+    }
+    assert!(turns > 1, "2000 waiters are more than one turn may consider");
+    let last = server.acquire_all_or_wait(&[all[0]], b"newcomer", 1000, 1000);
+    assert!(matches!(last, Patient::Granted(_)), "they reserve nothing");
+}
+
+#[test]
+fn overwrite_that_expires_unseen_ends_the_lock() {
+    for text in [&b"stop"[..], b"sixteen bytes???"] {
+        let mut server = Server::new();
+        server.acquire(b"k", b"sixteen bytes...", 50_000, None).unwrap();
+        let expires_at_ms = Some(server.wall_ms + 100);
+        server.memory.write(server.now(), 0, b"k", Value::text(text, expires_at_ms));
+        server.turn();
+        server.pass_ms(500);
+        server.turn();
+        assert_eq!(server.extend(b"k", b"sixteen bytes...", 50_000), None);
+        assert!(server.is_empty(), "the mirror does not come back");
+        assert_eq!(server.node().stats().saved_from_clock_step, 0);
+    }
+}
+
+#[test]
+fn overwrite_before_a_reload_ends_the_lock() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    server.set(b"k", b"stop", Some(40_000));
+    server.hear(&ServerEvent::LoadingBegins);
+    server.hear(&ServerEvent::LoadingEnds);
+    server.take_away(b"k", KeyEvent::Removed);
+    assert_eq!(server.extend(b"k", b"a", 50_000), None);
+}
+
+#[test]
+fn replica_extends_releases_and_deletes_nothing() {
+    let mut server = Server::new();
+    server.hear(&ServerEvent::Demoted);
+    server.set(b"k", b"a", Some(1000));
+    assert_eq!(server.extend_with(b"k", b"a", 1000, None, None), Extended::Abstaining);
+    assert!(!server.release(b"k", b"a"));
+    server.mono_us += 3_600_000_000;
+    server.turn();
+    assert!(server.has(b"k"));
+    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Replica, None)));
+}
+
+#[test]
+fn mirror_that_the_server_refuses_is_written_later() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    server.take_away(b"k", KeyEvent::Evicted);
+    server.memory.keys.refuses_writes = true;
+    assert!(server.extend(b"k", b"a", 50_000).is_some(), "the lease decides");
+    assert!(!server.has(b"k"));
+    server.pass_ms(2000);
+    server.turn();
+    assert!(server.node().lacks_mirrors());
+    server.memory.keys.refuses_writes = false;
+    server.pass_ms(2000);
+    server.turn();
+    assert_eq!(server.text(b"k"), b"a");
+}
+
+#[test]
+fn grant_that_the_server_refuses_leaves_nothing() {
+    let mut server = Server::new();
+    server.acquire(b"a", b"holder", 50_000, None).unwrap();
+    let ticket = waits(&mut server, &[b"a"], b"waiter", 50_000);
+    server.memory.keys.refuses_writes = true;
+    assert!(server.release(b"a", b"holder"));
+    assert!(matches!(server.told[..], [(told, Told::Failed(_))] if told == ticket));
+    assert!(server.is_empty());
+    assert_eq!(server.node().leases(), 0);
+}
+
+#[test]
+fn raised_fence_invalidates_what_inspect_showed() {
+    let mut server = Server::new();
+    server.pass_ms(120_000);
+    let fence = server.acquire(b"k", b"a", 50_000, None).unwrap();
+    server.memory.keys.tracks = true;
+    let raised = Some(fence.next());
+    assert!(matches!(server.extend_with(b"k", b"a", 1, raised, None), Extended::Held { .. }));
+    assert_eq!(server.memory.keys.invalidated, [Name::from_slice(b"k")]);
+}
+
+#[test]
+fn nothing_is_written_while_writes_are_paused_but_time_outs_are_answered() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let late = waits(&mut server, &[b"k"], b"b", 500);
+    waits(&mut server, &[b"k"], b"c", 50_000);
+    server.memory.keys.is_paused = true;
+    server.pass_ms(1000);
+    server.memory.one_turn(server.now());
+    assert!(server.has(b"k"));
+    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "it does not spin");
+    server.memory.keys.is_paused = false;
+    server.pass_ms(10);
+    server.turn();
+    assert_eq!(server.told.first(), Some(&(late, Told::Dismissed)));
+    assert_eq!(server.text(b"k"), b"c");
+}
+
+#[test]
+fn lock_of_a_waiter_that_never_heard_of_it_is_released() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let gone = waits(&mut server, &[b"k"], b"b", 50_000);
+    let next = waits(&mut server, &[b"k"], b"c", 50_000);
+    // Between the handover and its answer.
+    let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"a"));
+    let release = quorlock_core::node::Release { db: 0, keys: &keys, token: &token };
+    server.memory.execute(server.now(), &quorlock_core::node::Command::Release(release)).unwrap();
+    assert_eq!(server.text(b"k"), b"b");
+    assert_eq!(std::mem::take(&mut server.memory.keys.woken), [gone]);
+    let left = server.memory.node.disconnect(gone);
+    assert!(!left.wake, "it was unblocked already");
+    server.turn();
+    assert_eq!(granted(&server), [next]);
+}
+
+#[test]
+fn deferred_answers_are_given_at_the_end_of_the_turn() {
+    let mut settings = settings(0);
+    settings.defer_wakes = true;
+    let mut server = Server::with(settings);
+    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let first = waits(&mut server, &[b"k"], b"b", 50_000);
+    assert!(server.release(b"k", b"a"));
+    assert_eq!(granted(&server), [], "not yet");
+    server.turn();
+    assert_eq!(granted(&server), [first]);
+    // Unblocked in the same turn as it was granted: it gets the lock all the same.
+    let second = waits(&mut server, &[b"k"], b"c", 50_000);
+    assert!(server.release(b"k", b"b"));
+    let left = server.memory.node.unblock(second);
+    assert!(left.wake);
+    assert!(matches!(left.reply, quorlock_core::node::WaitReply::Granted { .. }));
+    assert!(matches!(server.inspect(b"k"), Inspected::Lease { .. }));
+}
+
+#[test]
+fn flush_of_many_leases_is_swept_bit_by_bit_and_binds_at_once() {
+    let mut server = Server::new();
+    for n in 0..50_000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 50_000, None).unwrap();
+    }
+    server.clear();
+    server.hear(&ServerEvent::Flush(None));
+    assert!(server.acquire(&7_u32.to_le_bytes(), b"b", 50_000, None).is_some());
+    server.memory.one_turn(server.now());
+    assert!(server.node().leases() > 1000, "not all at once");
+    server.turn();
+    assert_eq!(server.node().leases(), 1);
+    assert_eq!(server.text(&7_u32.to_le_bytes()), b"b");
+}
+
+#[test]
+fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
+    let mut server = Server::new();
+    server.acquire(b"b", b"holder", 50_000, None).unwrap();
+    let waiter = waits(&mut server, &[b"a", b"b"], b"waiter", 50_000);
+    // Seen by a release, and remembered for as long as it lasts.
+    server.set(b"a", b"old client", Some(3_600_000));
+    assert!(!server.release(b"a", b"stranger"));
+    server.clear();
+    server.hear(&ServerEvent::Flush(None));
+    server.turn();
+    assert_eq!(granted(&server), [waiter]);
+}
