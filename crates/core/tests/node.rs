@@ -205,7 +205,7 @@ fn memory_follows_the_number_of_leases_down_as_well() {
 
 #[test]
 fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
-    let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(&server.node());
+    let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(server.node());
     let mut one = Server::new();
     let mut other = Server::new();
     one.acquire(b"gone", b"t", 1000, None).unwrap();

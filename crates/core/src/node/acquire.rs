@@ -5,9 +5,7 @@ use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted};
-use super::{
-    Acquire, Author, Bytes, Change, CommandError, Keyspace, Kind, Node, Now, Reply, Ticket,
-};
+use super::{Acquire, Author, Bytes, Change, CommandError, Keyspace, Kind, Node, Now, Reply, Ticket};
 use crate::{Fence, Ttl};
 
 /// The keys of a lock that is to be granted, all of which are free.
@@ -87,8 +85,7 @@ impl Node {
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
         let keys = keys.iter().zip(hashes).zip(lacks);
-        let wanted =
-            keys.map(|((key, hash), lacks)| Wanted { hash, key: key.as_ref(), lacks });
+        let wanted = keys.map(|((key, hash), lacks)| Wanted { hash, key: key.as_ref(), lacks });
         self.queues.push(waiter, db, wanted);
         Ok(Reply::Waits)
     }
@@ -120,8 +117,7 @@ impl Node {
             }
         }
         let expires_at_ms = now.wall_ms_after(ttl.us());
-        let written =
-            entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
+        let written = entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
         if written.is_err() {
             for (key, entry) in keys.iter().zip(entries) {
                 if keyspace.kind(entry) != Kind::Missing {
@@ -182,13 +178,7 @@ impl Node {
         let Waiter { ticket, token, owner, ttl, fence, since, until: _ } = waiter;
         let (db, key) = (free.db, Bytes::from_slice(free.keys[0].as_ref()));
         let name = keyspace.name(&token);
-        let terms = Terms {
-            token: &name,
-            owner: owner.as_deref(),
-            ttl,
-            fence,
-            author: Author::Other,
-        };
+        let terms = Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
         match self.grant(now, free, &terms, keyspace) {
             Ok(fence) => {
                 let waited_us = now.monotonic.us_since(since);

@@ -29,17 +29,14 @@ impl Node {
             let hash = self.leases.hash(db, key);
             hashes.push(hash);
             match self.key_state(now.monotonic, (hash, db, key), keyspace, entry) {
-                KeyState::Held { lease, .. }
-                    if self.leases.get(lease).token[..] == *token.as_ref() =>
-                {
+                KeyState::Held { lease, .. } if self.leases.get(lease).token[..] == *token.as_ref() => {
                     in_order &= last.is_none_or(|last| self.leases.next_key(last) == lease);
                     first = first.or(Some(lease));
                     last = Some(lease);
                 }
                 // A string that never expires is data, whatever it says.
                 KeyState::Foreign
-                    if keyspace.expires_at_ms(entry).is_some()
-                        && keyspace.holds(entry, token.as_ref()) =>
+                    if keyspace.expires_at_ms(entry).is_some() && keyspace.holds(entry, token.as_ref()) =>
                 {
                     foreign = true;
                 }
@@ -48,9 +45,7 @@ impl Node {
             }
         }
         match (first, last) {
-            (Some(first), Some(last))
-                if !foreign && in_order && self.leases.next_key(last) == first =>
-            {
+            (Some(first), Some(last)) if !foreign && in_order && self.leases.next_key(last) == first => {
                 self.extend_lease(now, first, extend, &mut entries, keyspace)
             }
             (None, None) => self.adopt(now, &hashes, extend, &mut entries, keyspace),
@@ -175,8 +170,7 @@ impl Node {
         let fence = self.fences.next(hashes, extend.fence, now.wall_us);
         let value = extend.new_token.unwrap_or(extend.token);
         let deadline = now.monotonic.plus_us(left_us);
-        let new =
-            NewLock { db: extend.db, token: value.as_ref(), owner: None, fence, deadline };
+        let new = NewLock { db: extend.db, token: value.as_ref(), owner: None, fence, deadline };
         self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
         let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();

@@ -81,13 +81,7 @@ impl Node {
     }
 
     /// Another key that a waiter lacks, as far as is known without a look at it.
-    fn known_lack(
-        &mut self,
-        now: Now,
-        place: u32,
-        queue: u32,
-        budget: &mut Budget,
-    ) -> Option<(u32, Lack)> {
+    fn known_lack(&mut self, now: Now, place: u32, queue: u32, budget: &mut Budget) -> Option<(u32, Lack)> {
         let keys = self.queues.queues_of(place).len();
         for index in 0..keys {
             let other = self.queues.queues_of(place)[index];
@@ -138,8 +132,7 @@ impl Node {
                 return None;
             }
         }
-        let free =
-            FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries };
+        let free = FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries };
         Some(self.grant_waiter(now, place, free, keyspace))
     }
 }

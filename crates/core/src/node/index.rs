@@ -35,7 +35,8 @@ impl HashIndex {
     pub(super) fn insert(&mut self, hash: u64, slot: u32) {
         let short = shorten(hash);
         let shard = self.shard(hash);
-        self.shards[shard].insert_unique(spread(short), Entry { hash: short, slot }, |entry| spread(entry.hash));
+        self.shards[shard]
+            .insert_unique(spread(short), Entry { hash: short, slot }, |entry| spread(entry.hash));
     }
 
     pub(super) fn remove(&mut self, hash: u64, slot: u32) {

@@ -3,9 +3,7 @@
 use super::key_state::KeyState;
 use super::leases::MirrorState;
 use super::wheel::Step;
-use super::{
-    Access, Author, Bytes, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
-};
+use super::{Access, Author, Bytes, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket};
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
@@ -86,12 +84,7 @@ impl Node {
     ///
     /// Answers come first, also while nothing may be written. Then come locks whose holders never
     /// heard of them, handovers, ended leases, mirrors, and the end of an abstention.
-    pub fn next_job<K: Keyspace>(
-        &mut self,
-        now: Now,
-        budget: &mut Budget,
-        keyspace: &mut K,
-    ) -> Option<Job> {
+    pub fn next_job<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
         if self.loading {
             return None;
         }
@@ -116,8 +109,7 @@ impl Node {
         if let Some(grant) = self.answers.pop_undelivered() {
             budget.spend(WRITE_UNITS);
             let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
-            let release =
-                Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
+            let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
             // Whatever else is under the key by now is not this grant's.
             let _ = self.release(now, &release, keyspace);
             return Some(Job::Released);
@@ -150,12 +142,7 @@ impl Node {
 
     /// Tells the next waiter that waits no more: its time is over, its token was released, or the
     /// node abstains.
-    fn refuse_next<K: Keyspace>(
-        &mut self,
-        now: Now,
-        budget: &mut Budget,
-        keyspace: &mut K,
-    ) -> Option<Job> {
+    fn refuse_next<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
         let ticket = if let Some(ticket) = self.queues.pop_dismissed() {
             ticket
         } else {
@@ -173,12 +160,7 @@ impl Node {
     }
 
     /// Looks after the next lease that needs it.
-    fn attend<K: Keyspace>(
-        &mut self,
-        now: Now,
-        budget: &mut Budget,
-        keyspace: &mut K,
-    ) -> Option<Job> {
+    fn attend<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
         let lease = match self.leases.step(now.monotonic) {
             Step::Idle => return None,
             Step::Sorted => {
@@ -193,10 +175,7 @@ impl Node {
             return Some(Job::Tidied);
         }
         let is_live = now.monotonic < self.leases.get(lease).deadline;
-        if is_live
-            && self.leases.get(lease).mirror() == MirrorState::Lost
-            && keyspace.memory_is_short()
-        {
+        if is_live && self.leases.get(lease).mirror() == MirrorState::Lost && keyspace.memory_is_short() {
             budget.spend(STEP_UNITS);
             self.repair_later(now, lease);
             return Some(Job::Tidied);
@@ -279,11 +258,7 @@ impl Node {
         let at_once = Some(Monotonic::default());
         let must_refuse =
             self.queues.has_dismissed() || (self.abstention.is_on() && self.queues.waiters() > 0);
-        let refuse_at = if must_refuse {
-            at_once
-        } else {
-            self.queues.next_time_out().map(|(at, _)| at)
-        };
+        let refuse_at = if must_refuse { at_once } else { self.queues.next_time_out().map(|(at, _)| at) };
         let write_at = if self.answers.has_work() || self.queues.is_sweeping() {
             at_once
         } else {

@@ -240,12 +240,7 @@ impl Keyspace for Keys {
         self.values.get(entry)?.expires_at_ms
     }
 
-    fn set(
-        &mut self,
-        entry: &mut (u32, Name),
-        value: &Name,
-        expires_at_ms: u64,
-    ) -> Result<(), WriteRefused> {
+    fn set(&mut self, entry: &mut (u32, Name), value: &Name, expires_at_ms: u64) -> Result<(), WriteRefused> {
         if self.refuses_writes {
             self.values.remove(entry);
             return Err(WriteRefused);

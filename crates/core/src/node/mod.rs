@@ -43,8 +43,8 @@ pub use abstention::Reason;
 pub use answers::Left;
 pub use clock::{Monotonic, Now};
 pub use command::{
-    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX,
-    Release, Reply, Settings, WaitReply,
+    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX, Release, Reply,
+    Settings, WaitReply,
 };
 pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};

@@ -162,21 +162,11 @@ impl Queues {
     }
 
     /// Adds a waiter at the end of the queue of each of its keys.
-    pub(super) fn push<'k>(
-        &mut self,
-        waiter: Waiter,
-        db: u32,
-        keys: impl Iterator<Item = Wanted<'k>>,
-    ) {
+    pub(super) fn push<'k>(&mut self, waiter: Waiter, db: u32, keys: impl Iterator<Item = Wanted<'k>>) {
         let (ticket, until) = (waiter.ticket, waiter.until);
         self.arrivals += 1;
         let arrival = self.arrivals;
-        let place = self.places.insert(Place {
-            waiter,
-            arrival,
-            queues: SmallVec::new(),
-            candidate_in: 0,
-        });
+        let place = self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
         self.by_ticket.insert(ticket, place);
         self.time_outs.insert((until, place));
         let mut lacking = None;
@@ -283,9 +273,7 @@ impl Queues {
             self.by_slot[queue].candidates.pop_first();
         };
         match (single, several) {
-            (Some(single), Some(several))
-                if self.places[several].arrival < self.places[single].arrival =>
-            {
+            (Some(single), Some(several)) if self.places[several].arrival < self.places[single].arrival => {
                 Some(Candidate::Several(several))
             }
             (Some(single), _) => Some(Candidate::Single(single)),
@@ -522,13 +510,11 @@ impl Waiter {
 }
 
 /// Everything about a waiter.
-type WaiterState<'a> =
-    (Ticket, &'a [u8], Option<&'a [u8]>, Ttl, Option<Fence>, Monotonic, Monotonic);
+type WaiterState<'a> = (Ticket, &'a [u8], Option<&'a [u8]>, Ttl, Option<Fence>, Monotonic, Monotonic);
 
 /// Everything about a queue: its key, what is known of it, and its waiters with whether each is a
 /// candidate.
-type QueueState<'a> =
-    (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
+type QueueState<'a> = (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
 
 impl PartialEq for Queues {
     fn eq(&self, other: &Self) -> bool {

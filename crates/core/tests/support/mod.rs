@@ -4,8 +4,8 @@
 
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Monotonic, Node,
-    Now, Release, Reply, ServerEvent, Settings, Ticket, WaitReply,
+    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Monotonic, Node, Now,
+    Release, Reply, ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -172,9 +172,7 @@ impl Server {
         for ticket in std::mem::take(&mut self.memory.keys.woken) {
             let told = match self.memory.node.answer(ticket) {
                 WaitReply::Granted { fence, waited_us } => Told::Granted { fence, waited_us },
-                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
-                    Told::Dismissed
-                }
+                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => Told::Dismissed,
                 WaitReply::Failed(error) => Told::Failed(error),
             };
             self.told.push((ticket, told));
