@@ -2,9 +2,8 @@
 
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec};
 
-const LOGARITHMIC: &std::ffi::CStr = c"O(log N) in the number of locks held";
-const FOR_EACH_KEY: &std::ffi::CStr =
-    c"O(K) for K keys; O(K log N) in the number of leases to keep their deadlines in order";
+const LOGARITHMIC: &std::ffi::CStr = c"O(1) without waiters, O(log N) with N clients that wait";
+const FOR_EACH_KEY: &std::ffi::CStr = c"O(K) for K keys without waiters, O(K log N) with N clients that wait";
 const SINCE: &std::ffi::CStr = c"0.1.0";
 
 const KEY: ArgSpec = ArgSpec { name: c"key", kind: ArgKind::Key, summary: c"The lock", option: None };

@@ -97,10 +97,7 @@ fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
 }
 
 /// `… token ttl [WAIT ms] [FENCE n] [OWNER label]`
-pub(crate) fn acquire_terms(
-    rest: Rest<'_>,
-    max_ttl: Ttl,
-) -> Result<(Ttl, Options<'_>), CommandError> {
+pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
     each_option(rest, |name, value| {
@@ -118,10 +115,7 @@ pub(crate) fn acquire_terms(
 }
 
 /// `… token ttl [FENCE n] [TOKEN new]`
-pub(crate) fn extend_terms(
-    rest: Rest<'_>,
-    max_ttl: Ttl,
-) -> Result<(Ttl, Options<'_>), CommandError> {
+pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
     each_option(rest, |name, value| {

@@ -13,8 +13,7 @@ use crate::ffi::{Arg, Ctx, Key, LogLevel, MainThread, clock};
 use crate::module::{self, State};
 
 /// Events that came while the node was at work.
-static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
-    MainThread::new(RefCell::new(VecDeque::new()));
+static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> = MainThread::new(RefCell::new(VecDeque::new()));
 
 /// Whether the keyspace event that is being sent is about a write of the node's own.
 static IS_OWN: AtomicBool = AtomicBool::new(false);

@@ -61,8 +61,7 @@ impl<'a> Arg<'a> {
     pub(crate) fn to_integer(self) -> Option<i64> {
         let mut value = 0;
         // SAFETY: a live string and a place for the result.
-        let status =
-            unsafe { api!(RedisModule_StringToLongLong(self.string.as_ptr(), &raw mut value)) };
+        let status = unsafe { api!(RedisModule_StringToLongLong(self.string.as_ptr(), &raw mut value)) };
         (status == raw::REDISMODULE_OK as i32).then_some(value)
     }
 }

@@ -66,8 +66,7 @@ unsafe extern "C" fn on_reply(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: a live context, for the time of this call, of a client that was blocked.
-    let (ctx, ticket) =
-        unsafe { (Ctx::new(ctx), ticket_of(api!(RedisModule_GetBlockedClientHandle(ctx)))) };
+    let (ctx, ticket) = unsafe { (Ctx::new(ctx), ticket_of(api!(RedisModule_GetBlockedClientHandle(ctx)))) };
     entry::guard(|| commands::reply_unblocked(&ctx, ticket));
     raw::REDISMODULE_OK as c_int
 }
@@ -79,8 +78,7 @@ unsafe extern "C" fn on_unblock(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: as above.
-    let (ctx, ticket) =
-        unsafe { (Ctx::new(ctx), ticket_of(api!(RedisModule_GetBlockedClientHandle(ctx)))) };
+    let (ctx, ticket) = unsafe { (Ctx::new(ctx), ticket_of(api!(RedisModule_GetBlockedClientHandle(ctx)))) };
     entry::guard(|| {
         let left = module::with(|state| state.node.unblock(ticket));
         if left.is_none_or(|left| left.wake) {

@@ -139,11 +139,8 @@ impl Ctx<'_> {
                 let info = api!(RedisModule_GetServerInfo(self.ctx, section.as_ptr()));
                 let mut failed = 0;
                 let any = fields.iter().any(|field| {
-                    let value = api!(RedisModule_ServerInfoGetFieldUnsigned(
-                        info,
-                        field.as_ptr(),
-                        &raw mut failed
-                    ));
+                    let value =
+                        api!(RedisModule_ServerInfoGetFieldUnsigned(info, field.as_ptr(), &raw mut failed));
                     failed != 0 || value != 0
                 });
                 api!(RedisModule_FreeServerInfo(self.ctx, info));
