@@ -120,7 +120,8 @@ fn extend<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>
 }
 
 fn release<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>, CommandError>) {
-    let released = named.and_then(|Named { keys, token, rest: _ }| {
+    let released = named.and_then(|Named { keys, token, rest }| {
+        request::no_terms(rest)?;
         let mut keyspace = ServerKeyspace::of_command(ctx);
         let release = node::Release { db: keyspace.db(), keys: keys.as_ref(), token: &token };
         execute(&node::Command::Release(release), &mut keyspace)

@@ -130,6 +130,11 @@ pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options
     Ok((ttl, options))
 }
 
+/// `… token`
+pub(crate) fn no_terms(Rest { args, from }: Rest<'_>) -> Result<(), CommandError> {
+    if args.len() > from { Err(CommandError::Arity) } else { Ok(()) }
+}
+
 /// Calls `take` for each name and value after the ttl.
 fn each_option<'a>(
     Rest { args, from }: Rest<'a>,

@@ -134,16 +134,21 @@ pub(super) unsafe extern "C" fn call<C: Command>(
         keys.into_iter().flatten().for_each(|index| ctx.name_key(index, C::SPEC.key));
         return OK;
     }
-    // Before anything is looked at: an error is shown with its arguments as well.
-    if C::SPEC.has_token {
-        guard(|| {
-            request::token_positions(C::SPEC.keys, args).for_each(|index| ctx.redact(index));
-        });
-    }
     if guard(|| C::run(&ctx, args)).is_none() {
         ctx.reply_error(
             &"ERR internal error of the lock module: the server's log says where; please report it",
         );
+    }
+    // Last, since Valkey 8.1 hides an argument from the command itself as well. Nothing is shown
+    // to anybody before the command returns.
+    if C::SPEC.has_token {
+        guard(|| {
+            let mut positions = request::token_positions(C::SPEC.keys, args);
+            let first = positions.next();
+            // All are found before one is hidden, which may change the arguments.
+            let others: Vec<_> = positions.collect();
+            first.into_iter().chain(others).for_each(|index| ctx.redact(index));
+        });
     }
     OK
 }

@@ -99,6 +99,8 @@ impl Propagation {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const NONE: Listeners = Listeners { backlog: false, replicas: false, child: false };
@@ -160,5 +162,132 @@ mod tests {
         assert!(propagation.wants_check(Monotonic::from_us(1_000_005)));
         propagation.learn(NONE);
         assert!(!propagation.wants_check(Monotonic::from_us(9_000_000)));
+    }
+
+    /// A server, as far as it matters who receives what it writes.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Server {
+        replica: bool,
+        backlog: bool,
+        replicas: u8,
+        child: bool,
+        append_only_file: bool,
+    }
+
+    /// What happens to a server.
+    #[derive(Clone, Copy, Debug)]
+    enum Happening {
+        FullSyncBegins,
+        FullSyncEnds,
+        PartialSync,
+        ReplicaLeaves,
+        BacklogExpires,
+        Demoted,
+        Promoted,
+        Loaded { backlog: bool },
+        AppendOnlyFile { on: bool },
+        SnapshotBegins,
+        SnapshotEnds,
+        Check,
+        Write,
+    }
+
+    fn happening() -> impl Strategy<Value = Happening> {
+        prop_oneof![
+            1 => Just(Happening::FullSyncBegins),
+            1 => Just(Happening::FullSyncEnds),
+            1 => Just(Happening::PartialSync),
+            1 => Just(Happening::ReplicaLeaves),
+            2 => Just(Happening::BacklogExpires),
+            1 => Just(Happening::Demoted),
+            1 => Just(Happening::Promoted),
+            1 => any::<bool>().prop_map(|backlog| Happening::Loaded { backlog }),
+            1 => any::<bool>().prop_map(|on| Happening::AppendOnlyFile { on }),
+            1 => Just(Happening::SnapshotBegins),
+            1 => Just(Happening::SnapshotEnds),
+            4 => Just(Happening::Check),
+            4 => Just(Happening::Write),
+        ]
+    }
+
+    impl Server {
+        /// What becomes of the server, and what the module hears of it: see the servers' events.
+        fn live(&mut self, happening: Happening, propagation: &mut Propagation) {
+            match happening {
+                Happening::FullSyncBegins => {
+                    (self.backlog, self.child) = (true, true);
+                    propagation.doubt();
+                }
+                Happening::FullSyncEnds if self.child => {
+                    (self.child, self.replicas) = (false, self.replicas + 1);
+                    propagation.doubt();
+                }
+                // Only with a backlog to resume from. No fork.
+                Happening::PartialSync if self.backlog => {
+                    self.replicas += 1;
+                    propagation.doubt();
+                }
+                // The backlog stays, and nothing is heard that would be believed.
+                Happening::ReplicaLeaves => self.replicas = self.replicas.saturating_sub(1),
+                Happening::BacklogExpires if self.replicas == 0 && !self.replica => {
+                    self.backlog = false;
+                }
+                Happening::Demoted => {
+                    self.replica = true;
+                    propagation.demote();
+                }
+                // Old peers may resume from its backlog, which is active already.
+                Happening::Promoted if self.replica => {
+                    (self.replica, self.backlog) = (false, true);
+                    propagation.promote();
+                }
+                Happening::Loaded { backlog } => {
+                    self.backlog |= backlog;
+                    propagation.doubt();
+                }
+                Happening::AppendOnlyFile { on } => self.append_only_file = on,
+                Happening::SnapshotBegins => {
+                    self.child = true;
+                    propagation.doubt();
+                }
+                Happening::SnapshotEnds => self.child = false,
+                _ => {}
+            }
+        }
+
+        fn figures(self) -> Listeners {
+            // A replica has no backlog before its first sync, whatever it gets later.
+            let backlog = self.backlog && !self.replica;
+            Listeners { backlog, replicas: self.replicas > 0, child: self.child }
+        }
+
+        fn is_listened_to(self) -> bool {
+            self.backlog || self.replicas > 0 || self.child || self.append_only_file
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(5000))]
+
+        #[test]
+        fn write_is_never_skipped_while_something_may_receive_it(
+            happenings in prop::collection::vec(happening(), 1..60),
+        ) {
+            let (mut server, mut propagation) = (Server::default(), Propagation::new(false));
+            let mut now = Monotonic::default();
+            for happening in happenings {
+                now = now.plus_us(CHECK_INTERVAL_US);
+                server.live(happening, &mut propagation);
+                match happening {
+                    Happening::Check if propagation.wants_check(now) => {
+                        propagation.learn(server.figures());
+                    }
+                    Happening::Write if server.is_listened_to() => {
+                        prop_assert!(propagation.is_needed(server.append_only_file), "{server:?}");
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 }
