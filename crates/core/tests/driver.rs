@@ -348,3 +348,18 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
     server.turn();
     assert_eq!(granted(&server), [waiter]);
 }
+
+#[test]
+fn extension_does_not_put_off_the_repair_of_a_mirror() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 500, None).unwrap();
+    server.take_away(b"k", KeyEvent::Expired);
+    server.set(b"k", b"old client", Some(10_000));
+    // In its place there is another's string now, and the lock is about to end.
+    server.turn();
+    assert!(server.extend(b"k", b"a", 50_000).is_some());
+    server.take_away(b"k", KeyEvent::Removed);
+    server.pass_ms(1000);
+    server.turn();
+    assert_eq!(server.text(b"k"), b"a");
+}

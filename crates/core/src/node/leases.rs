@@ -297,9 +297,9 @@ impl Leases {
         let mut at = slot;
         loop {
             let lease = &mut self.items[at];
-            let is_for_mirror = lease.attend_at < lease.deadline;
             lease.deadline = deadline;
-            if !is_for_mirror {
+            // A mirror that is to be looked after is, when that was planned.
+            if lease.mirror == MirrorState::Written {
                 self.attend(at, deadline);
             }
             at = self.next_key(at);
