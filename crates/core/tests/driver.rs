@@ -4,8 +4,11 @@
 
 mod support;
 
+use quorlock_core::Ttl;
 use quorlock_core::node::memory::{Name, Value};
-use quorlock_core::node::{KeyEvent, Reason, ServerEvent, Ticket};
+use quorlock_core::node::{
+    Acquire, Command, CommandError, KeyEvent, Reason, Release, ServerEvent, Ticket, WaitReply,
+};
 use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
 
 /// A server whose queues are long.
@@ -228,13 +231,13 @@ fn mirror_that_the_server_refuses_is_written_later() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     server.take_away(b"k", KeyEvent::Evicted);
-    server.memory.keys.refuses_writes = true;
+    server.memory.keys.writes_left = Some(0);
     assert!(server.extend(b"k", b"a", 50_000).is_some(), "the lease decides");
     assert!(!server.has(b"k"));
     server.pass_ms(2000);
     server.turn();
     assert!(server.node().lacks_mirrors());
-    server.memory.keys.refuses_writes = false;
+    server.memory.keys.writes_left = None;
     server.pass_ms(2000);
     server.turn();
     assert_eq!(server.text(b"k"), b"a");
@@ -245,7 +248,7 @@ fn grant_that_the_server_refuses_leaves_nothing() {
     let mut server = Server::new();
     server.acquire(b"a", b"holder", 50_000, None).unwrap();
     let ticket = waits(&mut server, &[b"a"], b"waiter", 50_000);
-    server.memory.keys.refuses_writes = true;
+    server.memory.keys.writes_left = Some(0);
     assert!(server.release(b"a", b"holder"));
     assert!(matches!(server.told[..], [(told, Told::Failed(_))] if told == ticket));
     assert!(server.is_empty());
@@ -289,8 +292,8 @@ fn lock_of_a_waiter_that_never_heard_of_it_is_released() {
     let next = waits(&mut server, &[b"k"], b"c", 50_000);
     // Between the handover and its answer.
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"a"));
-    let release = quorlock_core::node::Release { db: 0, keys: &keys, token: &token };
-    server.memory.execute(server.now(), &quorlock_core::node::Command::Release(release)).unwrap();
+    let release = Release { db: 0, keys: &keys, token: &token };
+    server.memory.execute(server.now(), &Command::Release(release)).unwrap();
     assert_eq!(server.text(b"k"), b"b");
     assert_eq!(std::mem::take(&mut server.memory.keys.woken), [gone]);
     let left = server.memory.node.disconnect(gone);
@@ -315,7 +318,7 @@ fn deferred_answers_are_given_at_the_end_of_the_turn() {
     assert!(server.release(b"k", b"b"));
     let left = server.memory.node.unblock(second);
     assert!(left.wake);
-    assert!(matches!(left.reply, quorlock_core::node::WaitReply::Granted { .. }));
+    assert!(matches!(left.reply, WaitReply::Granted { .. }));
     assert!(matches!(server.inspect(b"k"), Inspected::Lease { .. }));
 }
 
@@ -362,4 +365,25 @@ fn extension_does_not_put_off_the_repair_of_a_mirror() {
     server.pass_ms(1000);
     server.turn();
     assert_eq!(server.text(b"k"), b"a");
+}
+
+#[test]
+fn lock_of_several_keys_that_is_refused_half_way_leaves_nothing() {
+    let mut server = Server::new();
+    server.memory.keys.writes_left = Some(1);
+    let keys = [Name::from_slice(b"a"), Name::from_slice(b"b")];
+    let token = Name::from_slice(b"t");
+    let acquire = Acquire {
+        db: 0,
+        keys: &keys,
+        token: &token,
+        ttl: Ttl::from_ms(1000).unwrap(),
+        owner: None,
+        fence: None,
+        wait_ms: 0,
+    };
+    let refused = server.execute(&Command::Acquire(acquire));
+    assert_eq!(refused, Err(CommandError::NotWritten));
+    assert!(server.is_empty());
+    assert_eq!(server.node().leases(), 0);
 }

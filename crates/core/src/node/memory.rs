@@ -63,8 +63,8 @@ pub struct Keys {
     pub is_paused: bool,
     /// Whether memory is short.
     pub memory_is_short: bool,
-    /// Whether the server refuses writes.
-    pub refuses_writes: bool,
+    /// How many writes the server still takes; `None` for all.
+    pub writes_left: Option<u32>,
 }
 
 /// A write as a replica or an append-only file gets it.
@@ -188,6 +188,12 @@ impl Keys {
         self.values.clear();
     }
 
+    fn takes_write(&mut self) -> Result<(), WriteRefused> {
+        let left = self.writes_left.map(|left| left.checked_sub(1).ok_or(WriteRefused));
+        self.writes_left = left.transpose()?;
+        Ok(())
+    }
+
     /// Removes a key without an event.
     pub fn take(&mut self, db: u32, key: &[u8]) -> Option<Value> {
         self.values.remove(&(db, Name::from_slice(key)))
@@ -241,7 +247,7 @@ impl Keyspace for Keys {
     }
 
     fn set(&mut self, entry: &mut (u32, Name), value: &Name, expires_at_ms: u64) -> Result<(), WriteRefused> {
-        if self.refuses_writes {
+        if self.takes_write().is_err() {
             self.values.remove(entry);
             return Err(WriteRefused);
         }
@@ -251,8 +257,9 @@ impl Keyspace for Keys {
     }
 
     fn expire(&mut self, entry: &mut (u32, Name), expires_at_ms: u64) -> Result<(), WriteRefused> {
-        let value = self.values.get_mut(entry).filter(|_| !self.refuses_writes);
-        value.ok_or(WriteRefused)?.expires_at_ms = Some(expires_at_ms);
+        self.takes_write()?;
+        let value = self.values.get_mut(entry).ok_or(WriteRefused)?;
+        value.expires_at_ms = Some(expires_at_ms);
         Ok(())
     }
 
