@@ -165,6 +165,7 @@ mod tests {
     }
 
     /// A server, as far as it matters who receives what it writes.
+    #[expect(clippy::struct_excessive_bools, reason = "each is a state of its own")]
     #[derive(Clone, Copy, Debug, Default)]
     struct Server {
         replica: bool,
