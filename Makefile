@@ -4,12 +4,12 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks model demo demo-fence bench bench-waiting
+.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup model demo demo-fence bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Installs what is missing: a server to test on, and libclang for the build
+setup: ## Installs what is missing: a server to test on, a C compiler, and libclang for the build
 	@scripts/setup
 
 build: setup ## Builds the module and the program (target/release/libquorlock.so, target/release/quorlock)
@@ -46,6 +46,9 @@ package: setup ## What would be published of the core and the client, built by i
 test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: fails if a key, a task or a descriptor is left
 	cargo build --release --package quorlock
 	QUORLOCK_LEAKS_ACQUIRES=1000000 cargo test --release --package quorlock-client --test leaks -- --nocapture
+
+test-setup: ## Fresh Debian systems: fails if `make setup` does not suffice to build the module and acquire a lock there
+	@scripts/test-setup $(SYSTEMS)
 
 bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
 	cargo build --release --package quorlock --package quorlock-bench
