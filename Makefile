@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup model demo demo-fence bench bench-waiting
+.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model demo demo-fence bench bench-waiting
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,12 @@ test-leaks: setup ## A million acquires that are dropped, cancelled or cut off: 
 	cargo build --release --package quorlock
 	QUORLOCK_LEAKS_ACQUIRES=1000000 cargo test --release --package quorlock-client --test leaks -- --nocapture
 
-test-setup: ## Fresh Debian systems: fails if `make setup` does not suffice to build the module and acquire a lock there
+test-setup: ## Runs setup on fresh Debian systems, builds the module there, and acquires a lock
 	@scripts/test-setup $(SYSTEMS)
+
+test-server: setup ## The server's own tests without and with the module (20 min): UNITS="unit/multi"
+	cargo build --release --package quorlock
+	@scripts/test-server $(UNITS)
 
 bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
 	cargo build --release --package quorlock --package quorlock-bench
