@@ -5,7 +5,9 @@ use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted};
-use super::{Acquire, Author, Bytes, Change, CommandError, Keyspace, Kind, Node, Now, Reply, Ticket};
+use super::{
+    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Node, Now, Reply, Ticket, Token,
+};
 use crate::{Fence, Ttl};
 
 /// The keys of a lock that is to be granted, all of which are free.
@@ -14,6 +16,8 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) keys: &'k [K::Name],
     pub(super) hashes: &'k [u64],
     pub(super) entries: &'k mut [K::Entry],
+    /// Whether some of them have a lease that has ended.
+    pub(super) have_ended: bool,
 }
 
 /// Who gets a lock, and on which terms.
@@ -42,7 +46,7 @@ impl Node {
         let mut entries = self.open_all(now, db, keys, keyspace);
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
-        let mut lacking = false;
+        let (mut lacking, mut have_ended) = (false, false);
         for (key, entry) in keys.iter().zip(&entries) {
             let key = key.as_ref();
             let hash = self.leases.hash(db, key);
@@ -57,11 +61,12 @@ impl Node {
                 _ => self.lack(now, state, keyspace, entry),
             };
             lacking |= lack.is_some();
+            have_ended |= matches!(state, KeyState::Ended { .. });
             hashes.push(hash);
             lacks.push(lack);
         }
         if !lacking {
-            let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries };
+            let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries, have_ended };
             let terms = Terms { token, owner, ttl, fence, author: Author::Client };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
@@ -77,7 +82,7 @@ impl Node {
         self.stats.refusals -= 1;
         let waiter = Waiter {
             ticket,
-            token: Bytes::from_slice(token.as_ref()),
+            token: Token::from_slice(token.as_ref()),
             owner: owner.map(Into::into),
             ttl,
             fence,
@@ -108,9 +113,9 @@ impl Node {
         terms: &Terms<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
-        let FreeKeys { db, keys, hashes, entries } = free;
+        let FreeKeys { db, keys, hashes, entries, have_ended } = free;
         let &Terms { token, owner, ttl, fence, author } = terms;
-        for (&hash, key) in hashes.iter().zip(keys) {
+        for (&hash, key) in hashes.iter().zip(keys).filter(|_| have_ended) {
             // The mirror of a lease that has ended is about to be written over.
             if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
                 self.end_by_deadline(lease);
@@ -176,7 +181,7 @@ impl Node {
     ) -> bool {
         let waiter = self.queues.remove(place);
         let Waiter { ticket, token, owner, ttl, fence, since, until: _ } = waiter;
-        let (db, key) = (free.db, Bytes::from_slice(free.keys[0].as_ref()));
+        let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));
         let name = keyspace.name(&token);
         let terms = Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
         match self.grant(now, free, &terms, keyspace) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::queues::Waiter;
-use super::{Bytes, CommandError, Keyspace, Node, Now, Ticket, WaitReply};
+use super::{CommandError, Key, Keyspace, Node, Now, Ticket, Token, WaitReply};
 use crate::Fence;
 
 /// The answers that clients do not have yet.
@@ -36,8 +36,8 @@ enum Answer {
 pub(super) struct Grant {
     pub(super) db: u32,
     /// One of its keys: the end of one ends all.
-    pub(super) key: Bytes,
-    pub(super) token: Bytes,
+    pub(super) key: Key,
+    pub(super) token: Token,
     pub(super) fence: Fence,
     pub(super) waited_us: u64,
 }

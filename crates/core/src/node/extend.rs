@@ -69,7 +69,7 @@ impl Node {
             self.leases.extend(first, deadline);
         }
         if let Some(token) = extend.new_token {
-            let token = super::Bytes::from_slice(token.as_ref());
+            let token = super::Token::from_slice(token.as_ref());
             self.leases.change_all(first, |lease| lease.token.clone_from(&token));
         }
         self.stats.extends += extend.keys.len() as u64;

@@ -2,6 +2,7 @@
 
 use super::acquire::FreeKeys;
 use super::jobs::Budget;
+use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::queues::{Candidate, Lack};
 use super::{Access, Keyspace, Node, Now};
@@ -43,6 +44,7 @@ impl Node {
                         keys: std::slice::from_ref(&name),
                         hashes: &[hash],
                         entries: std::slice::from_mut(&mut entry),
+                        have_ended: matches!(state, KeyState::Ended { .. }),
                     };
                     return self.grant_waiter(now, place, free, keyspace);
                 }
@@ -132,7 +134,7 @@ impl Node {
                 return None;
             }
         }
-        let free = FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries };
+        let free = FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries, have_ended: true };
         Some(self.grant_waiter(now, place, free, keyspace))
     }
 }

@@ -3,7 +3,7 @@
 use super::key_state::KeyState;
 use super::leases::MirrorState;
 use super::wheel::Step;
-use super::{Access, Author, Bytes, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket};
+use super::{Access, Author, Change, Key, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket};
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
@@ -182,7 +182,7 @@ impl Node {
         }
         budget.spend(WRITE_UNITS);
         let (db, hash) = (self.leases.get(lease).db, self.leases.get(lease).hash());
-        let key: Bytes = self.leases.get(lease).key.clone();
+        let key: Key = self.leases.get(lease).key.clone();
         let name = keyspace.name(&key);
         let mut entry = keyspace.open(db, &name, Access::Write);
         self.hear_all(now, keyspace);

@@ -8,14 +8,14 @@ use foldhash::fast::FixedState;
 use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::wheel::{Link, Step, Timed, Wheel};
-use super::{Bytes, Monotonic};
+use super::{Key, Monotonic, Token};
 use crate::Fence;
 
 /// One key of a lock that is held on this node, or whose mirror is still to be removed.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
-    pub(super) key: Bytes,
-    pub(super) token: Bytes,
+    pub(super) key: Key,
+    pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
     pub(super) deadline: Monotonic,
@@ -219,8 +219,8 @@ impl Leases {
         let &NewLock { db, token, owner, fence, deadline } = new;
         debug_assert!(self.find(hash, db, key).is_none(), "a key has one lease");
         let slot = self.items.insert(Lease {
-            key: Bytes::from_slice(key),
-            token: Bytes::from_slice(token),
+            key: Key::from_slice(key),
+            token: Token::from_slice(token),
             owner: owner.map(Into::into),
             fence,
             deadline,

@@ -53,5 +53,8 @@ pub use queues::Ticket;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
 
-/// A key or a token as a node keeps it. Short ones need no allocation.
-type Bytes = smallvec::SmallVec<[u8; 24]>;
+/// A key as a node keeps it. A short one needs no allocation.
+type Key = smallvec::SmallVec<[u8; 24]>;
+
+/// A token as a node keeps it. One of 128 bits in hexadecimal digits needs no allocation.
+type Token = smallvec::SmallVec<[u8; 32]>;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
-use super::{Bytes, Monotonic};
+use super::{Key, Monotonic, Token};
 use crate::{Fence, Ttl};
 
 /// Names a waiter. The caller chooses it; no two that wait at the same time have the same.
@@ -19,7 +19,7 @@ pub struct Ticket(pub u64);
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
     pub(super) ticket: Ticket,
-    pub(super) token: Bytes,
+    pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) ttl: Ttl,
     /// The fence that it proposed.
@@ -46,7 +46,7 @@ struct Place {
 #[derive(Clone, Debug)]
 struct Queue {
     db: u32,
-    key: Bytes,
+    key: Key,
     hash: u64,
     /// Waiters for this key alone.
     single: BTreeMap<u64, u32>,
@@ -151,7 +151,7 @@ impl Queues {
         queue.single.len() + queue.several.len()
     }
 
-    pub(super) fn key(&self, queue: u32) -> (u32, u64, &Bytes) {
+    pub(super) fn key(&self, queue: u32) -> (u32, u64, &Key) {
         let Queue { db, hash, key, .. } = &self.by_slot[queue];
         (*db, *hash, key)
     }
@@ -172,7 +172,7 @@ impl Queues {
         let mut lacking = None;
         for Wanted { hash, key, lacks } in keys {
             let queue =
-                self.find(hash, db, key).unwrap_or_else(|| self.open(hash, db, Bytes::from_slice(key)));
+                self.find(hash, db, key).unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
             self.places[place].queues.push(queue);
             let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
             self.by_token.insert(token_hash, place);
@@ -195,7 +195,7 @@ impl Queues {
         self.look_when(queue, lack);
     }
 
-    fn open(&mut self, hash: u64, db: u32, key: Bytes) -> u32 {
+    fn open(&mut self, hash: u64, db: u32, key: Key) -> u32 {
         let slot = self.by_slot.insert(Queue {
             db,
             key,

@@ -2,7 +2,7 @@
 
 use super::jobs::CLOCK_NOISE_US;
 use super::leases::MirrorState;
-use super::{Bytes, Monotonic, Node, Now, Reason, Ticket};
+use super::{Key, Monotonic, Node, Now, Reason, Ticket};
 
 /// Something that the server reports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,12 +41,12 @@ pub enum ServerEvent {
 
 /// A key as an event names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KeyBytes(Bytes);
+pub struct KeyBytes(Key);
 
 impl KeyBytes {
     /// Copies a key.
     pub fn new(key: &[u8]) -> Self {
-        Self(Bytes::from_slice(key))
+        Self(Key::from_slice(key))
     }
 }
 
