@@ -183,6 +183,19 @@ fn a_reload_is_not_a_flush() {
 }
 
 #[test]
+fn swapdb_of_a_loaded_file_neither_ends_locks_nor_abstains() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    server.hear(&ServerEvent::LoadingBegins);
+    server.hear(&ServerEvent::Swap(0, 1));
+    server.hear(&ServerEvent::LoadingEnds);
+    server.turn();
+    assert_eq!(server.node().leases(), 1);
+    assert_eq!(server.node().abstains(server.now().monotonic), None);
+    assert!(server.release(b"k", b"a"));
+}
+
+#[test]
 fn a_flush_right_before_a_reload_is_a_flush() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();

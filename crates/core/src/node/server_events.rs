@@ -85,6 +85,8 @@ impl Node {
         match *event {
             ServerEvent::Key { db, ref key, event } => self.hear_key(now.monotonic, db, &key.0, event),
             ServerEvent::Flush(db) => self.hear_flush(db),
+            // An append-only file that is loaded may hold a SWAPDB of long ago.
+            ServerEvent::Swap(..) if self.loading => {}
             ServerEvent::Swap(first, second) => {
                 self.settle_flush();
                 self.leases.end_all(Some(first));
