@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model demo demo-fence bench bench-waiting
+.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model demo demo-fence bench bench-waiting fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a 
 	cargo build --package quorlock --package quorlock-faults
 	cargo run --quiet --package quorlock-faults -- --fences 60
 	cargo run --quiet --package quorlock-faults -- --fences 60 --unprotected
+
+fuzz-node: setup ## One real server and the model of it take the same steps, and must agree after each: SEED=… STEPS=… (100,000)
+	cargo build --package quorlock --package quorlock-faults
+	@target/debug/quorlock-fuzz-node $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(EPISODE),--episode $(EPISODE))
 
 model: ## All that can happen to a few clients and masters, in every order; and every rule broken once, which must be noticed
 	cargo build --release --package quorlock-sim

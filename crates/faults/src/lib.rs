@@ -6,9 +6,11 @@
 //! - [`table()`]: runs them all, for people to read.
 //! - [`random`]: five masters, several clients, and accidents at random.
 //! - [`fences`]: five masters, several processes, and accidents of single masters: do fences grow?
+//! - [`fuzz`]: one server and the model of it, which must agree after each of a great many steps.
 //! - [`expire_unreleased`]: what a great many locks leave behind that nobody gives back.
 
 pub mod fences;
+pub mod fuzz;
 mod leftovers;
 mod node;
 pub mod random;

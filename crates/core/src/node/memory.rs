@@ -173,6 +173,12 @@ impl Keys {
         self.values.iter().map(|((db, key), value)| (*db, key, value))
     }
 
+    /// Sets the clock that keys expire by. In a transaction and in a script that of a server stands
+    /// still.
+    pub fn set_wall_ms(&mut self, wall_ms: u64) {
+        self.wall_ms = wall_ms;
+    }
+
     /// What is under a key, to be changed without an event.
     pub fn get_mut(&mut self, db: u32, key: &[u8]) -> Option<&mut Value> {
         self.values.get_mut(&(db, Name::from_slice(key)))

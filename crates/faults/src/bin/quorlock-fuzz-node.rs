@@ -1,0 +1,89 @@
+//! `quorlock-fuzz-node`: one real server and the model of it take the same steps, drawn from a seed, and must agree after
+//! each.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use quorlock_faults::fuzz::{Plan, Report, run};
+use quorlock_testkit::find_server_binary;
+
+/// Compares a real server with the model of it, step by step: clients that lock, wait and disconnect, commands of
+/// operators, and accidents. Prints the first difference with the seed that repeats it, and ends with 1 then.
+#[derive(Parser)]
+#[command(name = "quorlock-fuzz-node", version)]
+struct Args {
+    /// Decides all steps [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// The number of steps
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
+    steps: u64,
+
+    /// The first episode: each has a server of its own
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    episode: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let plan =
+        Plan { seed: args.seed.unwrap_or_else(any_seed), steps: args.steps, first_episode: args.episode };
+    match find_server_binary() {
+        Ok(path) => eprintln!("server: {}; seed {}", path.display(), plan.seed),
+        Err(error) => {
+            eprintln!("quorlock-fuzz-node: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    match compare(plan) {
+        Ok(Report { difference: None, .. }) => ExitCode::SUCCESS,
+        Ok(Report { difference: Some(difference), .. }) => {
+            eprintln!("quorlock-fuzz-node: the server and the model differ: {difference}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("quorlock-fuzz-node: seed {}: {error:#}", plan.seed);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare(plan: Plan) -> anyhow::Result<Report> {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {per_sec}, {msg}, {eta} left")?;
+    let bar = ProgressBar::new(plan.steps).with_style(style);
+    let (started, mut shown) = (Instant::now(), Instant::now());
+    let report = run(plan, |report| {
+        bar.set_position(report.steps);
+        if shown.elapsed() >= Duration::from_secs(10) {
+            shown = Instant::now();
+            bar.set_message(format!("{} servers", report.episodes));
+            if bar.is_hidden() {
+                eprintln!(
+                    "{} s: {} steps on {} servers",
+                    started.elapsed().as_secs(),
+                    report.steps,
+                    report.episodes
+                );
+            }
+        }
+    })?;
+    bar.finish_and_clear();
+    let kinds: Vec<_> = report.kinds.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
+    println!(
+        "{} steps on {} servers in {} s; {} servers were given up after a step that took too long. {}",
+        report.steps,
+        report.episodes,
+        started.elapsed().as_secs(),
+        report.cut_short,
+        kinds.join(", ")
+    );
+    Ok(report)
+}
+
+fn any_seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs() % 1_000_000 * 1000 + u64::from(since.subsec_millis())
+}

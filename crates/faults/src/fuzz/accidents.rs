@@ -1,0 +1,432 @@
+//! Steps that concern the server as a whole.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use quorlock_core::node::ServerEvent;
+use quorlock_core::node::memory::Value;
+
+use super::command::{Command, DBS, KEYS};
+use super::draw::{Meanwhile, Step, Wrap};
+use super::episode::{Episode, Outcome, Trouble};
+use super::model::{Expected, Model, is_error, places, replica_abstains};
+use super::view::{View, compare};
+use super::wire::{Reply, Wire, port, words};
+
+/// How long a replica may take to follow.
+const LINK_LIMIT: Duration = Duration::from_secs(30);
+/// By how much the expiry of a key may differ after such a step, in milliseconds.
+const TOLERANCE_MS: u64 = 300;
+/// A replica that cannot reach its master reads its own figures in this time.
+const UNREACHABLE: Duration = Duration::from_millis(1200);
+/// Nothing may be about to happen by itself for so long before such a step, in microseconds.
+const QUIET_US: u64 = 400_000;
+/// A pause lasts until everything that is near has passed.
+const PAUSE: Duration = Duration::from_millis(90);
+
+impl Episode {
+    pub(super) fn accident(&mut self, step: Step) -> Outcome {
+        self.quiet(QUIET_US)?;
+        let kind = step.kind();
+        self.note(format!("{kind}: {step:?}"));
+        let from = self.now();
+        let deadlines = self.deadlines(from);
+        match step {
+            Step::Pause { meanwhile } => return self.pause(meanwhile),
+            Step::Reload => self.reload("DEBUG RELOAD")?,
+            Step::LoadAppendOnlyFile => {
+                self.until("no rewrite", |episode| {
+                    Ok(info(&mut episode.control, "persistence", "aof_rewrite_in_progress")? == "0"
+                        && info(&mut episode.control, "persistence", "aof_rewrite_scheduled")? == "0")
+                })?;
+                self.reload("DEBUG LOADAOF")?;
+            }
+            Step::RewriteAppendOnlyFile => {
+                self.control.call("BGREWRITEAOF")?;
+            }
+            Step::Restart => return self.restart(),
+            Step::Evict => self.evict()?,
+            Step::StepClock { ms } => self.step_clock(ms)?,
+            Step::AttachPeer => return self.attach_peer(),
+            Step::DetachPeer => return self.detach_peer(),
+            Step::CutLink { client, commands } => return self.cut_link(client, &commands),
+            Step::ChangeRoles { unreachable_first, attach_at_once, commands } => {
+                return self.change_roles(unreachable_first, attach_at_once, &commands);
+            }
+            Step::Packet { .. } | Step::Late { .. } | Step::Disconnect { .. } => {}
+        }
+        let now = self.now();
+        if kind != "clock" && deadlines.iter().any(|at| *at <= now.monotonic) {
+            return Err(Trouble::Open);
+        }
+        self.settle(TOLERANCE_MS)
+    }
+
+    /// Waits until something is so.
+    fn until(&mut self, what: &str, mut is: impl FnMut(&mut Self) -> anyhow::Result<bool>) -> Outcome {
+        let started = Instant::now();
+        while !is(self)? {
+            if started.elapsed() > LINK_LIMIT {
+                return Err(Trouble::Failed(anyhow::anyhow!("never: {what}")));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn ok(&mut self, line: &str) -> Outcome {
+        match self.control.call(line)? {
+            Reply::Status(status) if status == "OK" => Ok(()),
+            other => Err(Trouble::Difference(format!("{line} was answered {other:?}"))),
+        }
+    }
+
+    fn reload(&mut self, line: &str) -> Outcome {
+        self.ok(line)?;
+        let now = self.now();
+        self.model.reload(now);
+        Ok(())
+    }
+
+    /// Evicts what the server will.
+    fn evict(&mut self) -> Outcome {
+        let mut packet: Vec<_> =
+            ["CONFIG SET maxmemory 1", "PING", "PING", "CONFIG SET maxmemory 0"].map(words).into();
+        let before = packet.len();
+        packet.extend(View::commands(false));
+        let replies = self.control.call_all(&packet)?;
+        let view = View::parse(&replies[before..]).map_err(Trouble::Difference)?;
+        let now = self.now();
+        for place in places() {
+            if !view.keys.contains_key(&place) {
+                self.model.evict(now, place);
+            }
+        }
+        Ok(())
+    }
+
+    fn step_clock(&mut self, ms: i64) -> Outcome {
+        self.wall.step_ms(ms);
+        self.until("the server's clock is stepped", |episode| {
+            let Reply::Array(time) = episode.control.call("TIME")? else { bail!("no TIME") };
+            let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else { bail!("no TIME") };
+            let number = |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
+            let shown_us = number(s) * 1_000_000 + number(us);
+            Ok(shown_us.abs_diff(episode.now().wall_us) < 15_000)
+        })
+    }
+
+    /// Pauses writes, and lets something happen meanwhile.
+    fn pause(&mut self, meanwhile: Vec<Meanwhile>) -> Outcome {
+        let mut passes = false;
+        let mut postponed = Vec::new();
+        let (before, during): (Vec<_>, Vec<_>) =
+            meanwhile.into_iter().partition(|thing| matches!(thing, Meanwhile::TimePasses { .. }));
+        for thing in before {
+            if let Meanwhile::TimePasses { client, db, before } = thing {
+                let from = self.now();
+                self.packet(client, &[(db, before)], Wrap::None, None)?;
+                if self.now().monotonic.us_since(from.monotonic) > 25_000 {
+                    return Err(Trouble::Open);
+                }
+                passes = true;
+            }
+        }
+        let from = self.now();
+        let deadlines = self.deadlines(from);
+        self.ok("CLIENT PAUSE 100000 WRITE")?;
+        self.model.server.keys.is_paused = true;
+        if deadlines.iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
+            return Err(Trouble::Open);
+        }
+        for thing in during {
+            match thing {
+                Meanwhile::End(command) => {
+                    let reply = self.control.call_all(&[command.words()])?.remove(0);
+                    let now = self.now();
+                    self.execute((now, now), 0, 0, &command, Some(&reply), Wrap::None)?;
+                }
+                Meanwhile::Disconnect(client) => {
+                    if let Some(waiting) = self.clients[client].waiting.take() {
+                        self.reconnect(client)?;
+                        let now = self.now();
+                        self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+                        // The server is to notice it before the pause is over.
+                        self.until("the server notices", |episode| {
+                            let waiters = episode.model.server.node.waiters();
+                            Ok(info(&mut episode.control, "lock", "lock_waiters")? == waiters.to_string())
+                        })?;
+                    }
+                }
+                Meanwhile::Postponed { client, db, command } => {
+                    // A command that writes nothing is not postponed.
+                    if matches!(command, Command::Lock(super::command::LockCommand::Inspect { .. })) {
+                        continue;
+                    }
+                    self.note(format!("  client {client}: [{db}] {}", command.shown()));
+                    let select = words(&format!("SELECT {db}"));
+                    let wire = &mut self.clients[client].wire;
+                    wire.send(&[select, command.words()])?;
+                    wire.receive()?;
+                    postponed.push((client, db, command));
+                }
+                Meanwhile::TimePasses { .. } => {}
+            }
+        }
+        if passes {
+            thread::sleep(PAUSE);
+        }
+        if !passes && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
+            return Err(Trouble::Open);
+        }
+        // The keys are compared when the pause is over: the server keeps those that have expired.
+        let now = self.now();
+        self.model.run_until(now);
+        self.ok("CLIENT UNPAUSE")?;
+        self.model.server.keys.is_paused = false;
+        let mut tolerance_ms = TOLERANCE_MS;
+        for (client, db, command) in postponed {
+            let reply = self.clients[client].wire.receive()?;
+            let now = self.now();
+            self.execute((now, now), client, db, &command, Some(&reply), Wrap::None)?;
+            tolerance_ms = TOLERANCE_MS;
+        }
+        self.settle(tolerance_ms)
+    }
+
+    /// Ends the server in an orderly way and starts it again.
+    fn restart(&mut self) -> Outcome {
+        let before = self.view()?;
+        self.server.shutdown();
+        self.server.restart()?;
+        self.control = Wire::connect(&self.server)?;
+        for client in 0..self.clients.len() {
+            self.reconnect(client)?;
+        }
+        let now = self.now();
+        self.model = Model::new(self.config.limits, self.flavor, now);
+        // Fences survive a restart as long as the wall clock does not go back.
+        if self.config.clock_steps {
+            self.fences.forget();
+        }
+        let after = self.view()?;
+        if self.config.append_only {
+            let gone = |at: u64| at <= self.now().wall_ms();
+            for place in places() {
+                let left = before.keys.get(&place).filter(|seen| !seen.expires_at_ms.is_some_and(gone));
+                if left != after.keys.get(&place) {
+                    return Err(Trouble::Difference(format!(
+                        "a restart with an append-only file: {} {} was {left:?} and is {:?}",
+                        place.0,
+                        KEYS[place.1],
+                        after.keys.get(&place)
+                    )));
+                }
+            }
+        }
+        // Without it, what was saved last for a replica or by a command.
+        self.take_over(&after);
+        self.tolerate_all();
+        self.settle(TOLERANCE_MS)
+    }
+
+    fn view(&mut self) -> Outcome<View> {
+        let replies = self.control.call_all(&View::commands(true))?;
+        View::parse(&replies).map_err(Trouble::Difference)
+    }
+
+    /// The model gets the keys that the server has.
+    fn take_over(&mut self, view: &View) {
+        self.model.server.keys.clear();
+        for (place, seen) in &view.keys {
+            let value = match &seen.text {
+                Some(text) => Value::text(text, seen.expires_at_ms),
+                None => Value { text: None, expires_at_ms: seen.expires_at_ms },
+            };
+            self.model.put(*place, value);
+        }
+    }
+
+    fn attach_peer(&mut self) -> Outcome {
+        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
+        let line = format!("REPLICAOF 127.0.0.1 {}", port(&self.server)?);
+        peer.call(&line)?;
+        self.follows(&mut peer)?;
+        self.peer_wire = Some(peer);
+        self.peer_attached = true;
+        self.settle(TOLERANCE_MS)?;
+        self.compare_with_peer()
+    }
+
+    /// Waits until the peer follows the server.
+    fn follows(&mut self, peer: &mut Wire) -> Outcome {
+        let its_port = port(&self.server)?.to_string();
+        self.until("the peer follows", |episode| {
+            Ok(info(peer, "replication", "master_port")? == its_port
+                && info(peer, "replication", "master_link_status")? == "up"
+                && info(&mut episode.control, "replication", "slave0")?.contains("state=online"))
+        })
+    }
+
+    fn detach_peer(&mut self) -> Outcome {
+        if let Some(peer) = &mut self.peer_wire {
+            peer.call("REPLICAOF NO ONE")?;
+        }
+        self.peer_attached = false;
+        self.until("the peer is gone", |episode| {
+            Ok(info(&mut episode.control, "replication", "connected_slaves")? == "0")
+        })?;
+        self.settle(TOLERANCE_MS)
+    }
+
+    /// Cuts the link to the peer and carries out commands before it is back.
+    fn cut_link(&mut self, client: usize, commands: &[(u32, Command)]) -> Outcome {
+        self.control.call("CLIENT KILL TYPE replica")?;
+        self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
+        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
+        self.follows(&mut peer)?;
+        self.peer_wire = Some(peer);
+        self.settle(TOLERANCE_MS)?;
+        self.compare_with_peer()
+    }
+
+    /// The peer has the keys of the server.
+    pub(super) fn compare_with_peer(&mut self) -> Outcome {
+        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
+        let mut rounds = 0;
+        let differs = loop {
+            self.quiet(100_000)?;
+            // A write of this connection, so that there is something to wait for.
+            let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
+            let replies = self.control.call_all(&packet)?;
+            if replies[2] == Reply::Int(0) {
+                return Err(Trouble::Failed(anyhow::anyhow!("the replica does not acknowledge writes")));
+            }
+            let of_server = self.view()?;
+            let of_peer =
+                View::parse(&peer.call_all(&View::commands(false))?).map_err(Trouble::Difference)?;
+            if of_server.keys == of_peer.keys {
+                break None;
+            }
+            rounds += 1;
+            if rounds == 5 {
+                break Some(format!("the server has {:?}, its replica {:?}", of_server.keys, of_peer.keys));
+            }
+        };
+        self.peer_wire = Some(peer);
+        differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)))
+    }
+
+    /// The server becomes a replica of its peer, and a master again.
+    fn change_roles(
+        &mut self,
+        unreachable_first: bool,
+        attach_at_once: bool,
+        commands: &[(u32, Command)],
+    ) -> Outcome {
+        let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
+        peer.call("REPLICAOF NO ONE")?;
+        self.peer_attached = false;
+        if unreachable_first {
+            // Nothing listens there.
+            self.control.call("REPLICAOF 127.0.0.1 1")?;
+            self.demoted()?;
+            thread::sleep(UNREACHABLE);
+        }
+        self.control.call(&format!("REPLICAOF 127.0.0.1 {}", port_of(&self.peer)?))?;
+        self.demoted()?;
+        self.until("the server follows", |episode| {
+            Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
+        })?;
+        self.replica_refuses()?;
+        // What expires on its master is gone a little later here.
+        thread::sleep(Duration::from_millis(20));
+        let client = 0;
+        let promote = words("REPLICAOF NO ONE");
+        self.control.call_all(&[promote])?;
+        let now = self.now();
+        self.model.hear(now, &ServerEvent::Promoted);
+        let view = self.view()?;
+        self.take_over(&view);
+        self.tolerate_all();
+        self.settle(TOLERANCE_MS)?;
+        self.quiet(60_000)?;
+        self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
+        self.peer_wire = Some(peer);
+        if attach_at_once { self.attach_peer() } else { Ok(()) }
+    }
+
+    /// The server became a replica: the clients that waited are gone.
+    fn demoted(&mut self) -> Outcome {
+        let now = self.now();
+        for client in 0..self.clients.len() {
+            let Some(waiting) = self.clients[client].waiting.take() else { continue };
+            self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+            match self.clients[client].wire.receive()? {
+                Reply::Error(error) if error.starts_with("UNBLOCKED") => {}
+                Reply::Closed => {}
+                other => {
+                    return Err(Trouble::Difference(format!(
+                        "client {client} waited on a server that became a replica, and is answered {other:?}"
+                    )));
+                }
+            }
+            self.reconnect(client)?;
+        }
+        self.model.hear(now, &ServerEvent::Demoted);
+        Ok(())
+    }
+
+    /// A replica grants nothing.
+    fn replica_refuses(&mut self) -> Outcome {
+        let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
+        let reply = self.control.call(&line)?;
+        match &reply {
+            Reply::Error(error) if error.starts_with("READONLY") || is_error(&replica_abstains(), error) => {
+                Ok(())
+            }
+            other => Err(Trouble::Difference(format!("a replica: {line} was answered {other:?}"))),
+        }
+    }
+
+    /// The end of an episode.
+    pub(super) fn finish(&mut self) -> Outcome {
+        self.quiet(QUIET_US)?;
+        if self.peer_attached {
+            self.compare_with_peer()?;
+            self.detach_peer()?;
+        }
+        if self.config.append_only {
+            self.accident(Step::LoadAppendOnlyFile)?;
+            self.inspect_all()?;
+            self.accident(Step::Restart)?;
+            self.inspect_all()?;
+        }
+        // Nothing is left but what the model has.
+        for db in 0..DBS {
+            self.control.call(&format!("SELECT {db}"))?;
+            let size = self.control.call("DBSIZE")?;
+            let keys = self.model.server.keys.iter().filter(|(its_db, ..)| *its_db == db).count();
+            let expected = Expected::Int(i64::try_from(keys).unwrap_or(i64::MAX));
+            compare(&expected, &size, &mut self.fences)
+                .map_err(|why| Trouble::Difference(format!("DBSIZE of {db}: {why}")))?;
+        }
+        Ok(())
+    }
+}
+
+fn port_of(server: &Option<quorlock_testkit::Server>) -> anyhow::Result<u16> {
+    match server {
+        Some(server) => port(server),
+        None => bail!("there is no peer"),
+    }
+}
+
+/// A field of INFO.
+fn info(wire: &mut Wire, section: &str, name: &str) -> anyhow::Result<String> {
+    let Reply::Bulk(info) = wire.call(&format!("INFO {section}"))? else { bail!("no INFO") };
+    let info = String::from_utf8_lossy(&info).into_owned();
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(value.unwrap_or_default().trim().to_owned())
+}

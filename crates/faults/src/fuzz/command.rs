@@ -1,0 +1,243 @@
+//! The commands that a step may contain.
+
+use super::wire::{Words, words};
+
+/// The keys that all commands are about, in the order of their bytes. One of them is too long to
+/// be kept without an allocation.
+pub(super) const KEYS: [&str; 4] = ["alpha", "beta", "delta-is-a-key-with-a-name-of-many-bytes", "gamma"];
+
+/// The databases that all commands are about.
+pub(super) const DBS: u32 = 2;
+
+/// The values that tokens are drawn from: few, so that the same one is used twice.
+pub(super) const TOKENS: [&str; 6] = ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
+
+/// A key, by its index in [`KEYS`].
+pub(super) type KeyIndex = usize;
+
+/// A key and its database.
+pub(super) type Place = (u32, KeyIndex);
+
+/// A proposed fence. The fences of the server and of the model differ, since their clocks do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hint {
+    pub(super) of_server: u64,
+    pub(super) of_model: u64,
+}
+
+/// A command of the module.
+#[derive(Clone, Debug)]
+pub(super) enum LockCommand {
+    Acquire {
+        keys: Keys,
+        token: &'static str,
+        ttl_ms: u64,
+        wait_ms: Option<u64>,
+        fence: Option<Hint>,
+        owner: Option<&'static str>,
+    },
+    Extend {
+        keys: Keys,
+        token: &'static str,
+        ttl_ms: u64,
+        fence: Option<Hint>,
+        new_token: Option<&'static str>,
+    },
+    Release {
+        keys: Keys,
+        token: &'static str,
+    },
+    Inspect {
+        key: KeyIndex,
+    },
+}
+
+/// The keys of a command, in the order in which they are sent.
+#[derive(Clone, Debug)]
+pub(super) enum Keys {
+    One(KeyIndex),
+    /// With `numkeys`; a key may be there twice.
+    Counted(Vec<KeyIndex>),
+}
+
+/// A command about keys that knows nothing of locks.
+#[derive(Clone, Debug)]
+pub(super) enum PlainCommand {
+    Del(KeyIndex),
+    Unlink(KeyIndex),
+    GetDel(KeyIndex),
+    Set { key: KeyIndex, value: &'static str, px_ms: Option<u64>, only: Option<Only> },
+    PSetEx { key: KeyIndex, value: &'static str, ms: u64 },
+    Append { key: KeyIndex, value: &'static str },
+    PExpire { key: KeyIndex, ms: i64 },
+    Persist(KeyIndex),
+    Rename { from: KeyIndex, to: KeyIndex },
+    Copy { from: KeyIndex, to: Place, replace: bool },
+    Move { key: KeyIndex, to_db: u32 },
+    Restore { key: KeyIndex, value: &'static str, dumped: Vec<u8>, ms: u64, replace: bool },
+    LPush(KeyIndex),
+    FlushDb { lazily: bool },
+    FlushAll { lazily: bool },
+    SwapDb,
+}
+
+/// The condition of a SET.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Only {
+    Missing,
+    Present,
+}
+
+/// A command.
+#[derive(Clone, Debug)]
+pub(super) enum Command {
+    Lock(LockCommand),
+    Plain(PlainCommand),
+    /// `CLIENT UNBLOCK` of a client that waits, by its index.
+    Unblock {
+        client: usize,
+        id: i64,
+        with_error: bool,
+    },
+    /// `CLIENT KILL` of a client that waits, by its index.
+    Kill {
+        client: usize,
+        id: i64,
+    },
+}
+
+impl Keys {
+    /// Each key once, in the order of the bytes.
+    pub(super) fn sorted(&self) -> Vec<KeyIndex> {
+        match self {
+            Self::One(key) => vec![*key],
+            Self::Counted(keys) => {
+                let mut keys = keys.clone();
+                keys.sort_unstable();
+                keys.dedup();
+                keys
+            }
+        }
+    }
+
+    fn words(&self, verb: &str) -> Words {
+        match self {
+            Self::One(key) => words(&format!("LOCK.{verb} {}", KEYS[*key])),
+            Self::Counted(keys) => {
+                let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
+                words(&format!("LOCK.M{verb} {} {}", names.len(), names.join(" ")))
+            }
+        }
+    }
+}
+
+impl Command {
+    pub(super) fn words(&self) -> Words {
+        match self {
+            Self::Lock(command) => command.words(),
+            Self::Plain(command) => command.words(),
+            Self::Unblock { id, with_error, .. } => {
+                words(&format!("CLIENT UNBLOCK {id} {}", if *with_error { "ERROR" } else { "TIMEOUT" }))
+            }
+            Self::Kill { id, .. } => words(&format!("CLIENT KILL ID {id}")),
+        }
+    }
+
+    /// The command for people to read.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.words())
+    }
+
+    pub(super) fn may_wait(&self) -> bool {
+        matches!(self, Self::Lock(LockCommand::Acquire { wait_ms: Some(1..), .. }))
+    }
+}
+
+/// A command for people to read.
+pub(super) fn shown(words: &Words) -> String {
+    let words = words.iter().map(|word| word.escape_ascii().to_string());
+    words.collect::<Vec<_>>().join(" ")
+}
+
+impl LockCommand {
+    fn words(&self) -> Words {
+        match self {
+            Self::Acquire { keys, token, ttl_ms, wait_ms, fence, owner } => {
+                let mut all = keys.words("ACQUIRE");
+                all.extend(words(&format!("{token} {ttl_ms}")));
+                if let Some(wait_ms) = wait_ms {
+                    all.extend(words(&format!("WAIT {wait_ms}")));
+                }
+                if let Some(Hint { of_server, .. }) = fence {
+                    all.extend(words(&format!("FENCE {of_server}")));
+                }
+                if let Some(owner) = owner {
+                    all.extend(words(&format!("OWNER {owner}")));
+                }
+                all
+            }
+            Self::Extend { keys, token, ttl_ms, fence, new_token } => {
+                let mut all = keys.words("EXTEND");
+                all.extend(words(&format!("{token} {ttl_ms}")));
+                if let Some(Hint { of_server, .. }) = fence {
+                    all.extend(words(&format!("FENCE {of_server}")));
+                }
+                if let Some(token) = new_token {
+                    all.extend(words(&format!("TOKEN {token}")));
+                }
+                all
+            }
+            Self::Release { keys, token } => {
+                let mut all = keys.words("RELEASE");
+                all.extend(words(token));
+                all
+            }
+            Self::Inspect { key } => words(&format!("LOCK.INSPECT {}", KEYS[*key])),
+        }
+    }
+}
+
+impl PlainCommand {
+    fn words(&self) -> Words {
+        let line = match self {
+            Self::Del(key) => format!("DEL {}", KEYS[*key]),
+            Self::Unlink(key) => format!("UNLINK {}", KEYS[*key]),
+            Self::GetDel(key) => format!("GETDEL {}", KEYS[*key]),
+            Self::Set { key, value, px_ms, only } => {
+                let mut line = format!("SET {} {value}", KEYS[*key]);
+                if let Some(only) = only {
+                    line += if *only == Only::Missing { " NX" } else { " XX" };
+                }
+                if let Some(ms) = px_ms {
+                    line += &format!(" PX {ms}");
+                }
+                line
+            }
+            Self::PSetEx { key, value, ms } => format!("PSETEX {} {ms} {value}", KEYS[*key]),
+            Self::Append { key, value } => format!("APPEND {} {value}", KEYS[*key]),
+            Self::PExpire { key, ms } => format!("PEXPIRE {} {ms}", KEYS[*key]),
+            Self::Persist(key) => format!("PERSIST {}", KEYS[*key]),
+            Self::Rename { from, to } => format!("RENAME {} {}", KEYS[*from], KEYS[*to]),
+            Self::Copy { from, to: (db, to), replace } => {
+                let replace = if *replace { " REPLACE" } else { "" };
+                format!("COPY {} {} DB {db}{replace}", KEYS[*from], KEYS[*to])
+            }
+            Self::Move { key, to_db } => format!("MOVE {} {to_db}", KEYS[*key]),
+            Self::Restore { key, value: _, dumped, ms, replace } => {
+                let mut all = words(&format!("RESTORE {} {ms}", KEYS[*key]));
+                all.push(dumped.clone());
+                if *replace {
+                    all.push(b"REPLACE".to_vec());
+                }
+                return all;
+            }
+            Self::LPush(key) => format!("LPUSH {} item", KEYS[*key]),
+            Self::FlushDb { lazily } => format!("FLUSHDB {}", if *lazily { "ASYNC" } else { "SYNC" }),
+            Self::FlushAll { lazily } => {
+                format!("FLUSHALL {}", if *lazily { "ASYNC" } else { "SYNC" })
+            }
+            Self::SwapDb => "SWAPDB 0 1".into(),
+        };
+        words(&line)
+    }
+}

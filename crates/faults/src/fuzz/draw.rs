@@ -1,0 +1,575 @@
+//! Which step comes next.
+
+use quorlock_core::node::Now;
+use rand::RngExt as _;
+
+use super::command::{
+    Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, Place, PlainCommand, TOKENS,
+};
+use super::episode::Episode;
+use super::model::MAX_CLOCK_SKEW_MS;
+
+/// The deadline that passes during a late packet, in milliseconds.
+pub(super) const LATE_MS: u64 = 30;
+/// For so long a late packet keeps the server busy, in milliseconds.
+const LATE_SLEEP_MS: u64 = 70;
+
+/// How the commands of a packet are sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wrap {
+    /// One command.
+    None,
+    /// Several in one turn, after a while.
+    Batch {
+        sleep_ms: u64,
+    },
+    Multi {
+        sleep_ms: u64,
+    },
+    Script {
+        busy_ms: u64,
+    },
+}
+
+/// A step.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Commands of a client.
+    Packet {
+        client: usize,
+        commands: Vec<(u32, Command)>,
+        wrap: Wrap,
+    },
+    /// A command with a deadline that passes before the next packet is carried out.
+    Late {
+        client: usize,
+        before: (u32, Command),
+        after: Vec<(u32, Command)>,
+        wrap: Wrap,
+    },
+    /// A client goes.
+    Disconnect {
+        client: usize,
+    },
+    /// Writes are paused, and this happens meanwhile.
+    Pause {
+        meanwhile: Vec<Meanwhile>,
+    },
+    Reload,
+    LoadAppendOnlyFile,
+    RewriteAppendOnlyFile,
+    Restart,
+    Evict,
+    StepClock {
+        ms: i64,
+    },
+    AttachPeer,
+    DetachPeer,
+    /// The link to the peer is cut, and this is done before it is back.
+    CutLink {
+        client: usize,
+        commands: Vec<(u32, Command)>,
+    },
+    /// The server becomes a replica of its peer, and a master again, of which these are the first
+    /// commands.
+    ChangeRoles {
+        unreachable_first: bool,
+        attach_at_once: bool,
+        commands: Vec<(u32, Command)>,
+    },
+}
+
+/// Something that happens while writes are paused.
+#[derive(Debug)]
+pub(super) enum Meanwhile {
+    /// A client that waits is told to stop.
+    End(Command),
+    Disconnect(usize),
+    /// A client sends a command, which is carried out when the pause is over.
+    Postponed {
+        client: usize,
+        db: u32,
+        command: Command,
+    },
+    /// This was done before the pause, and its deadline passes.
+    TimePasses {
+        client: usize,
+        db: u32,
+        before: Command,
+    },
+}
+
+impl Wrap {
+    /// How long the server is busy before the first command.
+    pub(super) fn sleep_ms(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Batch { sleep_ms } | Self::Multi { sleep_ms } => sleep_ms,
+            Self::Script { busy_ms } => busy_ms,
+        }
+    }
+}
+
+impl Step {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Packet { wrap: Wrap::None, .. } => "command",
+            Self::Packet { wrap: Wrap::Batch { .. }, .. } => "batch",
+            Self::Packet { wrap: Wrap::Multi { .. }, .. } => "multi",
+            Self::Packet { wrap: Wrap::Script { .. }, .. } => "script",
+            Self::Late { .. } => "late",
+            Self::Disconnect { .. } => "disconnect",
+            Self::Pause { .. } => "pause",
+            Self::Reload => "reload",
+            Self::LoadAppendOnlyFile => "loadaof",
+            Self::RewriteAppendOnlyFile => "rewriteaof",
+            Self::Restart => "restart",
+            Self::Evict => "evict",
+            Self::StepClock { .. } => "clock",
+            Self::AttachPeer => "attach",
+            Self::DetachPeer => "detach",
+            Self::CutLink { .. } => "cut",
+            Self::ChangeRoles { .. } => "roles",
+        }
+    }
+}
+
+/// What is drawn for one step.
+struct Draw<'a> {
+    episode: &'a mut Episode,
+    now: Now,
+    /// When something is to happen by itself, in microseconds: nothing else may happen near it.
+    taken_us: Vec<u64>,
+    /// Whether commands may be drawn whose deadline is near.
+    near: bool,
+}
+
+/// Two things that happen by themselves are so far apart, in microseconds.
+const APART_US: u64 = 80_000;
+
+/// The next step.
+pub(super) fn step(episode: &mut Episode) -> Step {
+    let now = episode.now();
+    let taken_us = episode.deadlines(now).iter().map(|at| at.us()).collect();
+    Draw { episode, now, taken_us, near: true }.step()
+}
+
+impl Draw<'_> {
+    fn chance(&mut self, probability: f64) -> bool {
+        self.episode.dice.random_bool(probability)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.episode.dice.random_range(0..end)
+    }
+
+    fn step(mut self) -> Step {
+        let Some(client) = self.idle() else { return self.end_wait() };
+        let config = self.episode.config;
+        let rare = self.episode.dice.random_range(0..4000);
+        match rare {
+            0..12 => return Step::Reload,
+            12..24 if config.append_only => return Step::LoadAppendOnlyFile,
+            24..28 if config.append_only => return Step::RewriteAppendOnlyFile,
+            28..30 if !self.episode.peer_attached => return Step::Restart,
+            30..42 => return Step::Evict,
+            42..70 if config.clock_steps => return self.step_clock(),
+            70..84 if config.peer && !self.episode.peer_attached => return Step::AttachPeer,
+            84..87 if config.peer && self.episode.peer_attached => return Step::DetachPeer,
+            87..97 if config.peer && self.episode.peer_attached => {
+                self.near = false;
+                return Step::CutLink { client, commands: self.commands(2, false) };
+            }
+            97..112 if config.peer && config.limits.max_ttl_ms < 10_000 => {
+                self.near = false;
+                let (unreachable_first, attach_at_once) = (self.chance(0.5), self.chance(0.6));
+                let commands = self.commands(3, false);
+                return Step::ChangeRoles { unreachable_first, attach_at_once, commands };
+            }
+            112..152 => return self.pause(client),
+            152..312 => return self.late(client),
+            _ => {}
+        }
+        match self.episode.dice.random_range(0..100) {
+            0..62 => {
+                let db = self.db();
+                let command = self.command(db, true);
+                Step::Packet { client, commands: vec![(db, command)], wrap: Wrap::None }
+            }
+            62..74 => {
+                let commands = self.commands(4, true);
+                Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
+            }
+            74..82 => {
+                let sleep_ms = if self.chance(0.05) { 60 } else { 0 };
+                self.near = sleep_ms == 0;
+                let commands = self.in_one_db(4);
+                Step::Packet { client, commands, wrap: Wrap::Multi { sleep_ms } }
+            }
+            82..90 => {
+                let busy_ms = if self.chance(0.05) { 40 } else { 0 };
+                self.near = busy_ms == 0;
+                let commands = self.in_one_db(4);
+                Step::Packet { client, commands, wrap: Wrap::Script { busy_ms } }
+            }
+            _ => self.end_wait(),
+        }
+    }
+
+    /// A client that waits no more, or any command.
+    fn end_wait(mut self) -> Step {
+        match (self.waiting(), self.idle()) {
+            (Some(client), _) if self.chance(0.3) => Step::Disconnect { client },
+            (Some(_), Some(client)) => {
+                let db = self.db();
+                let mut commands = Vec::new();
+                if self.chance(0.4) {
+                    self.near = false;
+                    commands.push((db, self.command(db, false)));
+                }
+                let end = self.end();
+                commands.extend(end.map(|end| (db, end)));
+                Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
+            }
+            (Some(client), None) => Step::Disconnect { client },
+            (None, client) => {
+                let db = self.db();
+                let command = self.command(db, true);
+                Step::Packet { client: client.unwrap_or(0), commands: vec![(db, command)], wrap: Wrap::None }
+            }
+        }
+    }
+
+    /// A command that ends the wait of a client.
+    fn end(&mut self) -> Option<Command> {
+        let client = self.waiting()?;
+        let id = self.episode.clients[client].wire.id;
+        Some(if self.chance(0.4) {
+            Command::Kill { client, id }
+        } else {
+            Command::Unblock { client, id, with_error: self.chance(0.4) }
+        })
+    }
+
+    fn idle(&mut self) -> Option<usize> {
+        self.some_client(|waits| !waits)
+    }
+
+    fn waiting(&mut self) -> Option<usize> {
+        self.some_client(|waits| waits)
+    }
+
+    fn some_client(&mut self, wanted: impl Fn(bool) -> bool) -> Option<usize> {
+        let clients = self.episode.clients.iter().enumerate();
+        let found: Vec<_> =
+            clients.filter(|(_, client)| wanted(client.waiting.is_some())).map(|(index, _)| index).collect();
+        if found.is_empty() { None } else { Some(found[self.below(found.len())]) }
+    }
+
+    /// The number of clients that could send another command if one more waited.
+    fn spare(&self) -> usize {
+        self.episode.clients.iter().filter(|client| client.waiting.is_none()).count().saturating_sub(2)
+    }
+
+    fn step_clock(self) -> Step {
+        let dice = &mut self.episode.dice;
+        let ms = match dice.random_range(0..4) {
+            0 => dice.random_range(50..2000),
+            1 => dice.random_range(2000..100_000),
+            2 => dice.random_range(3_600_000..8_000_000),
+            _ => 100_000,
+        };
+        Step::StepClock { ms: if dice.random_bool(0.5) { ms } else { -ms } }
+    }
+
+    /// A command whose deadline passes before the next packet.
+    fn late(mut self, client: usize) -> Step {
+        let (db, key) = self.place();
+        let near_ms = LATE_MS;
+        let token = self.token((db, key));
+        let before = match self.below(6) {
+            0..3 if self.spare() > 0 => Command::Lock(LockCommand::Acquire {
+                keys: Keys::One(key),
+                token,
+                ttl_ms: self.episode.config.limits.max_ttl_ms,
+                wait_ms: Some(near_ms),
+                fence: None,
+                owner: None,
+            }),
+            3 => Command::Plain(PlainCommand::PExpire { key, ms: near_ms.cast_signed() }),
+            4 => Command::Plain(PlainCommand::Set { key, value: token, px_ms: Some(near_ms), only: None }),
+            _ => Command::Lock(LockCommand::Acquire {
+                keys: Keys::One(key),
+                token,
+                ttl_ms: near_ms,
+                wait_ms: None,
+                fence: None,
+                owner: None,
+            }),
+        };
+        self.near = false;
+        let mut after = Vec::new();
+        if self.chance(0.5) {
+            let token = self.token((db, key));
+            let keys = Keys::One(key);
+            after.push((db, Command::Lock(LockCommand::Release { keys, token })));
+        }
+        for _ in 0..=self.below(2) {
+            after.push((db, self.command(db, false)));
+        }
+        let wrap = match self.below(3) {
+            0 => Wrap::Multi { sleep_ms: LATE_SLEEP_MS },
+            _ => Wrap::Batch { sleep_ms: LATE_SLEEP_MS },
+        };
+        Step::Late { client, before: (db, before), after, wrap }
+    }
+
+    fn pause(mut self, client: usize) -> Step {
+        self.near = false;
+        let mut meanwhile = Vec::new();
+        if self.chance(0.6) {
+            let end = if self.chance(0.3) {
+                self.waiting().map(Meanwhile::Disconnect)
+            } else {
+                self.end().map(Meanwhile::End)
+            };
+            meanwhile.extend(end);
+        }
+        let (db, key) = self.place();
+        if self.chance(0.5) {
+            let command = self.lock_command(db, false);
+            meanwhile.push(Meanwhile::Postponed { client, db, command: Command::Lock(command) });
+        } else {
+            let waits = self.chance(0.5) && self.spare() > 0;
+            let before = Command::Lock(LockCommand::Acquire {
+                keys: Keys::One(key),
+                token: self.token((db, key)),
+                ttl_ms: if waits { self.episode.config.limits.max_ttl_ms } else { 60 },
+                wait_ms: waits.then_some(60),
+                fence: None,
+                owner: None,
+            });
+            meanwhile.insert(0, Meanwhile::TimePasses { client, db, before });
+        }
+        Step::Pause { meanwhile }
+    }
+
+    fn db(&mut self) -> u32 {
+        u32::from(self.chance(0.25)) % DBS
+    }
+
+    fn key(&mut self) -> KeyIndex {
+        self.below(KEYS.len())
+    }
+
+    fn place(&mut self) -> Place {
+        (self.db(), self.key())
+    }
+
+    /// One to so many commands, of which the last may block the client.
+    fn commands(&mut self, most: usize, may_wait: bool) -> Vec<(u32, Command)> {
+        let count = 1 + self.below(most);
+        let mut commands = Vec::new();
+        for index in 0..count {
+            let db = self.db();
+            let may_wait = may_wait && index + 1 == count;
+            commands.push((db, self.command(db, may_wait)));
+        }
+        commands
+    }
+
+    /// One to so many commands in the same database. In MULTI and in scripts nothing blocks.
+    fn in_one_db(&mut self, most: usize) -> Vec<(u32, Command)> {
+        let db = self.db();
+        let count = 1 + self.below(most);
+        (0..count)
+            .map(|_| {
+                let mut command = self.command(db, false);
+                if let Command::Lock(LockCommand::Acquire { wait_ms, .. }) = &mut command
+                    && self.chance(0.3)
+                {
+                    *wait_ms = Some(1000);
+                }
+                (db, command)
+            })
+            .collect()
+    }
+
+    fn command(&mut self, db: u32, may_wait: bool) -> Command {
+        if self.chance(0.68) {
+            Command::Lock(self.lock_command(db, may_wait))
+        } else {
+            Command::Plain(self.plain_command(db))
+        }
+    }
+
+    /// One key, or several of which the first is like that one.
+    fn keys(&mut self) -> Keys {
+        if self.chance(0.65) {
+            return Keys::One(self.key());
+        }
+        let count = 1 + self.below(3);
+        Keys::Counted((0..count).map(|_| self.key()).collect())
+    }
+
+    fn lock_command(&mut self, db: u32, may_wait: bool) -> LockCommand {
+        let keys = self.keys();
+        let place = (db, keys.sorted()[0]);
+        match self.below(100) {
+            0..45 => {
+                let token = TOKENS[self.below(TOKENS.len())];
+                let wait_ms = if may_wait && self.spare() > 0 && self.chance(0.5) {
+                    self.time(0.04, 600_000, 3_000_000, 2000)
+                } else if may_wait && self.chance(0.05) {
+                    Some(0)
+                } else {
+                    None
+                };
+                let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
+                let fence = if self.chance(0.1) { self.wall_hint() } else { None };
+                let owner = if self.chance(0.3) { Some(["host:1", "host:22"][self.below(2)]) } else { None };
+                LockCommand::Acquire { keys, token, ttl_ms, wait_ms, fence, owner }
+            }
+            45..68 => {
+                let token = self.token(place);
+                let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
+                let fence = if may_wait && self.chance(0.3) { self.lease_hint(place) } else { None };
+                let new_token = if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
+                LockCommand::Extend { keys, token, ttl_ms, fence, new_token }
+            }
+            68..94 => LockCommand::Release { keys, token: self.token(place) },
+            _ => LockCommand::Inspect { key: place.1 },
+        }
+    }
+
+    /// The value that is under a key, or that a waiter brings, or any.
+    fn token(&mut self, place: Place) -> &'static str {
+        let any = TOKENS[self.below(TOKENS.len())];
+        if self.chance(0.1)
+            && let Some(waiting) =
+                self.episode.clients.iter().find_map(|client| {
+                    client.waiting.as_ref().filter(|waiting| waiting.places.contains(&place))
+                })
+        {
+            return waiting.token;
+        }
+        if self.chance(0.3) {
+            return any;
+        }
+        let value = self.episode.model.get(place).and_then(|value| value.text.clone());
+        let same = |token: &&&str| value.as_ref().is_some_and(|value| &value[..] == token.as_bytes());
+        TOKENS.iter().find(same).copied().unwrap_or(any)
+    }
+
+    fn ttl(&mut self) -> Option<u64> {
+        let max_ms = self.episode.config.limits.max_ttl_ms;
+        if max_ms > 10_000 {
+            return self.time(0.03, 600_000, max_ms, max_ms);
+        }
+        self.time(0.03, 300, max_ms, max_ms)
+    }
+
+    /// How long a key lives that an operator writes. Short enough for a lock, where locks are.
+    fn lifetime(&mut self) -> Option<u64> {
+        let max_ms = self.episode.config.limits.max_ttl_ms;
+        if max_ms > 10_000 {
+            return self.time(0.15, 600_000, max_ms, max_ms);
+        }
+        self.time(0.15, 300, max_ms, max_ms)
+    }
+
+    /// A time after which something happens by itself: near with this probability, else so far
+    /// away. `None` when it would always be close to something else.
+    fn time(&mut self, near: f64, from_ms: u64, to_ms: u64, max_ms: u64) -> Option<u64> {
+        let now_us = self.now.monotonic.us();
+        for _ in 0..20 {
+            let ms = if self.near && self.chance(near) {
+                self.episode.dice.random_range(60..120)
+            } else {
+                self.episode.dice.random_range(from_ms..=to_ms.max(from_ms))
+            };
+            let at_us = now_us + ms.min(max_ms.max(to_ms)) * 1000;
+            if self.taken_us.iter().all(|taken| taken.abs_diff(at_us) > APART_US) {
+                self.taken_us.push(at_us);
+                return Some(ms);
+            }
+        }
+        None
+    }
+
+    /// A proposed fence by the wall clock, the same for the server and the model.
+    fn wall_hint(&mut self) -> Option<Hint> {
+        let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
+        let fence = self.now.wall_us + ahead_ms * 1000;
+        Some(Hint { of_server: fence, of_model: fence })
+    }
+
+    /// A proposed fence beside that of the present lease, unless the wall clock decides whether it
+    /// is accepted.
+    fn lease_hint(&mut self, place: Place) -> Option<Hint> {
+        let (model, server) = self.episode.fences.pair(place)?;
+        let by = [-1000_i64, 0, 1, 1_000_000][self.below(4)];
+        let ceiling = self.now.wall_us + MAX_CLOCK_SKEW_MS * 1000;
+        let hint =
+            Hint { of_server: server.saturating_add_signed(by), of_model: model.saturating_add_signed(by) };
+        let is_clear = |fence: u64| fence.abs_diff(ceiling) > 5_000_000;
+        (is_clear(hint.of_server) && is_clear(hint.of_model)).then_some(hint)
+    }
+
+    fn plain_command(&mut self, db: u32) -> PlainCommand {
+        let key = self.key();
+        let other = self.key();
+        let value_at = if self.chance(0.3) {
+            let token = self.token((db, key));
+            TOKENS.iter().position(|value| *value == token).unwrap_or(0)
+        } else {
+            self.below(TOKENS.len())
+        };
+        let value = TOKENS[value_at];
+        match self.below(100) {
+            0..14 => PlainCommand::Del(key),
+            14..18 => PlainCommand::Unlink(key),
+            18..21 => PlainCommand::GetDel(key),
+            21..30 => {
+                let only = [None, None, Some(Only::Missing), Some(Only::Present)][self.below(4)];
+                PlainCommand::Set { key, value, px_ms: None, only }
+            }
+            30..44 => {
+                let only = [None, None, Some(Only::Missing), Some(Only::Present)][self.below(4)];
+                match self.lifetime() {
+                    Some(ms) => PlainCommand::Set { key, value, px_ms: Some(ms), only },
+                    None => PlainCommand::Del(key),
+                }
+            }
+            44..48 => match self.lifetime() {
+                Some(ms) => PlainCommand::PSetEx { key, value, ms },
+                None => PlainCommand::Unlink(key),
+            },
+            48..51 => PlainCommand::Append { key, value },
+            51..60 => match self.lifetime() {
+                Some(ms) => PlainCommand::PExpire { key, ms: ms.cast_signed() },
+                None => PlainCommand::Persist(key),
+            },
+            60..64 => PlainCommand::PExpire { key, ms: 0 },
+            64..68 => PlainCommand::Persist(key),
+            68..75 => PlainCommand::Rename { from: key, to: other },
+            75..81 => {
+                let to_db = self.db();
+                PlainCommand::Copy { from: key, to: (to_db, other), replace: self.chance(0.8) }
+            }
+            81..86 => PlainCommand::Move { key, to_db: if self.chance(0.9) { 1 - db } else { db } },
+            86..92 => {
+                let ms = if self.chance(0.3) { Some(0) } else { self.lifetime() };
+                let dumped = self.episode.dumps[value_at].clone();
+                let replace = self.chance(0.8);
+                PlainCommand::Restore { key, value, dumped, ms: ms.unwrap_or(0), replace }
+            }
+            92..95 => PlainCommand::LPush(key),
+            95..97 => PlainCommand::FlushDb { lazily: self.chance(0.5) },
+            97..99 => PlainCommand::FlushAll { lazily: self.chance(0.5) },
+            // The node abstains for the largest ttl then.
+            _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => PlainCommand::SwapDb,
+            _ => PlainCommand::Del(key),
+        }
+    }
+}

@@ -1,0 +1,728 @@
+//! One server, its clients, and the steps that they take.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use quorlock_core::node::{Monotonic, Now, ServerEvent, Ticket, WaitReply};
+use quorlock_testkit::{Server, WallClock};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
+use super::draw::{self, Step, Wrap};
+use super::model::{Expected, Flavor, Limits, Model, error_code, places};
+use super::view::{Fences, View, compare};
+use super::wire::{Reply, Wire, Words, words};
+
+/// Nothing may be about to happen by itself for so long when a step begins, in microseconds.
+const GUARD_US: u64 = 40_000;
+/// What was to happen by itself has happened so long after its time, in microseconds.
+const SLACK_US: u64 = 15_000;
+/// A step that takes longer may have had its deadlines elsewhere than the model, in microseconds.
+const SLOW_STEP_US: u64 = 25_000;
+/// How long the server and the model may take to agree.
+const SETTLE_LIMIT: Duration = Duration::from_millis(600);
+/// How often they are compared at least before they differ.
+const SETTLE_ROUNDS: u32 = 8;
+/// By how much the expiry of a key may differ that was written by itself, in milliseconds.
+const OWN_WRITE_TOLERANCE_MS: u64 = 200;
+
+/// The module reads its two clocks one after the other, and may be interrupted in between: the
+/// expiry of a mirror may differ by so much, in milliseconds.
+const CLOCKS_APART_MS: u64 = 10;
+
+const CLIENTS: usize = 7;
+const HISTORY: usize = 30;
+
+/// Why an episode ends before its time.
+pub(super) enum Trouble {
+    /// The server and the model differ.
+    Difference(String),
+    /// A step took so long that its result is open.
+    Open,
+    /// The server cannot be spoken to.
+    Failed(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Trouble {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+pub(super) type Outcome<T = ()> = std::result::Result<T, Trouble>;
+
+/// How the server of an episode is configured, and what may happen to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Config {
+    pub(super) limits: Limits,
+    pub(super) append_only: bool,
+    pub(super) peer: bool,
+    pub(super) clock_steps: bool,
+    steps: u64,
+}
+
+pub(super) struct Client {
+    pub(super) wire: Wire,
+    pub(super) waiting: Option<Waiting>,
+}
+
+/// A client that is blocked.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) ticket: Ticket,
+    pub(super) places: Vec<Place>,
+    pub(super) token: &'static str,
+    until: Monotonic,
+}
+
+pub(super) struct Episode {
+    pub(super) config: Config,
+    pub(super) dice: StdRng,
+    pub(super) server: Server,
+    pub(super) peer: Option<Server>,
+    pub(super) peer_wire: Option<Wire>,
+    /// Whether the peer follows the server.
+    pub(super) peer_attached: bool,
+    pub(super) control: Wire,
+    pub(super) clients: Vec<Client>,
+    pub(super) model: Model,
+    pub(super) fences: Fences,
+    pub(super) wall: WallClock,
+    pub(super) flavor: Flavor,
+    /// What DUMP says of each of [`TOKENS`].
+    pub(super) dumps: Vec<Vec<u8>>,
+    started: Instant,
+    tickets: u64,
+    /// By how much the server may differ from these expiries of the model, in milliseconds.
+    tolerance_ms: BTreeMap<u64, u64>,
+    history: VecDeque<String>,
+    last_view: View,
+}
+
+impl Episode {
+    pub(super) fn start(seed: u64, number: u64) -> Result<Self> {
+        let mut dice = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let short = dice.random_bool(0.3);
+        let peer = dice.random_bool(0.4);
+        let config = Config {
+            limits: Limits {
+                max_ttl_ms: if short { 1500 } else { 3_600_000 },
+                max_waiters: if dice.random_bool(0.2) { 2 } else { 1000 },
+            },
+            append_only: dice.random_bool(0.5),
+            peer,
+            clock_steps: !peer && dice.random_bool(0.3),
+            steps: if short { dice.random_range(200..500) } else { dice.random_range(400..2500) },
+        };
+        let wall = WallClock::new();
+        let builder = || {
+            Server::with_module()
+                .tcp()
+                .wall_clock(&wall)
+                .arg("lock.max-ttl", config.limits.max_ttl_ms)
+                .arg("lock.max-waiters", config.limits.max_waiters)
+                .arg("maxmemory-policy", "allkeys-random")
+                .arg("repl-diskless-sync-delay", 0)
+                .arg("repl-backlog-size", "1mb")
+        };
+        let append_only = if config.append_only { "yes" } else { "no" };
+        let server = builder().arg("appendonly", append_only).start()?;
+        let peer = if config.peer { Some(builder().start()?) } else { None };
+        let peer_wire = peer.as_ref().map(Wire::connect).transpose()?;
+        let mut control = Wire::connect(&server)?;
+        let flavor = flavor(&mut control)?;
+        let mut dumps = Vec::new();
+        control.call("SELECT 9")?;
+        for token in TOKENS {
+            control.call(&format!("SET dumped {token}"))?;
+            match control.call("DUMP dumped")? {
+                Reply::Bulk(dump) => dumps.push(dump),
+                other => anyhow::bail!("DUMP was answered {other:?}"),
+            }
+        }
+        let clients = (0..CLIENTS)
+            .map(|_| Ok(Client { wire: Wire::connect(&server)?, waiting: None }))
+            .collect::<Result<Vec<_>>>()?;
+        let started = Instant::now();
+        let model = Model::new(config.limits, flavor, now(started, &wall));
+        Ok(Self {
+            config,
+            dice,
+            server,
+            peer,
+            peer_wire,
+            peer_attached: false,
+            control,
+            clients,
+            model,
+            fences: Fences::default(),
+            wall,
+            flavor,
+            dumps,
+            started,
+            tickets: 0,
+            tolerance_ms: BTreeMap::new(),
+            history: VecDeque::new(),
+            last_view: View::default(),
+        })
+    }
+
+    /// Takes steps to the end of the episode, at most `limit`.
+    pub(super) fn run(&mut self, limit: u64, progress: &mut dyn FnMut(u64, &'static str)) -> Outcome {
+        for step in 1..=limit.min(self.config.steps) {
+            self.quiet(GUARD_US)?;
+            let drawn = draw::step(self);
+            let kind = drawn.kind();
+            self.take(drawn)?;
+            if step % 8 == 0 {
+                self.inspect_all()?;
+            }
+            if step % 16 == 0 && self.peer_attached {
+                self.compare_with_peer()?;
+            }
+            progress(step, kind);
+        }
+        self.finish()
+    }
+
+    fn take(&mut self, step: Step) -> Outcome {
+        match step {
+            Step::Packet { client, commands, wrap } => {
+                self.packet(client, &commands, wrap, None)?;
+            }
+            Step::Late { client, before, after, wrap } => self.late(client, &before, &after, wrap)?,
+            Step::Disconnect { client } => self.disconnect(client)?,
+            accident => return self.accident(accident),
+        }
+        Ok(())
+    }
+
+    /// Both clocks, as the server has them.
+    pub(super) fn now(&self) -> Now {
+        now(self.started, &self.wall)
+    }
+
+    pub(super) fn note(&mut self, line: String) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        let at_ms = self.now().monotonic.us() / 1000;
+        self.history.push_back(format!("{at_ms:>8} ms  {line}"));
+    }
+
+    /// All moments at which something may happen by itself.
+    pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
+        let mut all = self.model.deadlines(now);
+        all.extend(self.clients.iter().filter_map(|client| Some(client.waiting.as_ref()?.until)));
+        all
+    }
+
+    /// Waits until nothing is about to happen by itself for so long.
+    pub(super) fn quiet(&mut self, for_us: u64) -> Outcome {
+        for _ in 0..400 {
+            let now = self.now();
+            let next = self.deadlines(now).into_iter().min();
+            let Some(next) = next.filter(|next| *next <= now.monotonic.plus_us(for_us)) else {
+                return Ok(());
+            };
+            let until = next.plus_us(SLACK_US);
+            thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
+            self.note("time passes".into());
+            self.settle(OWN_WRITE_TOLERANCE_MS)?;
+        }
+        Err(Trouble::Difference("something is always about to happen".into()))
+    }
+
+    /// A step is over that began at `from`. Its result is open when something was to happen by
+    /// itself meanwhile.
+    fn check_time(&self, from: Now, deadlines: &[Monotonic], slept_us: u64) -> Outcome {
+        let to = self.now();
+        let took_us = to.monotonic.us_since(from.monotonic);
+        let passed = deadlines.iter().any(|at| *at <= to.monotonic.plus_us(2000));
+        let is_near = |at: &Monotonic| *at <= to.monotonic.plus_us(5 * GUARD_US);
+        let slow = took_us > slept_us + SLOW_STEP_US && self.deadlines(to).iter().any(is_near);
+        if passed || slow { Err(Trouble::Open) } else { Ok(()) }
+    }
+
+    /// Sends commands in one packet, of which the last may block the client, and compares the
+    /// replies. `late` is the deadline that is to pass while the packet is carried out.
+    pub(super) fn packet(
+        &mut self,
+        client: usize,
+        commands: &[(u32, Command)],
+        wrap: Wrap,
+        late: Option<Now>,
+    ) -> Outcome {
+        if late.is_none() && wrap.sleep_ms() > 0 {
+            self.quiet(wrap.sleep_ms() * 1000 + 2 * GUARD_US)?;
+        }
+        let from = self.now();
+        let deadlines = if late.is_some() { Vec::new() } else { self.deadlines(from) };
+        let (sent, layout) = packed(commands, wrap);
+        let shown: Vec<_> =
+            commands.iter().map(|(db, command)| format!("[{db}] {}", command.shown())).collect();
+        self.note(format!("client {client} {wrap:?}: {}", shown.join("; ")));
+        self.clients[client].wire.send(&sent)?;
+        let replies = self.replies(client, commands, wrap, layout, late)?;
+        let now = self.now();
+        self.note(format!("  {replies:?}"));
+        if late.is_none() {
+            self.check_time(from, &deadlines, wrap.sleep_ms() * 1000)?;
+        }
+        let took_ms = now.monotonic.us_since(from.monotonic) / 1000;
+        for ((db, command), reply) in commands.iter().zip(replies) {
+            self.execute((now, from), client, *db, command, reply.as_ref(), wrap)?;
+        }
+        // For how long a script is busy is not known, nor by which clock a server counts the expiry
+        // of other commands in EXEC.
+        let only_locks = commands.iter().all(|(_, command)| matches!(command, Command::Lock(_)));
+        let slept_ms = match wrap {
+            Wrap::Multi { sleep_ms } if only_locks => sleep_ms,
+            Wrap::Batch { sleep_ms } => sleep_ms,
+            _ => 0,
+        };
+        match late {
+            Some(_) => self.settle(OWN_WRITE_TOLERANCE_MS),
+            None => self.settle(took_ms.saturating_sub(slept_ms) + CLOCKS_APART_MS),
+        }
+    }
+
+    /// The replies to the commands of a packet; `None` for one that blocked the client.
+    fn replies(
+        &mut self,
+        client: usize,
+        commands: &[(u32, Command)],
+        wrap: Wrap,
+        layout: Layout,
+        late: Option<Now>,
+    ) -> Outcome<Vec<Option<Reply>>> {
+        let wire = &mut self.clients[client].wire;
+        for before in 0..layout.before {
+            let reply = wire.receive()?;
+            if before == 0
+                && let Some(late) = late
+            {
+                let Reply::Array(time) = &reply else { return Err(Trouble::Open) };
+                let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else { return Err(Trouble::Open) };
+                let number = |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
+                if number(s) * 1_000_000 + number(us) + 4000 > late.wall_us {
+                    return Err(Trouble::Open);
+                }
+            }
+        }
+        if matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. }) {
+            return match wire.receive()? {
+                Reply::Array(replies) if replies.len() == commands.len() + layout.inside => {
+                    Ok(replies.into_iter().skip(layout.inside).map(Some).collect())
+                }
+                other => Err(Trouble::Difference(format!("EXEC or EVAL was answered {other:?}"))),
+            };
+        }
+        let mut replies = Vec::new();
+        let mut db = commands.first().map(|(db, _)| *db);
+        for (index, (its_db, command)) in commands.iter().enumerate() {
+            if db.replace(*its_db) != Some(*its_db) {
+                self.clients[client].wire.receive()?;
+            }
+            if index + 1 == commands.len() && command.may_wait() {
+                replies.push(self.reply_or_blocked(client)?);
+            } else {
+                replies.push(Some(self.clients[client].wire.receive()?));
+            }
+        }
+        Ok(replies)
+    }
+
+    /// The reply to a command, or `None` when the server says that the client is blocked.
+    fn reply_or_blocked(&mut self, client: usize) -> Outcome<Option<Reply>> {
+        let started = Instant::now();
+        loop {
+            if let Some(reply) = self.clients[client].wire.try_receive()? {
+                return Ok(Some(reply));
+            }
+            let listed = self.control.call(&format!("CLIENT LIST ID {}", self.clients[client].wire.id))?;
+            if let Reply::Bulk(listed) = &listed
+                && String::from_utf8_lossy(listed).contains(" flags=b")
+            {
+                return Ok(None);
+            }
+            if started.elapsed() > Duration::from_secs(10) {
+                return Err(Trouble::Difference(format!("neither a reply nor blocked: {listed:?}")));
+            }
+        }
+    }
+
+    /// Has the model carry out a command that the server has carried out, and compares.
+    pub(super) fn execute(
+        &mut self,
+        (now, began): (Now, Now),
+        client: usize,
+        db: u32,
+        command: &Command,
+        reply: Option<&Reply>,
+        wrap: Wrap,
+    ) -> Outcome {
+        match command {
+            Command::Unblock { client, with_error, .. } => {
+                return self.unblocked(now, *client, *with_error, reply);
+            }
+            Command::Kill { client, .. } => return self.killed(now, *client, reply),
+            _ => {}
+        }
+        let may_block = !matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. });
+        let began = (!may_block).then_some(began);
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        let expected = self.model.execute(now, began, db, command, may_block.then_some(ticket));
+        match (&expected, reply, command) {
+            (
+                Expected::Blocked,
+                None,
+                Command::Lock(LockCommand::Acquire { keys, token, wait_ms: Some(wait_ms), .. }),
+            ) => {
+                let places = keys.sorted().into_iter().map(|key| (db, key)).collect();
+                let until = now.monotonic.plus_us(wait_ms * 1000);
+                self.clients[client].waiting = Some(Waiting { ticket, places, token, until });
+                Ok(())
+            }
+            (_, None, _) => Err(Trouble::Difference(format!(
+                "{}: the client is blocked, the model expects {expected:?}",
+                command.shown()
+            ))),
+            (_, Some(reply), _) => self.same(&command.shown(), &expected, reply),
+        }
+    }
+
+    fn same(&mut self, what: &str, expected: &Expected, reply: &Reply) -> Outcome {
+        compare(expected, reply, &mut self.fences)
+            .map_err(|why| Trouble::Difference(format!("{what}: {why}")))
+    }
+
+    /// `CLIENT UNBLOCK` was carried out.
+    fn unblocked(&mut self, now: Now, client: usize, with_error: bool, reply: Option<&Reply>) -> Outcome {
+        let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
+        let ticket = waiting.ticket;
+        if reply != Some(&Reply::Int(1)) {
+            // It was granted the lock in the same packet, and is not blocked any more.
+            return match self.model.is_woken(ticket) {
+                true => Ok(()),
+                false => Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}"))),
+            };
+        }
+        let expected = if with_error {
+            self.model.hear(now, &ServerEvent::Disconnected(ticket));
+            Expected::Error("UNBLOCKED".into())
+        } else {
+            answer(&waiting, self.model.unblock(now, ticket))
+        };
+        self.model.forget_wake(ticket);
+        self.answered(client, &expected)
+    }
+
+    /// `CLIENT KILL` was carried out.
+    fn killed(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
+        let Some(waiting) = self.clients[client].waiting.take() else { return Ok(()) };
+        if reply != Some(&Reply::Int(1)) {
+            return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
+        }
+        self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+        self.model.forget_wake(waiting.ticket);
+        self.reconnect(client)
+    }
+
+    pub(super) fn reconnect(&mut self, client: usize) -> Outcome {
+        self.clients[client] = Client { wire: Wire::connect(&self.server)?, waiting: None };
+        Ok(())
+    }
+
+    fn disconnect(&mut self, client: usize) -> Outcome {
+        self.note(format!("client {client} disconnects"));
+        let waiting = self.clients[client].waiting.take();
+        self.reconnect(client)?;
+        if let Some(Waiting { ticket, .. }) = waiting {
+            let now = self.now();
+            self.model.hear(now, &ServerEvent::Disconnected(ticket));
+        }
+        self.settle(OWN_WRITE_TOLERANCE_MS)
+    }
+
+    /// One command with a deadline so near that it passes while the next packet is carried out.
+    fn late(
+        &mut self,
+        client: usize,
+        before: &(u32, Command),
+        after: &[(u32, Command)],
+        wrap: Wrap,
+    ) -> Outcome {
+        self.quiet(6 * GUARD_US)?;
+        let waits = before.1.may_wait();
+        let first = self.now();
+        self.note(format!("client {client}, late: [{}] {}", before.0, before.1.shown()));
+        let (sent, layout) = packed(std::slice::from_ref(before), Wrap::None);
+        self.clients[client].wire.send(&sent)?;
+        let replies = self.replies(client, std::slice::from_ref(before), Wrap::None, layout, None)?;
+        let now = self.now();
+        if now.monotonic.us_since(first.monotonic) > SLOW_STEP_US {
+            return Err(Trouble::Open);
+        }
+        self.execute((now, first), client, before.0, &before.1, replies[0].as_ref(), Wrap::None)?;
+        // Without a turn in between the clock of the model must not reach the deadline here.
+        self.model.run_until(now);
+        let other = if waits { self.idle_but(client) } else { Some(client) };
+        let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
+        let late = Now {
+            monotonic: first.monotonic.plus_us(draw::LATE_MS * 1000),
+            wall_us: first.wall_us + draw::LATE_MS * 1000,
+        };
+        self.packet(other, after, wrap, Some(late))
+    }
+
+    pub(super) fn idle_but(&self, client: usize) -> Option<usize> {
+        (0..CLIENTS).find(|&other| other != client && self.clients[other].waiting.is_none())
+    }
+
+    /// The clients that the node has answered get these answers, and no other client any.
+    fn compare_answers(&mut self) -> Outcome {
+        for (ticket, reply) in self.model.answers() {
+            let its =
+                |client: &Client| client.waiting.as_ref().is_some_and(|waiting| waiting.ticket == ticket);
+            let Some(client) = self.clients.iter().position(its) else { continue };
+            let waiting = self.clients[client].waiting.clone();
+            let Some(waiting) = waiting else { continue };
+            self.answered(client, &answer(&waiting, reply))?;
+        }
+        Ok(())
+    }
+
+    /// A client that waited is answered.
+    fn answered(&mut self, client: usize, expected: &Expected) -> Outcome {
+        let (started, mut rounds) = (Instant::now(), 0);
+        let reply = loop {
+            if let Some(reply) = self.clients[client].wire.try_receive()? {
+                break reply;
+            }
+            if started.elapsed() > SETTLE_LIMIT && rounds > SETTLE_ROUNDS {
+                return Err(Trouble::Difference(format!(
+                    "client {client} is not answered, the model expects {expected:?}"
+                )));
+            }
+            self.control.call("PING")?;
+            rounds += 1;
+            if rounds > 3 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        self.note(format!("  client {client} is answered {reply:?}"));
+        self.clients[client].waiting = None;
+        self.same(&format!("the answer to client {client}"), expected, &reply)
+    }
+
+    /// Compares everything that can be seen, until the server and the model agree.
+    pub(super) fn settle(&mut self, tolerance_ms: u64) -> Outcome {
+        let (started, mut rounds) = (Instant::now(), 0);
+        loop {
+            let now = self.now();
+            self.model.run_until(now);
+            self.compare_answers()?;
+            self.note_tolerance(if rounds == 0 { tolerance_ms } else { OWN_WRITE_TOLERANCE_MS });
+            let replies = self.control.call_all(&View::commands(true))?;
+            let view = View::parse(&replies).map_err(Trouble::Difference)?;
+            let tolerance_ms = |expiry| self.tolerance_ms.get(&expiry).copied().unwrap_or(0);
+            let difference = view.difference(&self.model, now, tolerance_ms);
+            self.last_view = view;
+            let difference = match difference {
+                None => self.early_answer()?,
+                some => some,
+            };
+            let Some(difference) = difference else { return Ok(()) };
+            if started.elapsed() > SETTLE_LIMIT && rounds > SETTLE_ROUNDS {
+                return Err(Trouble::Difference(difference));
+            }
+            rounds += 1;
+            if rounds > 2 {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+
+    /// A client that waits in the model and was answered by the server.
+    fn early_answer(&mut self) -> Outcome<Option<String>> {
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            if client.waiting.is_some()
+                && let Some(reply) = client.wire.try_receive()?
+            {
+                return Err(Trouble::Difference(format!(
+                    "client {index} is answered {reply:?}, and waits in the model"
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// An expiry that was written now may differ by so much, in milliseconds, also when the key is
+    /// copied or moved later.
+    fn note_tolerance(&mut self, ms: u64) {
+        let expiries = self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
+        let noted = |expiry| (expiry, self.tolerance_ms.get(&expiry).copied().unwrap_or(ms));
+        self.tolerance_ms = expiries.map(noted).collect();
+    }
+
+    /// The expiries of all keys were taken over from the server.
+    pub(super) fn tolerate_all(&mut self) {
+        self.tolerance_ms.clear();
+    }
+
+    /// Compares the holders of all keys.
+    pub(super) fn inspect_all(&mut self) -> Outcome {
+        let from = self.now();
+        let deadlines = self.deadlines(from);
+        for place in places() {
+            let select = words(&format!("SELECT {}", place.0));
+            let inspect = words(&format!("LOCK.INSPECT {}", KEYS[place.1]));
+            let replies = self.control.call_all(&[select, inspect])?;
+            let now = self.now();
+            self.check_time(from, &deadlines, 0)?;
+            let expected = self.model.inspect(now, place);
+            self.same(&format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]), &expected, &replies[1])?;
+        }
+        self.note("all keys are inspected".into());
+        self.settle(OWN_WRITE_TOLERANCE_MS)
+    }
+
+    /// What happened, for people to read.
+    pub(super) fn describe(&self, what: &str) -> String {
+        let now = self.now();
+        let history: Vec<_> = self.history.iter().map(String::as_str).collect();
+        let waiting = self.clients.iter().enumerate().filter_map(|(index, client)| {
+            let Waiting { places, token, until, .. } = client.waiting.as_ref()?;
+            let left_ms = until.ms_since(now.monotonic);
+            Some(format!("  client {index} waits for {places:?} with {token}, for {left_ms} ms"))
+        });
+        format!(
+            "{:?}, which {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n{}\nThe end of the server's log:\n{}\nThe \
+             difference: {what}",
+            self.config,
+            if self.server.is_running() { "runs" } else { "has ended" },
+            history.join("\n"),
+            self.last_view.shown(now),
+            self.model.shown(now),
+            waiting.collect::<Vec<_>>().join("\n"),
+            tail(&self.server.log()),
+        )
+    }
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(8)..].join("\n")
+}
+
+/// What a client that waited is answered.
+fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
+    match reply {
+        WaitReply::Granted { fence, .. } => {
+            Expected::Fence { places: waiting.places.clone(), fence: fence.get(), waits: true }
+        }
+        WaitReply::Refused => Expected::Nil,
+        WaitReply::Failed(error) => Expected::Error(error_code(&error)),
+    }
+}
+
+/// Which replies come beside those to the commands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    /// Replies before the first.
+    before: usize,
+    /// Replies in EXEC before the first.
+    inside: usize,
+}
+
+/// Carries out the commands of its arguments, each after the number of its words.
+const SCRIPT: &str = "for _ = 1, tonumber(ARGV[1]) * 100000 do end
+local replies, at = {}, 2
+while at <= #ARGV do
+    local words = tonumber(ARGV[at])
+    replies[#replies + 1] = redis.pcall(unpack(ARGV, at + 1, at + words))
+    at = at + words + 1
+end
+return replies";
+
+/// The packet for some commands.
+fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
+    let select = |db: u32| words(&format!("SELECT {db}"));
+    let first_db = commands.first().map_or(0, |(db, _)| *db);
+    let mut packet = Vec::new();
+    let mut layout = Layout::default();
+    let sleep_ms = wrap.sleep_ms();
+    let sleep = words(&format!("DEBUG SLEEP 0.{sleep_ms:03}"));
+    // The time at which the server begins.
+    packet.push(words("TIME"));
+    packet.push(select(first_db));
+    layout.before = 2;
+    if let Wrap::Script { .. } = wrap {
+        let mut eval = vec![b"EVAL".to_vec(), SCRIPT.into(), b"0".to_vec(), sleep_ms.to_string().into()];
+        for (_, command) in commands {
+            let words = command.words();
+            eval.push(words.len().to_string().into());
+            eval.extend(words);
+        }
+        packet.push(eval);
+        return (packet, layout);
+    }
+    if let Wrap::Multi { .. } = wrap {
+        packet.push(words("MULTI"));
+        layout.before += 1 + commands.len();
+        if sleep_ms > 0 {
+            packet.push(sleep);
+            layout.before += 1;
+            layout.inside = 1;
+        }
+        packet.extend(commands.iter().map(|(_, command)| command.words()));
+        packet.push(words("EXEC"));
+        return (packet, layout);
+    }
+    if sleep_ms > 0 {
+        packet.push(sleep);
+        layout.before += 1;
+    }
+    let mut selected = first_db;
+    for (db, command) in commands {
+        if *db != selected {
+            packet.push(select(*db));
+            selected = *db;
+        }
+        packet.push(command.words());
+    }
+    (packet, layout)
+}
+
+fn now(started: Instant, wall: &WallClock) -> Now {
+    // So that no time is before the fixed point of the clock.
+    const START_US: u64 = 1_000_000_000;
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now {
+        monotonic: Monotonic::from_us(START_US + us(started.elapsed())),
+        wall_us: us(since).saturating_add_signed(wall.ahead_ms() * 1000),
+    }
+}
+
+fn flavor(control: &mut Wire) -> Result<Flavor> {
+    let Reply::Bulk(info) = control.call("INFO server")? else { anyhow::bail!("no INFO") };
+    let info = String::from_utf8_lossy(&info).into_owned();
+    let version = |name: &str| -> Option<(u32, u32)> {
+        let version = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let mut parts = version.split('.').map_while(|part| part.parse().ok());
+        Some((parts.next()?, parts.next()?))
+    };
+    let valkey = version("valkey_version");
+    let redis = version("redis_version").context("INFO names no version")?;
+    Ok(Flavor {
+        past_expiry_is_expired: valkey.is_some(),
+        flushes_while_loading: valkey.is_some_and(|version| version >= (9, 0)),
+        defers_wakes: redis < (7, 2),
+    })
+}

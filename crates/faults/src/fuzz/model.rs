@@ -1,0 +1,549 @@
+//! The model: the real node over keys in memory, and what plain commands do to those keys.
+//!
+//! The node decides as in the module. What is imitated here is the server around it: the effect of
+//! each plain command on the keys, and the events that the server sends for it.
+
+use quorlock_core::node::memory::{Name, Server, Value};
+use quorlock_core::node::{
+    self, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Monotonic, Now, Reason,
+    ServerEvent, Settings, Ticket, WaitReply,
+};
+use quorlock_core::{Fence, Ttl};
+
+use super::command::{Command, DBS, KEYS, LockCommand, Only, Place, PlainCommand};
+
+/// How the servers differ in what they report.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flavor {
+    /// An expiry set into the past is reported as `expired`, and not as `del`.
+    pub(super) past_expiry_is_expired: bool,
+    /// A reload reports the flush after the begin of the loading, and not before.
+    pub(super) flushes_while_loading: bool,
+    /// Waiters that are granted a lock are unblocked at the end of the turn.
+    pub(super) defers_wakes: bool,
+}
+
+/// What a reply must look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// The client is blocked.
+    Blocked,
+    /// The fence of the lock on these keys; in an array with the time waited where there was WAIT.
+    Fence {
+        places: Vec<Place>,
+        fence: u64,
+        waits: bool,
+    },
+    Nil,
+    Int(i64),
+    /// Any integer.
+    SomeInt,
+    Bulk(Vec<u8>),
+    Ok,
+    /// An error that begins like this.
+    Error(String),
+    Inspected(Place, Inspected),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) server: Server,
+    pub(super) flavor: Flavor,
+    max_ttl: Ttl,
+    /// When the model did something last.
+    last: Monotonic,
+}
+
+/// Of the configuration of a server, what the node must know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) max_ttl_ms: u64,
+    pub(super) max_waiters: usize,
+}
+
+/// As `lock.max-clock-skew` is by default.
+pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
+
+impl Model {
+    /// A server that has just started, with these keys.
+    pub(super) fn new(limits: Limits, flavor: Flavor, now: Now) -> Self {
+        let max_ttl = Ttl::from_ms(limits.max_ttl_ms).unwrap_or_else(|error| panic!("{error}"));
+        let settings = Settings {
+            max_ttl,
+            rejoin_delay_ms: 0,
+            max_clock_skew_ms: MAX_CLOCK_SKEW_MS,
+            max_waiters: limits.max_waiters,
+            fence_stripes: 4096,
+            table_shards: 4,
+            hash_seed: 0,
+            defer_wakes: flavor.defers_wakes,
+        };
+        Self { server: Server::new(settings, now), flavor, max_ttl, last: now.monotonic }
+    }
+
+    /// Everything that happens by itself until now, each thing in its time.
+    pub(super) fn run_until(&mut self, now: Now) {
+        loop {
+            let next = [self.next_expiry(now), self.server.node.next_wake()].into_iter().flatten().min();
+            let Some(next) = next.map(|at| at.max(self.last.plus_us(1))) else { break };
+            if next >= now.monotonic {
+                break;
+            }
+            let earlier_us = now.monotonic.us_since(next);
+            self.turn(Now { monotonic: next, wall_us: now.wall_us - earlier_us });
+        }
+        self.turn(now);
+    }
+
+    fn turn(&mut self, now: Now) {
+        if !self.server.keys.is_paused {
+            self.server.expire_keys(now);
+        }
+        self.server.turn(now);
+        self.last = self.last.max(now.monotonic);
+    }
+
+    /// When the next key expires.
+    fn next_expiry(&self, now: Now) -> Option<Monotonic> {
+        if self.server.keys.is_paused {
+            return None;
+        }
+        let expiries = self.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
+        expiries.map(|at_ms| at(now, at_ms)).min()
+    }
+
+    /// All moments from now on at which something may happen by itself.
+    pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
+        let mut all: Vec<_> = self
+            .server
+            .keys
+            .iter()
+            .filter_map(|(_, _, value)| value.expires_at_ms)
+            .map(|at_ms| at(now, at_ms))
+            .collect();
+        let in_ms = |ms: u64| now.monotonic.plus_us(ms.saturating_mul(1000));
+        let mut copy = self.server.clone();
+        for (db, key) in places() {
+            if let Expected::Inspected(_, Inspected { holder: Holder::Lease { ttl_ms, .. }, .. }) =
+                inspect(&mut copy, now, (db, key))
+            {
+                all.push(in_ms(ttl_ms));
+            }
+        }
+        if let Some((_, Some(left_ms))) = self.server.node.abstains(now.monotonic) {
+            all.push(in_ms(left_ms));
+        }
+        // A mirror that is missing is written again at a time that only the node knows.
+        if self.server.node.lacks_mirrors() {
+            all.extend(self.server.node.next_wake());
+        }
+        all
+    }
+
+    /// Carries out a command about keys. With a ticket the client may be blocked. In EXEC and in
+    /// scripts keys expire by the time at which these began.
+    pub(super) fn execute(
+        &mut self,
+        now: Now,
+        began: Option<Now>,
+        db: u32,
+        command: &Command,
+        ticket: Option<Ticket>,
+    ) -> Expected {
+        self.acts(now);
+        self.server.keys.client = ticket;
+        let expected = match command {
+            Command::Lock(command) => self.lock(now, began.unwrap_or(now), db, command),
+            Command::Plain(command) => {
+                let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
+                self.server.expire_keys(keys_now);
+                self.plain(keys_now, db, command)
+            }
+            Command::Unblock { .. } | Command::Kill { .. } => unreachable!("these are about clients"),
+        };
+        self.server.keys.client = None;
+        expected
+    }
+
+    fn lock(&mut self, now: Now, keys_now: Now, db: u32, command: &LockCommand) -> Expected {
+        let Self { server, max_ttl, .. } = self;
+        let mut execute = |command: &node::Command<'_, Name>| {
+            server.keys.set_wall_ms(keys_now.wall_ms());
+            server.node.execute(now, command, &mut server.keys)
+        };
+        let name = |text: &str| Name::from_slice(text.as_bytes());
+        let names = |keys: &[usize]| keys.iter().map(|&key| name(KEYS[key])).collect::<Vec<_>>();
+        let places = |keys: &[usize]| keys.iter().map(|&key| (db, key)).collect::<Vec<_>>();
+        let ttl = |ms: u64| Ttl::at_most(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"));
+        let fence = |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
+        match command {
+            LockCommand::Acquire { keys, token, ttl_ms, wait_ms, fence: hint, owner } => {
+                let sorted = keys.sorted();
+                let acquire = node::Acquire {
+                    db,
+                    keys: &names(&sorted),
+                    token: &name(token),
+                    ttl: ttl(*ttl_ms),
+                    owner: owner.map(str::as_bytes),
+                    fence: fence(*hint),
+                    wait_ms: wait_ms.unwrap_or(0),
+                };
+                match execute(&node::Command::Acquire(acquire)) {
+                    Ok(node::Reply::Granted(fence)) => Expected::Fence {
+                        places: places(&sorted),
+                        fence: fence.get(),
+                        waits: wait_ms.is_some(),
+                    },
+                    other => expected(other),
+                }
+            }
+            LockCommand::Extend { keys, token, ttl_ms, fence: hint, new_token } => {
+                let sorted = keys.sorted();
+                let new_token = new_token.map(name);
+                let extend = node::Extend {
+                    db,
+                    keys: &names(&sorted),
+                    token: &name(token),
+                    ttl: ttl(*ttl_ms),
+                    fence: fence(*hint),
+                    new_token: new_token.as_ref(),
+                };
+                match execute(&node::Command::Extend(extend)) {
+                    Ok(node::Reply::Extended(fence)) => {
+                        Expected::Fence { places: places(&sorted), fence: fence.get(), waits: false }
+                    }
+                    other => expected(other),
+                }
+            }
+            LockCommand::Release { keys, token } => {
+                let release = node::Release { db, keys: &names(&keys.sorted()), token: &name(token) };
+                expected(execute(&node::Command::Release(release)))
+            }
+            LockCommand::Inspect { key } => {
+                let name = name(KEYS[*key]);
+                inspected((db, *key), execute(&node::Command::Inspect(node::Inspect { db, key: &name })))
+            }
+        }
+    }
+
+    /// What is under a key, with the answer of INSPECT.
+    pub(super) fn inspect(&mut self, now: Now, place: Place) -> Expected {
+        self.acts(now);
+        inspect(&mut self.server, now, place)
+    }
+
+    pub(super) fn get(&self, (db, key): Place) -> Option<&Value> {
+        self.server.get(db, KEYS[key].as_bytes())
+    }
+
+    /// Carries out a command that knows nothing of locks.
+    pub(super) fn plain(&mut self, now: Now, db: u32, command: &PlainCommand) -> Expected {
+        match command {
+            PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
+                let removed = self.take((db, *key)).is_some();
+                if removed {
+                    self.hear_key(now, (db, *key), KeyEvent::Removed);
+                }
+                Expected::Int(removed.into())
+            }
+            PlainCommand::GetDel(key) => match self.get((db, *key)).cloned() {
+                None => Expected::Nil,
+                Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
+                Some(Value { text: Some(text), .. }) => {
+                    self.take((db, *key));
+                    self.hear_key(now, (db, *key), KeyEvent::Removed);
+                    Expected::Bulk(text.to_vec())
+                }
+            },
+            PlainCommand::Set { key, value, px_ms, only } => {
+                let exists = self.get((db, *key)).is_some();
+                if only.is_some_and(|only| exists == (only == Only::Missing)) {
+                    return Expected::Nil;
+                }
+                self.set(now, (db, *key), value, *px_ms);
+                Expected::Ok
+            }
+            PlainCommand::PSetEx { key, value, ms } => {
+                self.set(now, (db, *key), value, Some(*ms));
+                Expected::Ok
+            }
+            PlainCommand::Append { key, value } => match self.get((db, *key)).cloned() {
+                Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
+                there => {
+                    let mut value_there = there.unwrap_or_else(|| Value::text(b"", None));
+                    if let Some(text) = &mut value_there.text {
+                        text.extend_from_slice(value.as_bytes());
+                    }
+                    let bytes = value_there.text.as_ref().map_or(0, |text| text.len());
+                    self.put((db, *key), value_there);
+                    Expected::Int(i64::try_from(bytes).unwrap_or(i64::MAX))
+                }
+            },
+            PlainCommand::PExpire { key, ms } => self.expire(now, (db, *key), *ms),
+            PlainCommand::Persist(key) => {
+                let value = self.server.keys.get_mut(db, KEYS[*key].as_bytes());
+                let expired = value.and_then(|value| value.expires_at_ms.take());
+                Expected::Int(expired.is_some().into())
+            }
+            PlainCommand::Rename { from, to } => {
+                if from == to && self.get((db, *from)).is_some() {
+                    return Expected::Ok;
+                }
+                let Some(value) = self.take((db, *from)) else {
+                    return Expected::Error("ERR no such key".into());
+                };
+                self.put((db, *to), value);
+                self.hear_key(now, (db, *from), KeyEvent::Removed);
+                self.hear_key(now, (db, *to), KeyEvent::Replaced);
+                Expected::Ok
+            }
+            PlainCommand::Copy { from, to, replace } => {
+                if (db, *from) == *to {
+                    return Expected::Error("ERR source and destination".into());
+                }
+                let Some(value) = self.get((db, *from)).cloned() else { return Expected::Int(0) };
+                if !replace && self.get(*to).is_some() {
+                    return Expected::Int(0);
+                }
+                self.put(*to, value);
+                self.hear_key(now, *to, KeyEvent::Replaced);
+                Expected::Int(1)
+            }
+            PlainCommand::Move { key, to_db } => {
+                if db == *to_db {
+                    return Expected::Error("ERR source and destination".into());
+                }
+                if self.get((*to_db, *key)).is_some() {
+                    return Expected::Int(0);
+                }
+                let Some(value) = self.take((db, *key)) else { return Expected::Int(0) };
+                self.put((*to_db, *key), value);
+                self.hear_key(now, (db, *key), KeyEvent::Removed);
+                self.hear_key(now, (*to_db, *key), KeyEvent::Replaced);
+                Expected::Int(1)
+            }
+            PlainCommand::Restore { key, value, dumped: _, ms, replace } => {
+                if !replace && self.get((db, *key)).is_some() {
+                    return Expected::Error("BUSYKEY".into());
+                }
+                let expires_at_ms = (*ms > 0).then(|| now.wall_ms() + ms);
+                self.put((db, *key), Value::text(value.as_bytes(), expires_at_ms));
+                self.hear_key(now, (db, *key), KeyEvent::Replaced);
+                Expected::Ok
+            }
+            PlainCommand::LPush(key) => match self.get((db, *key)) {
+                Some(Value { text: Some(_), .. }) => Expected::Error("WRONGTYPE".into()),
+                there => {
+                    if there.is_none() {
+                        self.put((db, *key), Value { text: None, expires_at_ms: None });
+                    }
+                    Expected::SomeInt
+                }
+            },
+            PlainCommand::FlushDb { .. } => {
+                self.server.flush(now, Some(db));
+                Expected::Ok
+            }
+            PlainCommand::FlushAll { .. } => {
+                self.server.flush(now, None);
+                Expected::Ok
+            }
+            PlainCommand::SwapDb => {
+                let all: Vec<_> = places().filter_map(|place| Some((place, self.take(place)?))).collect();
+                for ((db, key), value) in all {
+                    self.put((1 - db, key), value);
+                }
+                self.server.node.hear(now, &ServerEvent::Swap(0, 1));
+                Expected::Ok
+            }
+        }
+    }
+
+    fn set(&mut self, now: Now, place: Place, value: &str, px_ms: Option<u64>) {
+        let expires_at_ms = px_ms.map(|ms| now.wall_ms() + ms);
+        self.put(place, Value::text(value.as_bytes(), expires_at_ms));
+        if px_ms.is_some() {
+            let value_bytes = Some(value.len());
+            self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
+        }
+    }
+
+    fn expire(&mut self, now: Now, place: Place, ms: i64) -> Expected {
+        let (db, key) = (place.0, KEYS[place.1].as_bytes());
+        let Some(value) = self.server.keys.get_mut(db, key) else { return Expected::Int(0) };
+        match u64::try_from(ms) {
+            Ok(ms @ 1..) => {
+                value.expires_at_ms = Some(now.wall_ms() + ms);
+                let value_bytes = value.text.as_ref().map(|text| text.len());
+                self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
+            }
+            _ => {
+                self.take(place);
+                let event = match self.flavor.past_expiry_is_expired {
+                    true => KeyEvent::Expired,
+                    false => KeyEvent::Removed,
+                };
+                self.hear_key(now, place, event);
+            }
+        }
+        Expected::Int(1)
+    }
+
+    fn take(&mut self, (db, key): Place) -> Option<Value> {
+        self.server.keys.take(db, KEYS[key].as_bytes())
+    }
+
+    pub(super) fn put(&mut self, (db, key): Place, value: Value) {
+        self.server.keys.insert(db, KEYS[key].as_bytes(), value);
+    }
+
+    /// Reports an event as the module does, which leaves out what cannot concern the node.
+    fn hear_key(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
+        let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
+        if !node.has_keys() || matches!(event, KeyEvent::ExpirySet { .. }) && !node.has_lease(db, key) {
+            return;
+        }
+        node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
+    }
+
+    /// What comes of this happens from now on, and not from the last turn on.
+    fn acts(&mut self, now: Now) {
+        self.last = self.last.max(now.monotonic);
+    }
+
+    pub(super) fn evict(&mut self, now: Now, place: Place) {
+        self.acts(now);
+        if self.take(place).is_some() {
+            self.hear_key(now, place, KeyEvent::Evicted);
+        }
+    }
+
+    /// The server saves its keys, or reads them from its append-only file, and loads them again.
+    pub(super) fn reload(&mut self, now: Now) {
+        self.acts(now);
+        let events = match self.flavor.flushes_while_loading {
+            true => [ServerEvent::LoadingBegins, ServerEvent::Flush(None)],
+            false => [ServerEvent::Flush(None), ServerEvent::LoadingBegins],
+        };
+        for event in events.into_iter().chain([ServerEvent::LoadingEnds]) {
+            self.server.node.hear(now, &event);
+        }
+    }
+
+    pub(super) fn hear(&mut self, now: Now, event: &ServerEvent) {
+        self.acts(now);
+        self.server.node.hear(now, event);
+    }
+
+    /// `CLIENT UNBLOCK` ends the wait of a client, which is answered this.
+    pub(super) fn unblock(&mut self, now: Now, ticket: Ticket) -> WaitReply {
+        self.acts(now);
+        self.server.node.unblock(ticket).reply
+    }
+
+    /// The answers to clients that waited, in the order in which the node gave them.
+    pub(super) fn answers(&mut self) -> Vec<(Ticket, WaitReply)> {
+        let woken = std::mem::take(&mut self.server.keys.woken);
+        woken.into_iter().map(|ticket| (ticket, self.server.node.answer(ticket))).collect()
+    }
+
+    /// Whether a client was granted a lock and is not told yet.
+    pub(super) fn is_woken(&self, ticket: Ticket) -> bool {
+        self.server.keys.woken.contains(&ticket)
+    }
+
+    pub(super) fn forget_wake(&mut self, ticket: Ticket) {
+        self.server.keys.woken.retain(|other| *other != ticket);
+    }
+
+    /// Describes everything, for people to read.
+    pub(super) fn shown(&self, now: Now) -> String {
+        let mut lines = Vec::new();
+        let mut copy = self.clone();
+        for place in places() {
+            let value = self.get(place).cloned();
+            let text = value.as_ref().and_then(|value| value.text.as_ref());
+            let expires_at_ms = value.as_ref().and_then(|value| value.expires_at_ms);
+            let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
+            let inspected = copy.inspect(now, place);
+            lines.push(format!(
+                "  {} {}: {} {:?}, expires in {left_ms:?} ms; {inspected:?}",
+                place.0,
+                KEYS[place.1],
+                if value.is_some() { "holds" } else { "empty" },
+                text.map(|text| text.escape_ascii().to_string()),
+            ));
+        }
+        let node = &self.server.node;
+        lines.push(format!(
+            "  {} leases, {} waiters, abstains {:?}, {:?}",
+            node.leases(),
+            node.waiters(),
+            node.abstains(now.monotonic),
+            node.stats()
+        ));
+        lines.join("\n")
+    }
+}
+
+/// Every key in every database.
+pub(super) fn places() -> impl Iterator<Item = Place> {
+    (0..DBS).flat_map(|db| (0..KEYS.len()).map(move |key| (db, key)))
+}
+
+/// The first moment at which a key with this expiry is gone.
+fn at(now: Now, expires_at_ms: u64) -> Monotonic {
+    let left_us = ((expires_at_ms + 1) * 1000).saturating_sub(now.wall_us);
+    now.monotonic.plus_us(left_us)
+}
+
+fn inspect(server: &mut Server, now: Now, (db, key): Place) -> Expected {
+    let name = Name::from_slice(KEYS[key].as_bytes());
+    let inspect = node::Inspect { db, key: &name };
+    inspected((db, key), server.execute(now, &node::Command::Inspect(inspect)))
+}
+
+fn inspected(place: Place, reply: Result<node::Reply, CommandError>) -> Expected {
+    match reply {
+        Ok(node::Reply::Inspected(Some(inspected))) => Expected::Inspected(place, inspected),
+        other => expected(other),
+    }
+}
+
+/// What a reply of the node that names no fence looks like.
+fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
+    match reply {
+        Ok(node::Reply::Waits) => Expected::Blocked,
+        Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => Expected::Nil,
+        Ok(node::Reply::Released(released)) => Expected::Int(released.into()),
+        Ok(reply) => unreachable!("{reply:?} names a fence or a holder"),
+        Err(error) => Expected::Error(error_code(&error)),
+    }
+}
+
+/// How an error of the module begins.
+pub(super) fn error_code(error: &CommandError) -> String {
+    match error {
+        CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
+        CommandError::WrongType => "WRONGTYPE".into(),
+        CommandError::OtherKeys => "ERR the token holds these keys".into(),
+        CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
+        CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
+        CommandError::QueueFull { max_waiters } => format!("ERR {max_waiters} clients wait"),
+        CommandError::NotWritten => "ERR the server did not take".into(),
+    }
+}
+
+/// Whether an error of the server is the expected one. ABSTAIN names the time left before the
+/// reason, and the two clocks differ.
+pub(super) fn is_error(expected: &str, error: &str) -> bool {
+    match (expected.strip_prefix("ABSTAIN "), error.strip_prefix("ABSTAIN ")) {
+        (Some(reason), Some(rest)) => rest.split([' ', ':']).nth(1) == Some(reason),
+        _ => error.starts_with(expected),
+    }
+}
+
+/// The reason of a replica, as [`error_code`] has it.
+pub(super) fn replica_abstains() -> String {
+    format!("ABSTAIN {}", Reason::Replica.word())
+}

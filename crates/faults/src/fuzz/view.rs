@@ -1,0 +1,263 @@
+//! What is compared: replies, keys, and figures.
+
+use std::collections::BTreeMap;
+
+use quorlock_core::node::{Holder, Inspected, Now};
+
+use super::command::{DBS, KEYS, Place};
+use super::model::{Expected, Model, is_error, places};
+use super::wire::{Reply, Words, words};
+
+/// By how much the time left of a lease may differ, in milliseconds.
+const TTL_TOLERANCE_MS: u64 = 400;
+
+/// The fences that were seen. Those of the server and of the model differ, since their clocks do.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fences {
+    /// The fence of the present lease of a key: in the model, and on the server.
+    pairs: BTreeMap<Place, (u64, u64)>,
+    /// The largest fence of each key on the server.
+    highest: BTreeMap<Place, u64>,
+}
+
+impl Fences {
+    /// The fence of the present lease: in the model, and on the server.
+    pub(super) fn pair(&self, place: Place) -> Option<(u64, u64)> {
+        self.pairs.get(&place).copied()
+    }
+
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A fence that was named for this key. The same fence in the model means the same on the
+    /// server; a new one is larger than all before.
+    fn see(&mut self, place: Place, of_model: u64, of_server: u64) -> Result<(), String> {
+        if let Some((model, server)) = self.pair(place)
+            && model == of_model
+        {
+            if server == of_server {
+                return Ok(());
+            }
+            return Err(format!("the fence was {server} and is {of_server}, of the same grant"));
+        }
+        let highest = self.highest.get(&place).copied().unwrap_or(0);
+        if of_server <= highest {
+            return Err(format!("the fence {of_server} of a new grant is not above {highest}"));
+        }
+        self.highest.insert(place, of_server);
+        self.pairs.insert(place, (of_model, of_server));
+        Ok(())
+    }
+}
+
+/// Compares a reply with what the model says of it.
+pub(super) fn compare(expected: &Expected, reply: &Reply, fences: &mut Fences) -> Result<(), String> {
+    let differs = || Err(format!("the server replied {reply:?}, the model expects {expected:?}"));
+    match (expected, reply) {
+        (Expected::Nil, Reply::Nil) | (Expected::SomeInt, Reply::Int(_)) => Ok(()),
+        (Expected::Int(expected), Reply::Int(int)) if expected == int => Ok(()),
+        (Expected::Bulk(expected), Reply::Bulk(bulk)) if expected == bulk => Ok(()),
+        (Expected::Ok, Reply::Status(status)) if status == "OK" => Ok(()),
+        (Expected::Error(expected), Reply::Error(error)) if is_error(expected, error) => Ok(()),
+        (Expected::Fence { places, fence, waits }, reply) => {
+            let of_server = match (waits, reply) {
+                (false, Reply::Int(fence)) => *fence,
+                (true, Reply::Array(items)) => match items[..] {
+                    [Reply::Int(fence), Reply::Int(0..)] => fence,
+                    _ => return differs(),
+                },
+                _ => return differs(),
+            };
+            places.iter().try_for_each(|&place| {
+                fences
+                    .see(place, *fence, of_server.unsigned_abs())
+                    .map_err(|why| format!("{} {}: {why}", place.0, KEYS[place.1]))
+            })
+        }
+        (Expected::Inspected(place, inspected), Reply::Array(items)) => {
+            compare_inspected(*place, inspected, items, fences)
+                .map_err(|why| format!("{why}: the server replied {reply:?}, the model expects {expected:?}"))
+        }
+        _ => differs(),
+    }
+}
+
+fn compare_inspected(
+    place: Place,
+    inspected: &Inspected,
+    items: &[Reply],
+    fences: &mut Fences,
+) -> Result<(), String> {
+    let field = |name: &str| {
+        let named = |pair: &&[Reply]| pair[0] == Reply::Bulk(name.as_bytes().to_vec());
+        items.chunks_exact(2).find(named).map(|pair| &pair[1])
+    };
+    let is = |name: &str, value: Reply| match field(name) {
+        Some(found) if *found == value => Ok(()),
+        _ => Err(format!("another {name}")),
+    };
+    let int = |number: usize| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
+    is("waiters", int(inspected.waiters))?;
+    let Some(&Reply::Int(ttl_ms)) = field("ttl") else { return Err("no ttl".into()) };
+    let is_ttl = |expected_ms: u64| match u64::try_from(ttl_ms) {
+        Ok(ttl_ms) if ttl_ms.abs_diff(expected_ms) <= TTL_TOLERANCE_MS => Ok(()),
+        _ => Err("another ttl".to_owned()),
+    };
+    match &inspected.holder {
+        Holder::Foreign { ttl_ms: expected_ms } => {
+            is("owner", Reply::Nil)?;
+            is("fence", Reply::Nil)?;
+            is("keys", int(1))?;
+            match expected_ms {
+                Some(expected_ms) => is_ttl(*expected_ms),
+                None if ttl_ms == -1 => Ok(()),
+                None => Err("a ttl".into()),
+            }
+        }
+        Holder::Lease { owner, fence, ttl_ms: expected_ms, keys } => {
+            is("owner", owner.as_ref().map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())))?;
+            is("keys", int(*keys))?;
+            is_ttl(*expected_ms)?;
+            match field("fence") {
+                Some(Reply::Int(of_server)) => fences.see(place, fence.get(), of_server.unsigned_abs()),
+                _ => Err("no fence".into()),
+            }
+        }
+    }
+}
+
+/// What is under a key on a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// The string; `None` for another type.
+    pub(super) text: Option<Vec<u8>>,
+    pub(super) expires_at_ms: Option<u64>,
+}
+
+/// Everything on a server that can be seen without changing it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    pub(super) keys: BTreeMap<Place, Seen>,
+    figures: BTreeMap<String, u64>,
+}
+
+/// The figures that are compared.
+const FIGURES: [&str; 8] =
+    ["leases", "waiters", "grants", "refusals", "abstained", "extends", "releases", "handovers"];
+
+impl View {
+    /// The commands whose replies [`View::parse`] takes.
+    pub(super) fn commands(with_figures: bool) -> Vec<Words> {
+        let mut commands = Vec::new();
+        for db in 0..DBS {
+            commands.push(words(&format!("SELECT {db}")));
+            for key in KEYS {
+                commands.push(words(&format!("GET {key}")));
+                commands.push(words(&format!("PEXPIRETIME {key}")));
+            }
+        }
+        if with_figures {
+            commands.push(words("INFO lock"));
+        }
+        commands
+    }
+
+    pub(super) fn parse(replies: &[Reply]) -> Result<Self, String> {
+        let mut view = Self::default();
+        let mut replies = replies.iter();
+        for db in 0..DBS {
+            replies.next();
+            for key in 0..KEYS.len() {
+                let (Some(value), Some(&Reply::Int(at))) = (replies.next(), replies.next()) else {
+                    return Err("the server does not say what is under a key".into());
+                };
+                let text = match value {
+                    Reply::Nil => continue,
+                    Reply::Bulk(text) => Some(text.clone()),
+                    Reply::Error(error) if error.starts_with("WRONGTYPE") => None,
+                    other => return Err(format!("GET was answered {other:?}")),
+                };
+                view.keys.insert((db, key), Seen { text, expires_at_ms: u64::try_from(at).ok() });
+            }
+        }
+        if let Some(Reply::Bulk(info)) = replies.next() {
+            for line in String::from_utf8_lossy(info).lines() {
+                if let Some((name, value)) = line.strip_prefix("lock_").and_then(|line| line.split_once(':'))
+                    && let Ok(value) = value.parse()
+                {
+                    view.figures.insert(name.into(), value);
+                }
+            }
+        }
+        Ok(view)
+    }
+
+    /// What differs from the model. `tolerance_ms` says by how much the expiry of a key may.
+    pub(super) fn difference(
+        &self,
+        model: &Model,
+        now: Now,
+        tolerance_ms: impl Fn(u64) -> u64,
+    ) -> Option<String> {
+        for place in places() {
+            let (db, key) = (place.0, KEYS[place.1]);
+            let expired = |at: u64| now.wall_ms() > at;
+            let expected = model.get(place).filter(|value| !value.expires_at_ms.is_some_and(expired));
+            match (expected, self.keys.get(&place)) {
+                (None, None) => {}
+                (None, Some(seen)) => {
+                    return Some(format!("{db} {key}: the server has {seen:?}, the model nothing"));
+                }
+                (Some(expected), None) => {
+                    return Some(format!("{db} {key}: the server has nothing, the model {expected:?}"));
+                }
+                (Some(expected), Some(seen)) => {
+                    let same_text = expected.text.as_deref() == seen.text.as_deref();
+                    let same_expiry = match (expected.expires_at_ms, seen.expires_at_ms) {
+                        (None, None) => true,
+                        (Some(expected), Some(seen)) => expected.abs_diff(seen) <= tolerance_ms(expected),
+                        _ => false,
+                    };
+                    if !same_text || !same_expiry {
+                        let by = expected.expires_at_ms.map_or(0, &tolerance_ms);
+                        return Some(format!(
+                            "{db} {key}: the server has {seen:?}, the model {expected:?} (± {by} ms)"
+                        ));
+                    }
+                }
+            }
+        }
+        let (node, stats) = (&model.server.node, model.server.node.stats());
+        let expected = [
+            node.leases() as u64,
+            node.waiters() as u64,
+            stats.grants,
+            stats.refusals,
+            stats.abstained,
+            stats.extends,
+            stats.releases,
+            stats.handovers,
+        ];
+        FIGURES.iter().zip(expected).find_map(|(name, expected)| {
+            let found = self.figures.get(*name).copied();
+            (found != Some(expected))
+                .then(|| format!("INFO lock: {name} is {found:?}, in the model {expected}"))
+        })
+    }
+
+    /// For people to read.
+    pub(super) fn shown(&self, now: Now) -> String {
+        let mut lines: Vec<_> = self
+            .keys
+            .iter()
+            .map(|((db, key), Seen { text, expires_at_ms })| {
+                let text = text.as_ref().map(|text| text.escape_ascii().to_string());
+                let left = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
+                format!("  {db} {}: {text:?}, expires in {left:?} ms", KEYS[*key])
+            })
+            .collect();
+        lines.push(format!("  {:?}", self.figures));
+        lines.join("\n")
+    }
+}
