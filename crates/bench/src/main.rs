@@ -7,18 +7,29 @@
 //! - [`fences`]: what it costs there that the nodes agree on a fence
 //! - [`throughput`]: many tasks that take locks at the same time, beside a bare loop and `rslock`
 //! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
-//! - [`waiting`]: handing a lock over to whoever waits, which has a table of its own
+//! - [`growth`]: the slowest command and the longest turn on the way to three million leases and back, and memory
+//! - [`bounds`]: the same while ten thousand clients wait
+//! - [`waiting`]: handing a lock over to whoever waits
 //! - [`latencies`]: how long things took
+//! - [`slowlog`]: the slowest commands, by the server's own account
+//! - [`socket`]: a server, asked in the plainest way
+//! - [`machine`]: processors and open files
 //! - [`progress`]: how far the run has come, on stderr
-//! - [`table`]: what came of it, on stdout, as markdown
+//! - [`table`], [`limits`]: what came of it, on stdout, as markdown
 
+mod bounds;
 mod faults;
 mod fences;
+mod growth;
 mod latencies;
+mod limits;
+mod machine;
 mod plain;
 mod progress;
 mod quorum;
 mod server_time;
+mod slowlog;
+mod socket;
 mod table;
 mod throughput;
 mod waiting;
@@ -84,6 +95,10 @@ enum Group {
     Throughput,
     /// Acquire and release with one of three nodes out of order
     Faults,
+    /// The slowest command on the way to three million leases and back
+    Growth,
+    /// The slowest command while ten thousand clients wait
+    Bounds,
     /// Handing a lock over to whoever waits
     Waiting,
 }
@@ -106,7 +121,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
     let mut table = Table::default();
-    let mut waiting = waiting::Table::default();
+    let mut limits = limits::Table::default();
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
@@ -115,8 +130,16 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             Group::Fences => in_task(&runtime, fences::measure(progress.clone()))?,
             Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
+            Group::Growth => {
+                limits.extend(growth::measure(&progress)?);
+                continue;
+            }
+            Group::Bounds => {
+                limits.extend(bounds::measure(&progress)?);
+                continue;
+            }
             Group::Waiting => {
-                waiting = in_task(&runtime, args.waiting.clone().measure(progress.clone()))?;
+                limits.extend(in_task(&runtime, args.waiting.clone().measure(progress.clone()))?);
                 continue;
             }
         });
@@ -127,25 +150,31 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     let server = server_version()?;
     if !table.is_empty() {
         println!(
-            "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of {} calls in the best of \
-             {} rounds, and a plain command's the mean in the best of {}; a lock of so many tasks is the time divided by the \
+            "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of all calls in the best \
+             round, and a plain command's the mean in the best of {}; a lock of so many tasks is the time divided by the \
              locks that all of them had in it; all else is the p50 of acquire + release, or of what the case says.\n\n{table}",
-            server_time::KEYS,
-            server_time::ROUNDS,
             plain::ROUNDS,
         );
     }
-    if !waiting.is_empty() {
-        println!("{server} on {cores} cores, with the clients on the same ones.\n\n{waiting}");
+    if !limits.is_empty() {
+        println!("{server} on {cores} cores, with the clients on the same ones.\n\n{limits}");
     }
-    let misses_a_target = table.misses_a_target() || waiting.misses_a_target();
+    let misses_a_target = table.misses_a_target() || limits.misses_a_target();
     Ok(if args.check && misses_a_target { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Group {
     /// What the table of the README is made of.
-    const OF_THE_README: [Self; 6] =
-        [Self::ServerTime, Self::Plain, Self::Quorum, Self::Fences, Self::Throughput, Self::Faults];
+    const OF_THE_README: [Self; 8] = [
+        Self::ServerTime,
+        Self::Plain,
+        Self::Growth,
+        Self::Bounds,
+        Self::Quorum,
+        Self::Fences,
+        Self::Throughput,
+        Self::Faults,
+    ];
 
     /// How many steps of progress it takes.
     fn steps(self, waiting: &Waiting) -> u64 {
@@ -156,6 +185,8 @@ impl Group {
             Self::Fences => fences::STEPS,
             Self::Throughput => throughput::STEPS,
             Self::Faults => faults::STEPS,
+            Self::Growth => growth::STEPS,
+            Self::Bounds => bounds::STEPS,
             Self::Waiting => waiting.steps(),
         }
     }

@@ -12,12 +12,14 @@ use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 use crate::progress::Progress;
 use crate::table::Row;
 
-/// How many keys are locked, and then released, in each round.
-pub(crate) const KEYS: u32 = 20_000;
+/// How many keys are locked, and then released, in each round; and how many rounds there are. The best one counts: whatever
+/// else the machine does can only make a round slower.
+const SIZES: [Size; 2] = [
+    Size { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
+    Size { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
+];
 /// How many commands are sent before an answer is read, so that the server is never idle.
 const PIPELINED: usize = 500;
-/// The best one counts: whatever else the machine does can only make a round slower.
-pub(crate) const ROUNDS: u32 = 30;
 /// The rounds are spread over so many servers, one after the other, because each has its memory laid out in another way.
 const SERVERS: u32 = 3;
 /// The module looks once a second whether anybody listens to what it would replicate, and leaves that out if not, as the
@@ -25,10 +27,17 @@ const SERVERS: u32 = 3;
 const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// Long enough for no lock to end during a round.
-const TTL_MS: u64 = 30_000;
+const TTL_MS: u64 = 600_000;
 
 /// How many steps of [`Progress`] this takes.
-pub(crate) const STEPS: u64 = ROUNDS as u64;
+pub(crate) const STEPS: u64 = (SIZES[0].rounds + SIZES[1].rounds) as u64;
+
+/// How much is measured, and what is good enough for the commands that acquire, extend and release.
+struct Size {
+    keys: u32,
+    rounds: u32,
+    targets: [Option<f64>; 3],
+}
 
 /// To release a lock that was taken with `SET NX`, as the documentation of Redis has it.
 pub(crate) const COMPARE_AND_DELETE: &str = r#"
@@ -48,7 +57,7 @@ end"#;
 
 /// One thing that is done to every key, in our way and in theirs.
 struct Case {
-    name: &'static str,
+    name: String,
     ours: Load,
     peer_name: &'static str,
     peer: Load,
@@ -57,6 +66,7 @@ struct Case {
 
 /// One command for every key.
 struct Load {
+    keys: u32,
     /// As the server's statistics call it.
     command: &'static str,
     pipelines: Vec<Pipeline>,
@@ -67,72 +77,86 @@ struct Load {
 /// Measures each command beside what does the same without the module.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("server time per call");
-    let (delete, expire) = (Script::new(COMPARE_AND_DELETE), Script::new(COMPARE_AND_EXPIRE));
-    let mut cases = cases(delete.get_hash(), expire.get_hash());
-    for _ in 0..SERVERS {
-        let server = Server::with_module().start()?;
-        let mut connection = server.connection();
-        delete.load(&mut connection)?;
-        expire.load(&mut connection)?;
-
-        let warm_at = Instant::now() + WARM_UP;
-        while Instant::now() < warm_at {
-            run_all(&cases, &mut connection)?;
-        }
-        for _ in 0..ROUNDS / SERVERS {
-            let costs = run_all(&cases, &mut connection)?;
-            for (case, (ours, peer)) in cases.iter_mut().zip(costs) {
-                case.ours.best = case.ours.best.min(ours);
-                case.peer.best = case.peer.best.min(peer);
-            }
-            progress.step();
-        }
+    let mut rows = Vec::new();
+    for size in &SIZES {
+        rows.extend(size.measure(progress)?);
     }
-    let row = |case: Case| Row {
-        case: case.name.into(),
-        ours: case.ours.best,
-        peer_name: case.peer_name,
-        peer: case.peer.best,
-        target: case.target,
-    };
-    Ok(cases.into_iter().map(row).collect())
+    Ok(rows)
 }
 
-/// In this order: in the end every lock is free again.
-fn cases(delete: &str, expire: &str) -> [Case; 3] {
-    [
-        Case {
-            name: "server time of `LOCK.ACQUIRE`",
-            ours: Load::new("lock.acquire", |key, token| {
-                cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
-            }),
-            peer_name: "`SET NX PX`",
-            peer: Load::new("set", |key, token| {
-                cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
-            }),
-            target: Some(1.25),
-        },
-        Case {
-            name: "server time of `LOCK.EXTEND`",
-            ours: Load::new("lock.extend", |key, token| {
-                cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
-            }),
-            peer_name: "script",
-            peer: Load::new("evalsha", |key, token| {
-                cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
-            }),
-            target: None,
-        },
-        Case {
-            name: "server time of `LOCK.RELEASE`",
-            ours: Load::new("lock.release", |key, token| cmd("LOCK.RELEASE").arg(key).arg(token).take()),
-            peer_name: "script",
-            peer: Load::new("evalsha", |key, token| {
-                cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
-            }),
-            target: Some(0.5),
-        },
-    ]
+impl Size {
+    fn measure(&self, progress: &Progress) -> anyhow::Result<Vec<Row>> {
+        let (delete, expire) = (Script::new(COMPARE_AND_DELETE), Script::new(COMPARE_AND_EXPIRE));
+        let mut cases = self.cases(delete.get_hash(), expire.get_hash());
+        for _ in 0..SERVERS {
+            let server = Server::with_module().arg("lock.max-ttl", TTL_MS).start()?;
+            let mut connection = server.connection();
+            delete.load(&mut connection)?;
+            expire.load(&mut connection)?;
+
+            let warm_at = Instant::now() + WARM_UP;
+            while Instant::now() < warm_at {
+                run_all(&cases, &mut connection)?;
+            }
+            for _ in 0..self.rounds / SERVERS {
+                let costs = run_all(&cases, &mut connection)?;
+                for (case, (ours, peer)) in cases.iter_mut().zip(costs) {
+                    case.ours.best = case.ours.best.min(ours);
+                    case.peer.best = case.peer.best.min(peer);
+                }
+                progress.step();
+            }
+        }
+        let row = |case: Case| Row {
+            case: case.name,
+            ours: case.ours.best,
+            peer_name: case.peer_name,
+            peer: case.peer.best,
+            target: case.target,
+        };
+        Ok(cases.into_iter().map(row).collect())
+    }
+
+    /// In this order: in the end every lock is free again.
+    fn cases(&self, delete: &str, expire: &str) -> [Case; 3] {
+        let &Self { keys, targets: [acquire_target, extend_target, release_target], .. } = self;
+        let name = |command: &str| format!("server time of `{command}`, {keys} keys");
+        [
+            Case {
+                name: name("LOCK.ACQUIRE"),
+                ours: Load::new(keys, "lock.acquire", |key, token| {
+                    cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
+                }),
+                peer_name: "`SET NX PX`",
+                peer: Load::new(keys, "set", |key, token| {
+                    cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
+                }),
+                target: acquire_target,
+            },
+            Case {
+                name: name("LOCK.EXTEND"),
+                ours: Load::new(keys, "lock.extend", |key, token| {
+                    cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
+                }),
+                peer_name: "script",
+                peer: Load::new(keys, "evalsha", |key, token| {
+                    cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
+                }),
+                target: extend_target,
+            },
+            Case {
+                name: name("LOCK.RELEASE"),
+                ours: Load::new(keys, "lock.release", |key, token| {
+                    cmd("LOCK.RELEASE").arg(key).arg(token).take()
+                }),
+                peer_name: "script",
+                peer: Load::new(keys, "evalsha", |key, token| {
+                    cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
+                }),
+                target: release_target,
+            },
+        ]
+    }
 }
 
 /// Takes, extends and releases all locks in our way and then in theirs. Returns what a call has cost in each case.
@@ -143,8 +167,8 @@ fn run_all(cases: &[Case], connection: &mut Connection) -> anyhow::Result<Vec<(D
 }
 
 impl Load {
-    fn new(command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
-        let commands: Vec<_> = (0..KEYS).map(|n| of(&format!("lock:{n:05}"), &format!("{n:032x}"))).collect();
+    fn new(keys: u32, command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
+        let commands: Vec<_> = (0..keys).map(|n| of(&format!("lock:{n:06}"), &format!("{n:032x}"))).collect();
         let pipelined = |commands: &[Cmd]| {
             let mut pipeline = Pipeline::with_capacity(commands.len());
             for command in commands {
@@ -152,7 +176,8 @@ impl Load {
             }
             pipeline
         };
-        Self { command, pipelines: commands.chunks(PIPELINED).map(pipelined).collect(), best: Duration::MAX }
+        let pipelines = commands.chunks(PIPELINED).map(pipelined).collect();
+        Self { keys, command, pipelines, best: Duration::MAX }
     }
 
     /// Runs the command for every key. Returns what a call has cost the server.
@@ -166,7 +191,7 @@ impl Load {
             ensure!(refused.is_none(), "{} was answered {refused:?}", self.command);
         }
         let after = spent(connection, self.command)?;
-        Ok(after.checked_sub(before).context("the statistics were reset")? / KEYS)
+        Ok(after.checked_sub(before).context("the statistics were reset")? / self.keys)
     }
 }
 

@@ -8,8 +8,8 @@ use super::contender::Kind;
 use super::effort::Effort;
 use super::masters::{PROCESSES, see};
 use super::ratio;
-use super::table::Row;
 use crate::latencies::Latencies;
+use crate::limits::Row;
 use crate::progress::Progress;
 use crate::table::readable;
 

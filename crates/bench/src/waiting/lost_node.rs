@@ -12,9 +12,9 @@ use super::crowd::Crowd;
 use super::effort::Effort;
 use super::info::waiters;
 use super::masters::PROCESSES;
-use super::table::Row;
 use super::turns::Course;
 use super::worker::Behaviour;
+use crate::limits::Row;
 use crate::progress::Progress;
 use crate::table::readable;
 

@@ -1,22 +1,19 @@
 //! Ten thousand clients that wait on one server: what they cost it, and everybody else.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use quorlock_testkit::Server;
 use redis::Connection;
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use super::effort::Effort;
 use super::info::number;
-use super::socket::Socket;
-use super::table::Row;
 use crate::latencies::Latencies;
+use crate::limits::Row;
+use crate::machine;
 use crate::progress::Progress;
+use crate::socket::Socket;
 use crate::table::readable;
 
 /// How many wait.
@@ -36,7 +33,7 @@ const TARGET: f64 = 1.2;
 
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("10,000 waiters on one server");
-    let waiters = raise_file_limit()?.saturating_sub(OTHER_FILES).min(WAITERS);
+    let waiters = machine::raise_file_limit()?.saturating_sub(OTHER_FILES).min(WAITERS);
     let start = || {
         let builder = Server::with_module().tcp().arg("maxclients", WAITERS + OTHER_FILES);
         builder.arg("lock.max-waiters", WAITERS).start()
@@ -97,13 +94,6 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
     ])
 }
 
-/// As many files as this process, and what it starts, may have open.
-fn raise_file_limit() -> anyhow::Result<usize> {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
-    Ok(limit.maximum.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX)))
-}
-
 fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
     number(connection, "memory", "used_memory")
 }
@@ -115,18 +105,11 @@ async fn wait_for(connection: &mut Connection, section: &str, field: &str, n: us
     Ok(())
 }
 
-/// How long a GET takes on each of the servers. Both run on one processor, and whoever asks them on another: where the
-/// scheduler had put them would make more of a difference than anything else. The one whose turn it is not is stopped, so that
-/// whatever it does by itself costs nobody but its own clients.
+/// How long a GET takes on each of the servers, which share one processor. The one whose turn it is not is stopped, so that
+/// its own work costs nobody but its own clients.
 fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Latencies, Latencies)> {
-    let anywhere = sched_getaffinity(None)?;
-    let (ours, theirs) = two_processors(&anywhere)?;
     let servers = [with, without];
-    for server in servers {
-        run_on(server, &theirs)?;
-    }
     let asking = || {
-        sched_setaffinity(None, &ours)?;
         let mut sockets = [Socket::connect(with)?, Socket::connect(without)?];
         let mut latencies = [Latencies::new(), Latencies::new()];
         for _ in 0..effort.count(ROUNDS) {
@@ -146,29 +129,7 @@ fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Late
         let [with, without] = latencies;
         anyhow::Ok((with, without))
     };
-    let measured =
-        block_in_place(|| thread::scope(|scope| scope.spawn(asking).join().expect("it does not panic")));
-    for server in servers {
-        run_on(server, &anywhere)?;
-    }
-    measured
-}
-
-fn run_on(server: &Server, processors: &CpuSet) -> anyhow::Result<()> {
-    let pid = Pid::from_raw(server.pid().cast_signed()).context("a server has a number")?;
-    Ok(sched_setaffinity(Some(pid), processors)?)
-}
-
-/// Two of these, or the only one twice.
-fn two_processors(all: &CpuSet) -> anyhow::Result<(CpuSet, CpuSet)> {
-    let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
-    let first = usable.next().context("there is a processor")?;
-    let only = |cpu| {
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        set
-    };
-    Ok((only(first), only(usable.next().unwrap_or(first))))
+    block_in_place(|| machine::apart(&servers, asking))
 }
 
 /// Each in turn gets the lock and releases it, in the order in which they came.

@@ -11,10 +11,10 @@ use super::crowd::Crowd;
 use super::effort::Effort;
 use super::info::lock_calls;
 use super::ratio;
-use super::table::Row;
 use super::turns::{Account, Course, Turn};
 use super::worker::Behaviour;
 use crate::latencies::Latencies;
+use crate::limits::Row;
 use crate::progress::Progress;
 use crate::table::readable;
 

@@ -15,33 +15,30 @@
 //! - [`contender`], [`polling`]: the clients that compete
 //! - [`worker`], [`crowd`]: competing, in processes of their own
 //! - [`turns`], [`clock`]: who had the lock when
-//! - [`info`], [`socket`]: servers, asked in the plainest way
+//! - [`info`]: what servers say of themselves
 //! - [`effort`]: how long all of this takes
-//! - [`table`]: what came of it
 
 mod clock;
 mod contender;
 mod crowd;
 mod effort;
 mod fairness;
-mod info;
+pub(crate) mod info;
 mod lost_node;
 mod many_waiters;
 mod masters;
 mod one_node;
 mod one_process;
 mod polling;
-mod socket;
 mod stress;
-mod table;
 mod throughput;
 mod turns;
 pub(crate) mod worker;
 
 use clap::ValueEnum;
-pub(crate) use table::Table;
 
 use self::effort::Effort;
+use crate::limits::Row;
 use crate::progress::Progress;
 
 /// How, and what of it, to measure.
@@ -78,11 +75,11 @@ enum Part {
 }
 
 impl Waiting {
-    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Table> {
+    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<Row>> {
         let effort = if self.quick { Effort::Quick } else { Effort::Full };
-        let mut table = Table::default();
+        let mut rows = Vec::new();
         for part in self.parts() {
-            table.extend(match part {
+            rows.extend(match part {
                 Part::OneNode => one_node::measure(effort, &progress).await?,
                 Part::Masters => masters::measure(effort, &progress).await?,
                 Part::Throughput => throughput::measure(effort, &progress).await?,
@@ -94,7 +91,7 @@ impl Waiting {
             });
             progress.step();
         }
-        Ok(table)
+        Ok(rows)
     }
 
     /// How many steps of [`Progress`] this takes.

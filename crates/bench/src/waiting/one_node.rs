@@ -3,16 +3,16 @@
 //! One thread has the sockets of all clients. It writes the RELEASE of the holder and then blocks until the next in the
 //! queue has its answer, exactly as it blocks until a PING is answered: the two differ by what the server does.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quorlock_testkit::Server;
 use tokio::task::yield_now;
 
 use super::effort::Effort;
-use super::socket::Socket;
-use super::table::Row;
 use crate::latencies::Latencies;
+use crate::limits::Row;
 use crate::progress::Progress;
+use crate::socket::Socket;
 use crate::table::readable;
 
 /// How many wait for the lock.
@@ -25,6 +25,8 @@ const WARM_UP_ROUNDS: u64 = 20;
 const BLOCK: usize = 64;
 /// How many times as long as a PING a handover may take.
 const TARGET: f64 = 1.3;
+/// How much longer than a PING a handover may take.
+const TARGET_BEYOND: Duration = Duration::from_micros(15);
 
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("handing over on one node");
@@ -62,11 +64,21 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
         yield_now().await;
     }
 
-    let ratio = handovers.p50().as_secs_f64() / pings.p50().as_secs_f64();
-    Ok(vec![Row {
-        case: format!("handover on one node, {WAITERS} waiters, p50"),
-        measured: format!("{}, {ratio:.2} × a PING's {}", readable(handovers.p50()), readable(pings.p50())),
-        target: "≤ 1.3 × a PING",
-        met: ratio <= TARGET,
-    }])
+    let (handover, ping) = (handovers.p50(), pings.p50());
+    let ratio = handover.as_secs_f64() / ping.as_secs_f64();
+    let beyond = handover.saturating_sub(ping);
+    Ok(vec![
+        Row {
+            case: format!("handover on one node, {WAITERS} waiters, p50"),
+            measured: format!("{}, {ratio:.2} × a PING's {}", readable(handover), readable(ping)),
+            target: "≤ 1.3 × a PING",
+            met: ratio <= TARGET,
+        },
+        Row {
+            case: "the same, beyond a PING".into(),
+            measured: readable(beyond),
+            target: "≤ 15 µs",
+            met: beyond <= TARGET_BEYOND,
+        },
+    ])
 }

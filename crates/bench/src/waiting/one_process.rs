@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::effort::Effort;
 use super::info::waiters;
 use super::ratio;
-use super::table::Row;
+use crate::limits::Row;
 use crate::progress::Progress;
 
 /// How many masters there are.

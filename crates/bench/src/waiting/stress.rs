@@ -8,7 +8,7 @@ use quorlock_testkit::{Server, Stress};
 use tokio::task::spawn_blocking;
 
 use super::effort::Effort;
-use super::table::Row;
+use crate::limits::Row;
 use crate::progress::Progress;
 use crate::table::readable;
 

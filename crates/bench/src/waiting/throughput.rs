@@ -16,10 +16,10 @@ use tokio::time::{Instant, sleep};
 use super::clock;
 use super::contender::{Contender, Kind};
 use super::effort::Effort;
-use super::socket::Socket;
-use super::table::Row;
 use super::worker::{Behaviour, take_turn};
+use crate::limits::Row;
 use crate::progress::Progress;
+use crate::socket::Socket;
 
 /// How many masters there are.
 const NODES: usize = 5;

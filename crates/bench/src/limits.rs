@@ -1,6 +1,8 @@
+//! Measurements beside what they should be, where that is not a ratio.
+
 use std::fmt;
 
-/// What was found out about waiting, as a table in markdown.
+/// A table in markdown.
 #[derive(Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,

@@ -1,0 +1,316 @@
+//! The longest command and the longest turn of the server's loop while ten thousand clients wait.
+//!
+//! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush, thousands of disconnections.
+//! The server is stopped while the event is sent, so that it comes upon all of it in one turn. Then PINGs follow one after
+//! the other; the longest round trip bounds the longest turn from above. Where a plain server has something alike, its
+//! `BLPOP` is beside it.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use quorlock_testkit::{Server, ServerBuilder};
+use redis::{Connection, cmd};
+
+use crate::limits::Row;
+use crate::progress::Progress;
+use crate::slowlog::Slowest;
+use crate::socket::Socket;
+use crate::table::readable;
+use crate::waiting::info::number;
+use crate::{machine, slowlog};
+
+/// How many wait.
+const WAITERS: usize = 10_000;
+/// How many keys most of them wait for at once.
+const KEYS: usize = 64;
+/// One waiter in so many waits for the last of these keys alone.
+const SINGLE_EVERY: usize = 10;
+/// How many hang up at once.
+const LEAVING: usize = 5_000;
+/// Files that are open besides.
+const OTHER_FILES: usize = 256;
+const ROUNDS: usize = 3;
+/// Longer than a round takes.
+const TTL_MS: u64 = 600_000;
+/// After this time all waits end together. All other events come before.
+const TIME_OUT: Duration = Duration::from_secs(10);
+/// The server goes on this much after that moment.
+const STOPPED: Duration = Duration::from_millis(50);
+/// PINGs between two questions whether the work is done.
+const PINGS: usize = 100;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// PINGs go on for so long after the work is done.
+const AFTERWARDS: Duration = Duration::from_millis(300);
+
+/// The longest that a command may take.
+const TARGET: Duration = Duration::from_millis(5);
+
+const TIMED_OUT: &str = "all 10,000 time out in one moment, and a lock is released in that turn";
+const HUNG_UP: &str = "5,000 of 10,000 waiters for one key disconnect";
+
+/// How many steps of [`Progress`] this takes.
+pub(crate) const STEPS: u64 = ROUNDS as u64;
+
+/// What an event caused.
+struct Outcome {
+    case: &'static str,
+    slowest: Slowest,
+    /// The longest PING.
+    turn: Duration,
+    /// The longest PING on a plain server, whose clients wait in `BLPOP`.
+    peer_turn: Option<Duration>,
+}
+
+/// Measures each event several times. The best round counts: other processes can only make one slower.
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+    progress.begin("events while 10,000 clients wait");
+    let files = machine::raise_file_limit()?;
+    let needed = WAITERS + OTHER_FILES;
+    ensure!(files >= needed, "{WAITERS} connections need {needed} open files: raise `ulimit -n`");
+    let mut best: Vec<Outcome> = Vec::new();
+    for _ in 0..ROUNDS {
+        let outcomes = round()?;
+        best = if best.is_empty() {
+            outcomes
+        } else {
+            best.into_iter().zip(outcomes).map(|(one, other)| one.or_better(other)).collect()
+        };
+        progress.step();
+    }
+    Ok(best.into_iter().map(Outcome::into_row).collect())
+}
+
+fn round() -> anyhow::Result<Vec<Outcome>> {
+    let with_module = || {
+        let builder = Server::with_module().arg("lock.max-waiters", WAITERS);
+        builder.arg("lock.max-ttl", TTL_MS)
+    };
+    let mut outcomes = on_server(with_module(), several_keys)?;
+    outcomes.extend(on_server(with_module(), one_key)?);
+    for peer in on_server(Server::builder().without_module(), blpop)? {
+        let alike = outcomes.iter_mut().filter(|outcome| outcome.case == peer.case);
+        alike.for_each(|outcome| outcome.peer_turn = Some(peer.turn));
+    }
+    Ok(outcomes)
+}
+
+fn on_server<T: Send>(
+    builder: ServerBuilder,
+    scenario: impl FnOnce(&Server) -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    let server = builder.tcp().arg("maxclients", WAITERS + OTHER_FILES).start()?;
+    machine::apart(&[&server], || scenario(&server))
+}
+
+/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last key alone.
+fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
+    let mut stage = Stage::new(server)?;
+    let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
+    let last = &keys[KEYS - 1];
+    for key in &keys[..KEYS - 1] {
+        cmd("SET").arg(key).arg("operator").exec(&mut stage.connection)?;
+    }
+    cmd("LOCK.ACQUIRE").arg(last).arg("holder").arg(TTL_MS).exec(&mut stage.connection)?;
+
+    let mut sockets = stage.connect(WAITERS)?;
+    let end = Instant::now() + TIME_OUT;
+    let all = keys.join(" ");
+    let (mut holder, mut operator) = (Socket::connect(server)?, Socket::connect(server)?);
+    for (client, socket) in sockets.iter_mut().enumerate() {
+        let wait_ms = end.saturating_duration_since(Instant::now()).as_millis();
+        let terms = format!("client-{client} {TTL_MS} WAIT {wait_ms}\r\n");
+        socket.send(&if is_single(client) {
+            format!("LOCK.ACQUIRE {last} {terms}")
+        } else {
+            format!("LOCK.MACQUIRE {KEYS} {all} {terms}")
+        })?;
+    }
+    stage.wait_for("lock", "lock_waiters", WAITERS)?;
+
+    let release = |token: &str| format!("LOCK.RELEASE {last} {token}\r\n");
+    let first_single = (0..WAITERS).find(|&client| is_single(client)).unwrap_or_default();
+    let released = stage.event(
+        "`LOCK.RELEASE`; 9,000 wait for 64 keys, 63 of which hold plain strings, and 1,000 for the 64th alone",
+        || holder.send(&release("holder")),
+        ("lock", "lock_waiters", WAITERS - 1),
+    )?;
+    let deleted = stage.event(
+        "then `DEL` of one of the plain strings",
+        || operator.send(&format!("DEL {}\r\n", keys[0])),
+        ("lock", "lock_waiters", WAITERS - 1),
+    )?;
+    ensure!(Instant::now() + STOPPED < end, "this machine is too slow: the waits have ended already");
+    let timed_out = stage.event(
+        TIMED_OUT,
+        || {
+            sleep(end.saturating_duration_since(Instant::now()) + STOPPED);
+            holder.send(&release(&format!("client-{first_single}")))
+        },
+        ("lock", "lock_waiters", 0),
+    )?;
+    Ok(vec![released, deleted, timed_out])
+}
+
+fn is_single(client: usize) -> bool {
+    client % SINGLE_EVERY == SINGLE_EVERY - 1
+}
+
+/// All wait for one key.
+fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
+    let mut stage = Stage::new(server)?;
+    cmd("LOCK.ACQUIRE").arg("lock").arg("holder").arg(TTL_MS).exec(&mut stage.connection)?;
+    let mut sockets = stage.connect(WAITERS)?;
+    for (client, socket) in sockets.iter_mut().enumerate() {
+        socket.send(&format!("LOCK.ACQUIRE lock client-{client} {TTL_MS} WAIT {TTL_MS}\r\n"))?;
+    }
+    stage.wait_for("lock", "lock_waiters", WAITERS)?;
+
+    let mut holder = Socket::connect(server)?;
+    let released = stage.event(
+        "`LOCK.RELEASE`; 10,000 wait for this key",
+        || holder.send("LOCK.RELEASE lock holder\r\n"),
+        ("lock", "lock_waiters", WAITERS - 1),
+    )?;
+    let leaving = sockets.split_off(WAITERS - LEAVING);
+    let hung_up = stage.event(
+        HUNG_UP,
+        || {
+            drop(leaving);
+            Ok(())
+        },
+        ("lock", "lock_waiters", WAITERS - LEAVING - 1),
+    )?;
+    let flushed = stage.event(
+        "`FLUSHALL`; 5,000 wait for one key",
+        || holder.send("FLUSHALL\r\n"),
+        ("lock", "lock_waiters", WAITERS - LEAVING - 2),
+    )?;
+    Ok(vec![released, hung_up, flushed])
+}
+
+/// What is alike on a plain server.
+fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
+    let mut stage = Stage::new(server)?;
+    let mut sockets = stage.connect(WAITERS)?;
+    let end = Instant::now() + TIME_OUT;
+    for socket in &mut sockets {
+        // Zero would be without end.
+        let wait = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        socket.send(&format!("BLPOP list {:.3}\r\n", wait.as_secs_f64()))?;
+    }
+    stage.wait_for("clients", "blocked_clients", WAITERS)?;
+    let timed_out = stage.event(
+        TIMED_OUT,
+        || {
+            sleep(end.saturating_duration_since(Instant::now()) + STOPPED);
+            Ok(())
+        },
+        ("clients", "blocked_clients", 0),
+    )?;
+    for socket in &mut sockets {
+        socket.send("BLPOP list 0\r\n")?;
+    }
+    stage.wait_for("clients", "blocked_clients", WAITERS)?;
+    let leaving = sockets.split_off(WAITERS - LEAVING);
+    let hung_up = stage.event(
+        HUNG_UP,
+        || {
+            drop(leaving);
+            Ok(())
+        },
+        ("clients", "blocked_clients", WAITERS - LEAVING),
+    )?;
+    Ok(vec![timed_out, hung_up])
+}
+
+/// A server, and who watches it.
+struct Stage<'a> {
+    server: &'a Server,
+    connection: Connection,
+    pinging: Socket,
+}
+
+impl<'a> Stage<'a> {
+    fn new(server: &'a Server) -> anyhow::Result<Self> {
+        let mut connection = server.connection();
+        slowlog::begin(&mut connection)?;
+        Ok(Self { server, connection, pinging: Socket::connect(server)? })
+    }
+
+    fn connect(&self, clients: usize) -> anyhow::Result<Vec<Socket>> {
+        (0..clients).map(|_| Socket::connect(self.server)).collect()
+    }
+
+    /// Waits until a field of `INFO` has this value.
+    fn wait_for(&mut self, section: &str, field: &str, value: usize) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while !self.is(section, field, value)? {
+            ensure!(began.elapsed() < PATIENCE, "{field} does not become {value}");
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    fn is(&mut self, section: &str, field: &str, value: usize) -> anyhow::Result<bool> {
+        Ok(number(&mut self.connection, section, field)? == value as u64)
+    }
+
+    /// Lets the server come upon an event in one turn, and PINGs it until a field of `INFO` has its value, and longer.
+    fn event(
+        &mut self,
+        case: &'static str,
+        send: impl FnOnce() -> anyhow::Result<()>,
+        (section, field, value): (&str, &str, usize),
+    ) -> anyhow::Result<Outcome> {
+        slowlog::take_slowest(&mut self.connection)?;
+        self.server.pause();
+        let sent = send().and_then(|()| self.pinging.send("PING\r\n"));
+        let began = Instant::now();
+        self.server.resume();
+        sent?;
+        self.pinging.expect("+PONG")?;
+        let mut turn = began.elapsed();
+        let mut done_at = None;
+        while done_at.is_none_or(|at: Instant| at.elapsed() < AFTERWARDS) {
+            for _ in 0..PINGS {
+                let began = Instant::now();
+                self.pinging.ping()?;
+                turn = turn.max(began.elapsed());
+            }
+            if done_at.is_none() && self.is(section, field, value)? {
+                done_at = Some(Instant::now());
+            }
+            ensure!(began.elapsed() < PATIENCE, "{field} does not become {value}");
+        }
+        let slowest = slowlog::take_slowest(&mut self.connection)?;
+        Ok(Outcome { case, slowest, turn, peer_turn: None })
+    }
+}
+
+impl Outcome {
+    fn or_better(self, other: Self) -> Self {
+        let better = |one: &Slowest, other: &Slowest| slowlog::duration(one) <= slowlog::duration(other);
+        Self {
+            case: self.case,
+            slowest: if better(&self.slowest, &other.slowest) { self.slowest } else { other.slowest },
+            turn: self.turn.min(other.turn),
+            peer_turn: self.peer_turn.min(other.peer_turn),
+        }
+    }
+
+    fn into_row(self) -> Row {
+        let slowest = match &self.slowest {
+            Some((name, duration)) => format!("slowest command {} (`{name}`)", readable(*duration)),
+            None => format!("no command longer than {}", readable(slowlog::duration(&None))),
+        };
+        let peer =
+            self.peer_turn.map(|turn| format!("; with `BLPOP` {}", readable(turn))).unwrap_or_default();
+        Row {
+            case: self.case.into(),
+            measured: format!("{slowest}; longest turn {}{peer}", readable(self.turn)),
+            target: "no command longer than 5 ms",
+            met: slowlog::duration(&self.slowest) <= TARGET,
+        }
+    }
+}

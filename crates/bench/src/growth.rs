@@ -1,0 +1,301 @@
+//! The way to three million leases and back: the slowest command, the longest turn of the server's loop, and memory.
+//!
+//! Two servers take the same way, one with leases, the other with as many strings of `SET NX PX`. On the way back two
+//! thirds are released, and the last third ends in one moment. The client sends a batch of a few commands and waits for all
+//! answers; whatever stalls the server between two commands also stalls a batch. So the longest batch bounds the longest
+//! turn from above.
+//!
+//! A stall by growth comes at the same number of leases in each round; one by another process does not. Therefore the
+//! figure of a stretch of the way is that of its best round, and the figure of the way is that of its worst stretch.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use quorlock_testkit::Server;
+use redis::{Connection, cmd};
+
+use crate::limits::Row;
+use crate::progress::Progress;
+use crate::table::readable;
+use crate::waiting::info::number;
+use crate::{machine, slowlog};
+
+/// How many locks are held at the most.
+const LOCKS: u32 = 3_000_000;
+/// How many of them are released; the others end by deadline.
+const RELEASED: u32 = 2_000_000;
+/// How many locks there are when their memory is measured.
+const MEASURED: u32 = 1_000_000;
+/// How many locks there are in a stretch.
+const STRETCH: u32 = 50_000;
+/// How many commands there are in a batch.
+const BATCH: u32 = 16;
+const ROUNDS: usize = 3;
+/// The deadline of those that are released.
+const TTL_MS: u64 = 3_600_000;
+/// How much later than the last release the others end, if the machine is as fast as before.
+const SLACK: Duration = Duration::from_secs(3);
+/// How long the server may take to remove them.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The longest that a command or a turn may take.
+const TARGET: Duration = Duration::from_millis(3);
+/// The most memory of a lease, beyond its key.
+const TARGET_BYTES: u64 = 200;
+
+/// How many steps of [`Progress`] this takes.
+pub(crate) const STEPS: u64 = 2 * ROUNDS as u64;
+
+/// How a server is told to lock a key.
+struct Dialect {
+    acquire_name: &'static str,
+    release_name: &'static str,
+    acquire: fn(u32, u64) -> String,
+    release: fn(u32) -> String,
+    start: fn() -> anyhow::Result<Server>,
+}
+
+const LEASES: Dialect = Dialect {
+    acquire_name: "LOCK.ACQUIRE",
+    release_name: "LOCK.RELEASE",
+    acquire: |n, ttl_ms| request(&["LOCK.ACQUIRE", &key(n), &token(n), &ttl_ms.to_string()]),
+    release: |n| request(&["LOCK.RELEASE", &key(n), &token(n)]),
+    start: || {
+        let server = Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string());
+        let server = server.arg("enable-debug-command", "yes").start()?;
+        // The server's own search for expired keys takes up to 25 ms at a time, and is no work of the module.
+        cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut server.connection())?;
+        Ok(server)
+    },
+};
+
+const STRINGS: Dialect = Dialect {
+    acquire_name: "SET NX PX",
+    release_name: "DEL",
+    acquire: |n, ttl_ms| request(&["SET", &key(n), &token(n), "NX", "PX", &ttl_ms.to_string()]),
+    release: |n| request(&["DEL", &key(n)]),
+    start: || Ok(Server::builder().without_module().tcp().start()?),
+};
+
+fn key(n: u32) -> String {
+    format!("lock:{n:07}")
+}
+
+fn token(n: u32) -> String {
+    format!("{n:032x}")
+}
+
+fn request(args: &[&str]) -> String {
+    let args: String = args.iter().map(|arg| format!("${}\r\n{arg}\r\n", arg.len())).collect();
+    format!("*{}\r\n{args}", args.matches('$').count())
+}
+
+/// The slowest command and the longest batch of a stretch.
+#[derive(Clone, Copy)]
+struct Stretch {
+    command: Duration,
+    batch: Duration,
+}
+
+/// What came of one way there and back.
+struct Way {
+    acquires: Vec<Stretch>,
+    releases: Vec<Stretch>,
+    /// By how many locks are left.
+    deadlines: Vec<Stretch>,
+    /// Of each lock.
+    bytes: u64,
+}
+
+/// Takes both servers along the way, several times.
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+    progress.begin("to three million leases and back");
+    let mut bests: [Option<Way>; 2] = [None, None];
+    for _ in 0..ROUNDS {
+        for (best, dialect) in bests.iter_mut().zip([&LEASES, &STRINGS]) {
+            let server = (dialect.start)()?;
+            let way = machine::apart(&[&server], || dialect.go(&server))?;
+            *best = Some(match best.take() {
+                None => way,
+                Some(best) => best.or_better(&way),
+            });
+            progress.step();
+        }
+    }
+    let [Some(ours), Some(peer)] = bests else { unreachable!("there is a round") };
+    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| Row {
+        case,
+        measured: format!("{}; {peer_name} {}", readable(ours), readable(peer)),
+        target: "≤ 3 ms",
+        met: ours <= TARGET,
+    };
+    let command = |case: String, ours: &[Stretch], peer_name: &str, peer: &[Stretch]| {
+        slowest(case, worst(ours, |at| at.command), peer_name, worst(peer, |at| at.command))
+    };
+    let batch = |case: String, ours: &[Stretch], peer: &[Stretch]| {
+        slowest(case, worst(ours, |at| at.batch), "with strings", worst(peer, |at| at.batch))
+    };
+    let bytes = ours.bytes.saturating_sub(peer.bytes);
+    Ok(vec![
+        command(
+            format!("slowest `{}` on the way to {LOCKS} leases", LEASES.acquire_name),
+            &ours.acquires,
+            STRINGS.acquire_name,
+            &peer.acquires,
+        ),
+        batch(format!("longest batch of {BATCH} meanwhile"), &ours.acquires, &peer.acquires),
+        command(
+            format!("slowest `{}` of {RELEASED}", LEASES.release_name),
+            &ours.releases,
+            STRINGS.release_name,
+            &peer.releases,
+        ),
+        batch(format!("longest batch of {BATCH} meanwhile"), &ours.releases, &peer.releases),
+        batch(
+            format!("longest PING while {} leases end in one moment", LOCKS - RELEASED),
+            &ours.deadlines,
+            &peer.deadlines,
+        ),
+        Row {
+            case: format!("memory of each of {MEASURED} leases, beyond its key"),
+            measured: format!("{bytes} bytes; the key {} bytes", peer.bytes),
+            target: "≤ 200 bytes",
+            met: bytes <= TARGET_BYTES,
+        },
+    ])
+}
+
+fn worst(stretches: &[Stretch], of: impl Fn(&Stretch) -> Duration) -> Duration {
+    stretches.iter().map(of).max().unwrap_or(Duration::MAX)
+}
+
+impl Way {
+    fn or_better(self, other: &Self) -> Self {
+        let better = |these: Vec<Stretch>, those: &[Stretch]| -> Vec<Stretch> {
+            these.into_iter().zip(those).map(|(this, that)| this.or_better(that)).collect()
+        };
+        Self {
+            acquires: better(self.acquires, &other.acquires),
+            releases: better(self.releases, &other.releases),
+            deadlines: better(self.deadlines, &other.deadlines),
+            bytes: self.bytes.min(other.bytes),
+        }
+    }
+}
+
+impl Stretch {
+    const NOTHING: Self = Self { command: Duration::ZERO, batch: Duration::ZERO };
+
+    fn or_better(self, other: &Self) -> Self {
+        Self { command: self.command.min(other.command), batch: self.batch.min(other.batch) }
+    }
+}
+
+impl Dialect {
+    fn go(&self, server: &Server) -> anyhow::Result<Way> {
+        let connection = &mut server.connection();
+        let mut client = Client::connect(server)?;
+        slowlog::begin(connection)?;
+        let memory = used_memory(connection)?;
+        let began = Instant::now();
+        let mut acquires = Vec::new();
+        let mut bytes = 0;
+        for first in (0..RELEASED).step_by(STRETCH as usize) {
+            acquires.push(client.stretch(connection, first, |n| (self.acquire)(n, TTL_MS))?);
+            if first + STRETCH == MEASURED {
+                bytes = used_memory(connection)?.saturating_sub(memory) / u64::from(MEASURED);
+            }
+        }
+        // To come: a million more, and then to release as many as there are.
+        let end = Instant::now() + 2 * began.elapsed() + SLACK;
+        for first in (RELEASED..LOCKS).step_by(STRETCH as usize) {
+            let left_ms = || u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
+            acquires.push(client.stretch(connection, first, |n| {
+                (self.acquire)(n, left_ms().unwrap_or(TTL_MS).clamp(1, TTL_MS))
+            })?);
+        }
+        let mut releases = Vec::new();
+        for first in (0..RELEASED).step_by(STRETCH as usize) {
+            releases.push(client.stretch(connection, first, &self.release)?);
+        }
+        ensure!(Instant::now() < end, "this machine became too slow for the last locks to end together");
+        let deadlines = client.until_all_have_ended(connection, end)?;
+        Ok(Way { acquires, releases, deadlines, bytes })
+    }
+}
+
+/// The client that sends everything.
+struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    fn connect(server: &Server) -> anyhow::Result<Self> {
+        let url = server.url();
+        let address = url.strip_prefix("redis://").context("it listens on TCP")?;
+        let stream = TcpStream::connect(address.trim_end_matches('/'))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: vec![0; 4096] })
+    }
+
+    /// Sends a command for each lock of a stretch, batch by batch.
+    fn stretch(
+        &mut self,
+        connection: &mut Connection,
+        first: u32,
+        command: impl Fn(u32) -> String,
+    ) -> anyhow::Result<Stretch> {
+        let mut batch = Duration::ZERO;
+        for first in (first..first + STRETCH).step_by(BATCH as usize) {
+            let requests: String = (first..first + BATCH).map(&command).collect();
+            let (took, answers) = self.ask(&requests, BATCH as usize)?;
+            // Nothing that was refused counts: an error, a null, or nothing deleted.
+            let is_done = |line: &str| line.starts_with('+') || line.starts_with(':') && line != ":0";
+            ensure!(answers.lines().all(is_done), "a lock was answered {answers:?}");
+            batch = batch.max(took);
+        }
+        Ok(Stretch { command: slowlog::duration(&slowlog::take_slowest(connection)?), batch })
+    }
+
+    /// Asks how many keys there are until there are none.
+    fn until_all_have_ended(
+        &mut self,
+        connection: &mut Connection,
+        end: Instant,
+    ) -> anyhow::Result<Vec<Stretch>> {
+        let mut stretches = vec![Stretch::NOTHING; (LOCKS - RELEASED).div_ceil(STRETCH) as usize + 1];
+        loop {
+            let (took, answer) = self.ask("DBSIZE\r\n", 1)?;
+            let left: u32 = answer.trim_start_matches(':').trim().parse().context("DBSIZE")?;
+            let at = (left.div_ceil(STRETCH) as usize).min(stretches.len() - 1);
+            stretches[at].batch = stretches[at].batch.max(took);
+            if left == 0 {
+                break;
+            }
+            ensure!(Instant::now() < end + PATIENCE, "{left} locks have not ended");
+        }
+        slowlog::take_slowest(connection)?;
+        Ok(stretches)
+    }
+
+    /// Returns how long it took until all answers were there, and the answers, a line each.
+    fn ask(&mut self, requests: &str, answers: usize) -> anyhow::Result<(Duration, &str)> {
+        let began = Instant::now();
+        self.stream.write_all(requests.as_bytes())?;
+        let (mut seen, mut end) = (0, 0);
+        while seen < answers {
+            let read = self.stream.read(&mut self.buffer[end..])?;
+            ensure!(read > 0, "the server hung up");
+            seen += self.buffer[end..end + read].iter().filter(|&&byte| byte == b'\n').count();
+            end += read;
+        }
+        Ok((began.elapsed(), str::from_utf8(&self.buffer[..end])?))
+    }
+}
+
+fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
+    number(connection, "memory", "used_memory")
+}
