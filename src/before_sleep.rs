@@ -13,7 +13,10 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         let mut keyspace = ServerKeyspace::of_jobs(ctx);
         let mut budget = Budget::turn();
         while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
-            if let Job::Rejoined(reason) = job {
+            // A replica whose abstention is over abstains as a replica.
+            if let Job::Rejoined(reason) = job
+                && state.node.abstains(now.monotonic).is_none()
+            {
                 let line = format!("lock: voting again; the abstention ({reason}) is over");
                 ctx.log(LogLevel::Notice, &line);
             }

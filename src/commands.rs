@@ -152,8 +152,9 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
 }
 
 /// Answers a client that waited and was unblocked.
-pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Ticket) {
-    reply_waited(ctx, module::with(|state| state.node.answer(ticket)));
+pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
+    let reply = ticket.and_then(|ticket| module::with(|state| state.node.answer(ticket)));
+    reply_waited(ctx, reply);
 }
 
 /// Answers a client that waited.

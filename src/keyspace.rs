@@ -110,19 +110,29 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
 
     fn notify(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {
         let key: Arg<'_> = key.as_arg();
-        server_events::ignoring_own(|| match change {
+        let generic = |name| {
+            server_events::ignoring_own(name, key, || self.ctx.notify_generic(name, key));
+        };
+        match change {
             Change::Set { .. } => {
                 self.ctx.notify_string(c"set", key);
-                self.ctx.notify_generic(c"expire", key);
+                generic(c"expire");
             }
-            Change::Expire { .. } => self.ctx.notify_generic(c"expire", key),
-            Change::Delete => self.ctx.notify_generic(c"del", key),
-            Change::Expired => self.ctx.notify_expired(key),
-        });
+            Change::Expire { .. } => generic(c"expire"),
+            Change::Delete => generic(c"del"),
+            Change::Expired => {
+                let notify = || self.ctx.notify_expired(key);
+                server_events::ignoring_own(c"expired", key, notify);
+            }
+        }
     }
 
     fn publishes_events(&self) -> bool {
         self.ctx.publishes_keyspace_events()
+    }
+
+    fn may_block(&self) -> bool {
+        !self.ctx.denies_blocking()
     }
 
     fn block(&mut self) -> Option<Ticket> {

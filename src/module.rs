@@ -79,11 +79,11 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
 
 /// Ends. False, with the reason in the server's log, while locks would be forgotten by it.
 pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
-    if with(|state| state.node.lacks_mirrors()) == Some(true) {
+    if with(|state| state.node.may_be_forgotten(clock::monotonic())) == Some(false) {
         ctx.log(
             LogLevel::Warning,
-            "lock: not unloaded: there are locks whose keys were evicted, or expired by a step of the clock, so that \
-             only this module knows of them. Try again in a second",
+            "lock: not unloaded: there are locks of which only this module knows. Their keys were evicted, or \
+             expired by a step of the clock, or are yet to be removed. Try again in a second",
         );
         return false;
     }

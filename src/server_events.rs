@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::CStr;
 
 use quorlock_core::node::{Access, KeyBytes, KeyEvent, ServerEvent};
 
@@ -15,12 +15,14 @@ use crate::module::{self, State};
 /// Events that came while the node was at work.
 static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> = MainThread::new(RefCell::new(VecDeque::new()));
 
-/// Whether the keyspace event that is being sent is about a write of the node's own.
-static IS_OWN: AtomicBool = AtomicBool::new(false);
+/// The keyspace event that is being sent about a write of the node's own: its name and its key.
+static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> = MainThread::new(RefCell::new(None));
 
-/// Something happened to a key.
-pub(crate) fn key(ctx: &Ctx<'_>, event: KeyEvent, key: Arg<'_>) {
-    if IS_OWN.load(Ordering::Relaxed) {
+/// Something happened to a key: the keyspace event of this name.
+pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
+    let is_own =
+        OWN.get().borrow_mut().take_if(|(own, own_key)| *own == name && own_key.as_bytes() == key.as_bytes());
+    if is_own.is_some() {
         return;
     }
     let concerns_node = module::with(|state| state.node.has_keys());
@@ -74,11 +76,12 @@ pub(crate) fn take_pending() -> Option<ServerEvent> {
     PENDING.get().borrow_mut().pop_front()
 }
 
-/// Runs `notify` so that this module takes no notice of the events that it sends.
-pub(crate) fn ignoring_own(notify: impl FnOnce()) {
-    IS_OWN.store(true, Ordering::Relaxed);
+/// Runs `notify`, which sends one keyspace event, so that this module takes no notice of it. It
+/// does of what another module does when it hears of that event.
+pub(crate) fn ignoring_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnce()) {
+    *OWN.get().borrow_mut() = Some((name, KeyBytes::new(key.as_bytes())));
     notify();
-    IS_OWN.store(false, Ordering::Relaxed);
+    *OWN.get().borrow_mut() = None;
 }
 
 /// Says in the server's log that the node abstains, why, and for how long.

@@ -12,23 +12,29 @@ use super::api::api;
 use super::{Ctx, MainThread, entry};
 use crate::{commands, module, server_events};
 
-/// A client that has no answer yet. The server keeps it until it is unblocked, once.
-#[derive(Clone, Copy)]
+/// The clients that have no answer yet. The server keeps each until it is unblocked, once.
+#[derive(Default)]
 pub(crate) struct Blocked {
-    handle: NonNull<raw::RedisModuleBlockedClient>,
+    /// Those that are to be unblocked.
+    handles: BTreeMap<Ticket, NonNull<raw::RedisModuleBlockedClient>>,
+    /// Those that the server may still ask about. It uses the address of a client again once it is
+    /// gone, and a ticket is never used again.
+    tickets: BTreeMap<usize, Ticket>,
+    /// The number of the last ticket.
+    last: u64,
 }
 
-/// The clients that are to be unblocked.
-static BLOCKED: MainThread<RefCell<BTreeMap<Ticket, Blocked>>> =
-    MainThread::new(RefCell::new(BTreeMap::new()));
+static BLOCKED: MainThread<RefCell<Option<Blocked>>> = MainThread::new(RefCell::new(None));
+
+fn with_blocked<T>(what: impl FnOnce(&mut Blocked) -> T) -> T {
+    what(BLOCKED.get().borrow_mut().get_or_insert_default())
+}
 
 impl Blocked {
-    /// Makes the client of this command wait, which then gets no other reply. `None` where the
-    /// server forbids it. The server's own time limit is not used: it runs on the wall clock.
+    /// Makes the client of this command wait, which then gets no other reply. Not to be called
+    /// where the server [denies](Ctx::denies_blocking) it. The server's own time limit is not
+    /// used: it runs on the wall clock.
     pub(crate) fn block(ctx: &Ctx<'_>) -> Option<Ticket> {
-        if ctx.denies_blocking() {
-            return None;
-        }
         // SAFETY: a live context of a command; the callbacks live as long as the module, which the
         // server does not unload while a client waits.
         let handle = unsafe {
@@ -38,16 +44,20 @@ impl Blocked {
             api!(RedisModule_SetDisconnectCallback(handle.as_ptr(), Some(on_disconnect)));
             handle
         };
-        let ticket = ticket_of(handle.as_ptr());
-        BLOCKED.get().borrow_mut().insert(ticket, Self { handle });
-        Some(ticket)
+        Some(with_blocked(|blocked| {
+            blocked.last += 1;
+            let ticket = Ticket(blocked.last);
+            blocked.handles.insert(ticket, handle);
+            blocked.tickets.insert(handle.addr().get(), ticket);
+            ticket
+        }))
     }
 
     /// Lets the server ask, by [`commands::reply_unblocked`], what the client is to be answered,
     /// unless the client is gone. Does nothing the second time.
     pub(crate) fn unblock(ticket: Ticket) {
-        let blocked = BLOCKED.get().borrow_mut().remove(&ticket);
-        if let Some(Self { handle }) = blocked {
+        let handle = with_blocked(|blocked| blocked.handles.remove(&ticket));
+        if let Some(handle) = handle {
             // SAFETY: a client that was blocked and not unblocked yet, since it was in the map;
             // there is no private data.
             unsafe { api!(RedisModule_UnblockClient(handle.as_ptr(), std::ptr::null_mut())) };
@@ -55,8 +65,18 @@ impl Blocked {
     }
 }
 
-fn ticket_of(handle: *mut raw::RedisModuleBlockedClient) -> Ticket {
-    Ticket(handle.addr() as u64)
+/// The ticket of a client that the server asks about for the last time.
+fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
+    with_blocked(|blocked| blocked.tickets.remove(&handle.addr()))
+}
+
+/// The client of a context that the server made for its answer.
+///
+/// # Safety
+/// The context lives, and is of a client that was blocked.
+unsafe fn take_ticket_of(ctx: *mut raw::RedisModuleCtx) -> Option<Ticket> {
+    // SAFETY: the caller's promise.
+    take_ticket(unsafe { api!(RedisModule_GetBlockedClientHandle(ctx)) })
 }
 
 /// The client was unblocked and is to be answered.
@@ -66,7 +86,7 @@ unsafe extern "C" fn on_reply(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: a live context, for the time of this call, of a client that was blocked.
-    let (ctx, ticket) = unsafe { (Ctx::new(ctx), ticket_of(api!(RedisModule_GetBlockedClientHandle(ctx)))) };
+    let (ticket, ctx) = unsafe { (take_ticket_of(ctx), Ctx::new(ctx)) };
     entry::guard(|| commands::reply_unblocked(&ctx, ticket));
     raw::REDISMODULE_OK as c_int
 }
@@ -78,10 +98,12 @@ unsafe extern "C" fn on_unblock(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: as above.
-    let (ctx, ticket) = unsafe { (Ctx::new(ctx), ticket_of(api!(RedisModule_GetBlockedClientHandle(ctx)))) };
+    let (ticket, ctx) = unsafe { (take_ticket_of(ctx), Ctx::new(ctx)) };
     entry::guard(|| {
-        let left = module::with(|state| state.node.unblock(ticket));
-        if left.is_none_or(|left| left.wake) {
+        let left = ticket.and_then(|ticket| module::with(|state| state.node.unblock(ticket)));
+        if let Some(ticket) = ticket
+            && left.is_none_or(|left| left.wake)
+        {
             Blocked::unblock(ticket);
         }
         commands::reply_waited(&ctx, left.map(|left| left.reply));
@@ -94,9 +116,10 @@ unsafe extern "C" fn on_disconnect(
     _ctx: *mut raw::RedisModuleCtx,
     handle: *mut raw::RedisModuleBlockedClient,
 ) {
-    let ticket = ticket_of(handle);
     entry::guard(|| {
-        server_events::hear(ServerEvent::Disconnected(ticket));
-        Blocked::unblock(ticket);
+        if let Some(ticket) = take_ticket(handle) {
+            server_events::hear(ServerEvent::Disconnected(ticket));
+            Blocked::unblock(ticket);
+        }
     });
 }

@@ -51,7 +51,7 @@ unsafe extern "C" fn on_keyspace_event(
     if let Some(key) = NonNull::new(key) {
         // SAFETY: as above.
         let key = unsafe { Arg::new(key) };
-        entry::guard(|| server_events::key(&ctx, event, key));
+        entry::guard(|| server_events::key(&ctx, name, event, key));
     }
     keep_moving_client_in_its_database(&ctx, name.to_bytes());
     raw::REDISMODULE_OK as c_int

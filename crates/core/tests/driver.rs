@@ -7,7 +7,7 @@ mod support;
 use quorlock_core::Ttl;
 use quorlock_core::node::memory::{Name, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, KeyEvent, Reason, Release, ServerEvent, Ticket, WaitReply,
+    Acquire, Command, CommandError, KeyEvent, Reason, Release, Reply, ServerEvent, Ticket, WaitReply,
 };
 use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
 
@@ -386,4 +386,70 @@ fn lock_of_several_keys_that_is_refused_half_way_leaves_nothing() {
     assert_eq!(refused, Err(CommandError::NotWritten));
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);
+}
+
+#[test]
+fn waiter_that_leaves_before_it_is_told_is_not_told() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let dismissed = waits(&mut server, &[b"k"], b"b", 50_000);
+    // Takes the waiter out, which is to be told at the end of the turn.
+    assert!(!server.release(b"k", b"b"));
+    let left = server.memory.node.disconnect(dismissed);
+    assert!(left.wake, "it was not unblocked yet");
+    server.turn();
+    assert_eq!(server.told, []);
+    assert!(!server.memory.node.unblock(dismissed).wake, "nothing of it is left");
+}
+
+#[test]
+fn pause_over_the_end_of_an_abstention_is_waited_for() {
+    let mut server = Server::that_rejoins_after_ms(1000);
+    server.memory.keys.is_paused = true;
+    server.pass_ms(1000);
+    server.memory.one_turn(server.now());
+    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "it does not spin");
+    server.memory.keys.is_paused = false;
+    server.pass_ms(10);
+    server.turn();
+    assert!(server.acquire(b"k", b"a", 1000, None).is_some());
+}
+
+#[test]
+fn node_with_a_mirror_to_remove_may_not_be_forgotten() {
+    let mut server = Server::new();
+    server.acquire_all(&[b"a", b"b"], b"t", 50_000, None).unwrap();
+    assert!(server.node().may_be_forgotten(server.now().monotonic));
+    server.take_away(b"a", KeyEvent::Removed);
+    assert!(!server.node().may_be_forgotten(server.now().monotonic), "b would be adopted back");
+    server.turn();
+    assert!(server.node().may_be_forgotten(server.now().monotonic));
+}
+
+#[test]
+fn doubted_mirror_is_compared_before_a_million_deadlines_are_sorted() {
+    let mut server = Server::new();
+    for n in 0..50_000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 30_000 + u64::from(n % 7919), None).unwrap();
+    }
+    server.acquire(b"k", b"token", 50_000, None).unwrap();
+    server.pass_ms(25_000);
+    let expires_at_ms = Some(server.wall_ms + 100);
+    server.memory.write(server.now(), 0, b"k", Value::text(b"other", expires_at_ms));
+    server.memory.one_turn(server.now());
+    assert_eq!(server.node().stats().ended_by_operator, 1);
+}
+
+#[test]
+fn client_that_may_not_be_blocked_is_refused_also_where_no_more_may_wait() {
+    let mut settings = settings(0);
+    settings.max_waiters = 0;
+    let mut server = Server::with(settings);
+    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), Patient::QueueFull);
+    let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"c"));
+    let ttl = Ttl::from_ms(1000).unwrap();
+    let acquire = Acquire { db: 0, keys: &keys, token: &token, ttl, owner: None, fence: None, wait_ms: 1000 };
+    server.memory.keys.client = None;
+    assert_eq!(server.execute(&Command::Acquire(acquire)), Ok(Reply::Refused));
 }

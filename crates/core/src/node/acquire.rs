@@ -5,9 +5,7 @@ use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted};
-use super::{
-    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Node, Now, Reply, Ticket, Token,
-};
+use super::{Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Node, Now, Reply, Ticket, Token};
 use crate::{Fence, Ttl};
 
 /// The keys of a lock that is to be granted, all of which are free.
@@ -71,7 +69,7 @@ impl Node {
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
         self.stats.refusals += 1;
-        if wait_ms == 0 {
+        if wait_ms == 0 || !keyspace.may_block() {
             return Ok(Reply::Refused);
         }
         // Blocked clients are counted before the server is asked to block one more.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::queues::Waiter;
 use super::{CommandError, Key, Keyspace, Node, Now, Ticket, Token, WaitReply};
 use crate::Fence;
 
@@ -125,7 +124,7 @@ impl Node {
     /// Somebody ended the wait of a client by `CLIENT UNBLOCK`. A lock that it was just granted it
     /// gets all the same.
     pub fn unblock(&mut self, ticket: Ticket) -> Left {
-        let waited = self.cancel(ticket).is_some();
+        let waited = self.cancel(ticket);
         let answer = self.answers.by_ticket.remove(&ticket);
         Left {
             reply: answer.as_ref().map_or(WaitReply::Refused, Answer::reply),
@@ -136,7 +135,7 @@ impl Node {
     /// A client is gone. A lock that it was granted and does not know of is released by a
     /// [job](super::Job).
     pub fn disconnect(&mut self, ticket: Ticket) -> Left {
-        let waited = self.cancel(ticket).is_some();
+        let waited = self.cancel(ticket);
         let (reply, unwoken) = match self.answers.by_ticket.remove(&ticket) {
             Some(Answer::Granted { grant, woken }) => {
                 self.answers.undelivered.push(grant);
@@ -147,9 +146,15 @@ impl Node {
         Left { reply, wake: waited || unwoken }
     }
 
-    fn cancel(&mut self, ticket: Ticket) -> Option<Waiter> {
-        let place = self.queues.by_ticket(ticket)?;
-        Some(self.queues.remove(place))
+    /// Takes a waiter out of its queues. False when it has its answer already.
+    fn cancel(&mut self, ticket: Ticket) -> bool {
+        match self.queues.by_ticket(ticket) {
+            Some(place) => {
+                self.queues.remove(place);
+                true
+            }
+            None => self.queues.forget_dismissed(ticket),
+        }
     }
 
     /// Tells a waiter that left the queues that it does not get the lock.

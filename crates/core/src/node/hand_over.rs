@@ -4,7 +4,7 @@ use super::acquire::FreeKeys;
 use super::jobs::Budget;
 use super::key_state::KeyState;
 use super::machine::PerKey;
-use super::queues::{Candidate, Lack};
+use super::queues::{Candidate, Lack, Scan};
 use super::{Access, Keyspace, Node, Now};
 
 impl Node {
@@ -61,23 +61,23 @@ impl Node {
     /// its other keys. Those that lack one become candidates for that one.
     fn next_in_turn(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
         loop {
-            match self.queues.next_candidate(queue, now.monotonic) {
-                None => {
+            match self.queues.next_candidate(queue, now.monotonic, budget) {
+                Scan::Nobody => {
                     self.queues.forget_look(queue);
                     return None;
                 }
-                Some(Candidate::Several(place)) => {
-                    if budget.is_spent() {
-                        // The rest of the turn goes on from here.
-                        self.queues.look_at(queue, now.monotonic);
-                        return None;
-                    }
+                Scan::Found(Candidate::Several(place)) if !budget.is_spent() => {
                     match self.known_lack(now, place, queue, budget) {
                         Some((other, lack)) => self.queues.lacks(place, other, lack),
                         None => return Some(Candidate::Several(place)),
                     }
                 }
-                single => return single,
+                Scan::Found(Candidate::Several(_)) | Scan::Spent => {
+                    // A job goes on from here, in this turn or in the next.
+                    self.queues.look_at(queue, now.monotonic);
+                    return None;
+                }
+                Scan::Found(single) => return Some(single),
             }
         }
     }
@@ -98,7 +98,7 @@ impl Node {
                     return Some((other, Lack::Held(lease.deadline)));
                 }
             }
-            if let Some(lack) = self.queues.known_lack(place, other, now.monotonic) {
+            if let Some(lack) = self.queues.known_lack(place, other, now.monotonic, budget) {
                 return Some((other, lack));
             }
         }
@@ -134,7 +134,8 @@ impl Node {
                 return None;
             }
         }
-        let free = FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries, have_ended: true };
+        let free =
+            FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries, have_ended: true };
         Some(self.grant_waiter(now, place, free, keyspace))
     }
 }

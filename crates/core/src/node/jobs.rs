@@ -111,7 +111,7 @@ impl Node {
             let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
             let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
             // Whatever else is under the key by now is not this grant's.
-            let _ = self.release(now, &release, keyspace);
+            let _ = self.release_within(now, &release, budget, keyspace);
             return Some(Job::Released);
         }
         if let Some((at, queue)) = self.queues.next_look()
@@ -170,7 +170,7 @@ impl Node {
             Step::Due(lease) => lease,
         };
         if self.leases.is_stale(self.leases.get(lease)) {
-            budget.spend(STEP_UNITS);
+            self.spend_on_end(lease, budget);
             self.end_by_operator(lease);
             return Some(Job::Tidied);
         }
@@ -181,6 +181,7 @@ impl Node {
             return Some(Job::Tidied);
         }
         budget.spend(WRITE_UNITS);
+        self.spend_on_end(lease, budget);
         let (db, hash) = (self.leases.get(lease).db, self.leases.get(lease).hash());
         let key: Key = self.leases.get(lease).key.clone();
         let name = keyspace.name(&key);
@@ -203,6 +204,12 @@ impl Node {
             }
             _ => Some(Job::Mirrored),
         }
+    }
+
+    /// What ends with a lease: one of several keys ends the others.
+    fn spend_on_end(&self, lease: u32, budget: &mut Budget) {
+        let keys = u32::try_from(self.leases.keys(lease)).unwrap_or(u32::MAX);
+        budget.spend(STEP_UNITS.saturating_mul(keys));
     }
 
     /// Writes a mirror again that an accident took, if its place is empty.
@@ -244,6 +251,7 @@ impl Node {
         }
         budget.spend(STEP_UNITS);
         if let Some(lease) = self.leases.sweep(SWEEP_SLOTS) {
+            self.spend_on_end(lease, budget);
             self.end_by_operator(lease);
         }
         Some(Job::Tidied)
@@ -265,7 +273,8 @@ impl Node {
             let look_at = self.queues.next_look().map(|(at, _)| at);
             [look_at, self.leases.next_step()].into_iter().flatten().min()
         };
-        let write_at = write_at.map(|at| self.paused_until.map_or(at, |until| at.max(until)));
-        [refuse_at, write_at, self.abstention.until()].into_iter().flatten().min()
+        let work_at = [write_at, self.abstention.until()].into_iter().flatten().min();
+        let work_at = work_at.map(|at| self.paused_until.map_or(at, |until| at.max(until)));
+        [refuse_at, work_at].into_iter().flatten().min()
     }
 }

@@ -58,7 +58,9 @@ impl Node {
         match (self.leases.get(lease).mirror(), kind) {
             // What an accident left room for is not about the lease.
             (MirrorState::Lost, _) => {}
-            (_, Kind::Missing) => self.leases.set_mirror(lease, MirrorState::Lost, now),
+            (_, Kind::Missing) => {
+                self.leases.set_mirror(lease, MirrorState::Lost, Monotonic::default());
+            }
             (_, Kind::Text | Kind::Other) => {
                 self.end_by_operator(lease);
                 return KeyState::without_lease(kind);

@@ -69,8 +69,11 @@ pub trait Keyspace {
     /// Whether the server publishes keyspace events of any kind.
     fn publishes_events(&self) -> bool;
 
-    /// Blocks the client of this command, unless the server forbids that here: in MULTI and in
-    /// scripts. The ticket names it until it is answered or gone.
+    /// Whether the client of this command may be blocked: not in MULTI, and not in scripts.
+    fn may_block(&self) -> bool;
+
+    /// Blocks the client of this command, unless the server refuses. The ticket names it until it
+    /// is answered or gone.
     fn block(&mut self) -> Option<Ticket>;
 
     /// Unblocks a client, whose [answer](super::Node::answer) is ready.

@@ -318,7 +318,7 @@ impl Leases {
     }
 
     /// What is known of the mirror changes; the lease is to be attended to at that time, and at
-    /// its deadline at the latest.
+    /// its deadline at the latest. The earliest time of all stands for "at once".
     pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
         let lease = &mut self.items[slot];
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
@@ -329,7 +329,7 @@ impl Leases {
     }
 
     /// All keys may have changed: every mirror is to be looked at.
-    pub(super) fn doubt_all_mirrors(&mut self, now: Monotonic) {
+    pub(super) fn doubt_all_mirrors(&mut self) {
         let slots: Vec<_> = self.items.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             // A mirror that was lost before is not regained by a reload.
@@ -337,7 +337,7 @@ impl Leases {
                 MirrorState::Lost => MirrorState::Lost,
                 _ => MirrorState::Doubted,
             };
-            self.set_mirror(slot, mirror, now);
+            self.set_mirror(slot, mirror, Monotonic::default());
         }
     }
 

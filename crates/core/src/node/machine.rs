@@ -175,6 +175,13 @@ impl Node {
         self.leases.lacks_mirrors()
     }
 
+    /// Whether the keyspace alone tells who holds what, so that this node may be forgotten. Not
+    /// while a mirror is missing, nor while that of a lock that has ended is yet to be removed.
+    pub fn may_be_forgotten(&self, now: Monotonic) -> bool {
+        let is_due = self.leases.next_step().is_some_and(|at| at <= now);
+        !self.lacks_mirrors() && !is_due && self.flushed.is_none() && !self.answers.has_work()
+    }
+
     /// How many clients may wait, from now on. Those that wait already go on.
     pub fn set_max_waiters(&mut self, max_waiters: usize) {
         self.max_waiters = max_waiters;

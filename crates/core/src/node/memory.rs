@@ -309,6 +309,10 @@ impl Keyspace for Keys {
         false
     }
 
+    fn may_block(&self) -> bool {
+        self.client.is_some()
+    }
+
     fn block(&mut self) -> Option<Ticket> {
         self.client.take()
     }

@@ -1,6 +1,6 @@
 //! The queues of waiters.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hash, Hasher};
 
 use foldhash::fast::FixedState;
@@ -8,10 +8,11 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
+use super::jobs::{Budget, COMMAND_UNITS};
 use super::{Key, Monotonic, Token};
 use crate::{Fence, Ttl};
 
-/// Names a waiter. The caller chooses it; no two that wait at the same time have the same.
+/// Names a waiter. The caller chooses it, and never chooses the same twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -50,6 +51,8 @@ struct Queue {
     hash: u64,
     /// Waiters for this key alone.
     single: BTreeMap<u64, u32>,
+    /// The latest time-out of a waiter for this key alone that ever stood in this queue.
+    latest_time_out: Monotonic,
     /// Waiters for several keys that are candidates for this one.
     candidates: BTreeMap<u64, u32>,
     /// All waiters for this key and others.
@@ -79,7 +82,7 @@ pub(super) struct Queues {
     looks: BTreeSet<(Monotonic, u32)>,
     arrivals: u64,
     /// Waiters that left their queues and are to be told so.
-    dismissed: VecDeque<Ticket>,
+    dismissed: BTreeSet<Ticket>,
     /// The next queue whose key [`Queues::sweep`] marks for a look.
     sweep_from: Option<u32>,
 }
@@ -92,6 +95,18 @@ pub(super) enum Candidate {
     /// Waits for others as well.
     Several(u32),
 }
+
+/// What a scan of a queue came to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scan<T> {
+    Found(T),
+    Nobody,
+    /// The budget did not suffice.
+    Spent,
+}
+
+/// Waiters that a scan passes for one unit of its budget.
+const WAITERS_PER_UNIT: usize = 16;
 
 /// A key that a new waiter waits for.
 pub(super) struct Wanted<'k> {
@@ -124,7 +139,7 @@ impl Queues {
             time_outs: BTreeSet::new(),
             looks: BTreeSet::new(),
             arrivals: 0,
-            dismissed: VecDeque::new(),
+            dismissed: BTreeSet::new(),
             sweep_from: None,
         }
     }
@@ -171,8 +186,7 @@ impl Queues {
         self.time_outs.insert((until, place));
         let mut lacking = None;
         for Wanted { hash, key, lacks } in keys {
-            let queue =
-                self.find(hash, db, key).unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
+            let queue = self.find(hash, db, key).unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
             self.places[place].queues.push(queue);
             let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
             self.by_token.insert(token_hash, place);
@@ -183,7 +197,9 @@ impl Queues {
         let Place { queues, .. } = &self.places[place];
         let (queue, lack) = lacking.unwrap_or((queues[0], Lack::Foreign(Monotonic::default())));
         if queues.len() == 1 {
-            self.by_slot[queue].single.insert(arrival, place);
+            let Queue { single, latest_time_out, .. } = &mut self.by_slot[queue];
+            single.insert(arrival, place);
+            *latest_time_out = until.max(*latest_time_out);
             self.places[place].candidate_in = queue;
         } else {
             for index in 0..queues.len() {
@@ -201,6 +217,7 @@ impl Queues {
             key,
             hash,
             single: BTreeMap::new(),
+            latest_time_out: Monotonic::default(),
             candidates: BTreeMap::new(),
             several: BTreeMap::new(),
             foreign_until: Monotonic::default(),
@@ -230,14 +247,25 @@ impl Queues {
 
     /// Whether a key that a waiter needs is known not to be free for it, without a look at the key.
     /// Leases are not known here.
-    pub(super) fn known_lack(&mut self, place: u32, queue: u32, now: Monotonic) -> Option<Lack> {
+    pub(super) fn known_lack(
+        &self,
+        place: u32,
+        queue: u32,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> Option<Lack> {
         let until = self.by_slot[queue].foreign_until;
         if now < until {
             return Some(Lack::Foreign(until));
         }
         let arrival = self.places[place].arrival;
-        let first = self.first_single(queue, now)?;
-        (self.places[first].arrival < arrival).then_some(Lack::Behind)
+        let first = match self.first_single(queue, now, budget) {
+            Scan::Found(first) => self.places[first].arrival,
+            // Not one of those that were looked at is in time; the next may be.
+            Scan::Spent => 0,
+            Scan::Nobody => return None,
+        };
+        (first < arrival).then_some(Lack::Behind)
     }
 
     /// The key of this queue was looked at, and there was nothing foreign under it.
@@ -260,8 +288,17 @@ impl Queues {
     }
 
     /// The waiter that comes first in this queue, of those whose time is not over.
-    pub(super) fn next_candidate(&mut self, queue: u32, now: Monotonic) -> Option<Candidate> {
-        let single = self.first_single(queue, now);
+    pub(super) fn next_candidate(
+        &mut self,
+        queue: u32,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> Scan<Candidate> {
+        let single = match self.first_single(queue, now, budget) {
+            Scan::Found(place) => Some(place),
+            Scan::Nobody => None,
+            Scan::Spent => return Scan::Spent,
+        };
         let several = loop {
             let Some((_, &place)) = self.by_slot[queue].candidates.first_key_value() else {
                 break None;
@@ -269,36 +306,48 @@ impl Queues {
             if now < self.places[place].waiter.until {
                 break Some(place);
             }
+            if budget.is_spent() {
+                return Scan::Spent;
+            }
+            budget.spend(1);
             // Its places are given up when it is told that its time is over.
             self.by_slot[queue].candidates.pop_first();
         };
         match (single, several) {
             (Some(single), Some(several)) if self.places[several].arrival < self.places[single].arrival => {
-                Some(Candidate::Several(several))
+                Scan::Found(Candidate::Several(several))
             }
-            (Some(single), _) => Some(Candidate::Single(single)),
-            (None, several) => several.map(Candidate::Several),
+            (Some(single), _) => Scan::Found(Candidate::Single(single)),
+            (None, Some(several)) => Scan::Found(Candidate::Several(several)),
+            (None, None) => Scan::Nobody,
         }
     }
 
     /// Whether a waiter for this key alone has time left: it comes before all newcomers.
-    pub(super) fn is_spoken_for(&mut self, queue: u32, now: Monotonic) -> bool {
-        self.first_single(queue, now).is_some()
+    pub(super) fn is_spoken_for(&self, queue: u32, now: Monotonic) -> bool {
+        let mut budget = Budget::units(COMMAND_UNITS);
+        !matches!(self.first_single(queue, now, &mut budget), Scan::Nobody)
     }
 
-    /// The first waiter for this key alone whose time is not over. Those before it are dismissed.
-    fn first_single(&mut self, queue: u32, now: Monotonic) -> Option<u32> {
-        loop {
-            let (_, &place) = self.by_slot[queue].single.first_key_value()?;
-            if now < self.places[place].waiter.until {
-                return Some(place);
-            }
-            if self.len(queue) == 1 {
-                // The last one is dismissed by its time-out, so that the queue outlives this look.
-                return None;
-            }
-            self.dismiss(place);
+    /// The first waiter for this key alone whose time is not over. Those before it are told by a
+    /// job.
+    fn first_single(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> Scan<u32> {
+        let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
+        if *latest_time_out <= now {
+            return Scan::Nobody;
         }
+        for (scanned, &place) in single.values().enumerate() {
+            if now < self.places[place].waiter.until {
+                return Scan::Found(place);
+            }
+            if scanned % WAITERS_PER_UNIT == WAITERS_PER_UNIT - 1 {
+                budget.spend(1);
+                if budget.is_spent() {
+                    return Scan::Spent;
+                }
+            }
+        }
+        Scan::Nobody
     }
 
     /// The earliest time-out, and whose it is.
@@ -331,16 +380,17 @@ impl Queues {
 
     fn dismiss(&mut self, place: u32) {
         let waiter = self.remove(place);
-        self.dismissed.push_back(waiter.ticket);
+        self.dismissed.insert(waiter.ticket);
     }
 
     /// A waiter that left its queues and is to be told so.
     pub(super) fn pop_dismissed(&mut self) -> Option<Ticket> {
-        let ticket = self.dismissed.pop_front();
-        if self.dismissed.is_empty() {
-            self.dismissed = VecDeque::new();
-        }
-        ticket
+        self.dismissed.pop_first()
+    }
+
+    /// A waiter that left its queues needs not be told any more. False when it was, or waits.
+    pub(super) fn forget_dismissed(&mut self, ticket: Ticket) -> bool {
+        self.dismissed.remove(&ticket)
     }
 
     pub(super) fn has_dismissed(&self) -> bool {
@@ -481,13 +531,22 @@ impl Queues {
 
     /// All waiters in the order of their keys and then of their arrival, wherever they happen to
     /// be kept, and those that are to be told.
-    fn in_order(&self) -> (Vec<QueueState<'_>>, &VecDeque<Ticket>, bool) {
+    fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<Ticket>, bool) {
         let mut queues: Vec<_> = self
             .by_slot
             .iter()
             .map(|(slot, queue)| {
-                let Queue { db, key, hash: _, single, candidates: _, several, foreign_until, look_at } =
-                    queue;
+                let Queue {
+                    db,
+                    key,
+                    hash: _,
+                    single,
+                    latest_time_out: _,
+                    candidates: _,
+                    several,
+                    foreign_until,
+                    look_at,
+                } = queue;
                 let mut waiters: Vec<_> = single.iter().chain(several).collect();
                 waiters.sort_unstable();
                 let waiters = waiters.into_iter().map(|(_, &place)| {

@@ -22,13 +22,23 @@ impl Node {
         release: &Release<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
+        self.release_within(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
+    }
+
+    /// The same within a budget for waiters that are passed over.
+    pub(super) fn release_within<K: Keyspace>(
+        &mut self,
+        now: Now,
+        release: &Release<'_, K::Name>,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
         self.refuse_on_replica(now.monotonic)?;
-        let mut budget = Budget::units(COMMAND_UNITS);
         let mut any = false;
         let mut failed = None;
         for key in release.keys {
             let token = release.token.as_ref();
-            match self.release_key(now, release.db, key, token, &mut budget, keyspace) {
+            match self.release_key(now, release.db, key, token, budget, keyspace) {
                 Ok(released) => any |= released == Released::Held,
                 Err(error) => failed = Some(error),
             }

@@ -48,6 +48,11 @@ impl KeyBytes {
     pub fn new(key: &[u8]) -> Self {
         Self(Key::from_slice(key))
     }
+
+    /// The key.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// What happened to a key.
@@ -95,13 +100,14 @@ impl Node {
             }
             ServerEvent::LoadingBegins => {
                 self.loading = true;
+                // It made room for what it loads.
                 self.flushed = None;
                 self.propagation.doubt();
             }
             ServerEvent::LoadingEnds => {
                 self.loading = false;
                 self.propagation.doubt();
-                self.leases.doubt_all_mirrors(now.monotonic);
+                self.leases.doubt_all_mirrors();
                 self.queues.look_at_all();
             }
             ServerEvent::Demoted => {
@@ -164,7 +170,7 @@ impl Node {
                 if lease.deadline.us_since(now) > CLOCK_NOISE_US {
                     self.stats.saved_from_clock_step += 1;
                 }
-                self.leases.set_mirror(slot, MirrorState::Lost, now);
+                self.leases.set_mirror(slot, MirrorState::Lost, Monotonic::default());
             }
             KeyEvent::Evicted => {
                 self.stats.saved_from_eviction += 1;
@@ -177,7 +183,7 @@ impl Node {
                 if value_bytes.is_some_and(|bytes| bytes != lease.token.len()) {
                     self.end_by_operator(slot);
                 } else {
-                    self.leases.set_mirror(slot, MirrorState::Doubted, now);
+                    self.leases.set_mirror(slot, MirrorState::Doubted, Monotonic::default());
                 }
             }
         }
@@ -186,6 +192,7 @@ impl Node {
     /// The leases of an emptied database end with the next thing that is done here, unless it
     /// turns out that the server was making room to load its data.
     fn hear_flush(&mut self, db: Option<u32>) {
+        // A file that is loaded may hold a flush of long ago.
         if !self.loading {
             // Of several flushes only the last can be that of a server which is about to load.
             self.settle_flush();

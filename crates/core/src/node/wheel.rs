@@ -14,6 +14,8 @@ use super::chunks::Chunks;
 pub(super) struct Wheel {
     /// All times up to here have been looked at, in microseconds.
     cursor_us: u64,
+    /// The first item that was due when it was added. Such items come before all others.
+    urgent: u32,
     levels: [Level; LEVELS],
 }
 
@@ -53,11 +55,13 @@ const BUCKETS: usize = 1 << BITS;
 const LEVELS: usize = 9;
 const NONE: u32 = u32::MAX;
 const FIRST: u32 = 1 << 31;
+/// The place before the first urgent item. No bucket has this number.
+const URGENT: u32 = FIRST | 1 << 30;
 
 impl Default for Wheel {
     fn default() -> Self {
         let level = Level { occupied: 0, heads: [NONE; BUCKETS] };
-        Self { cursor_us: 0, levels: [level; LEVELS] }
+        Self { cursor_us: 0, urgent: NONE, levels: [level; LEVELS] }
     }
 }
 
@@ -74,7 +78,10 @@ pub(super) enum Step {
 
 impl Wheel {
     pub(super) fn insert<T: Timed>(&mut self, items: &mut Chunks<T>, slot: u32) {
-        let at_us = items[slot].at().us().max(self.cursor_us);
+        let at_us = items[slot].at().us();
+        if at_us <= self.cursor_us {
+            return self.insert_urgent(items, slot);
+        }
         let highest_bit = ((at_us ^ self.cursor_us) | 1).ilog2();
         let level = ((highest_bit / BITS) as usize).min(LEVELS - 1);
         let bucket = bucket_of(at_us, level);
@@ -82,6 +89,14 @@ impl Wheel {
         let next = std::mem::replace(&mut heads.heads[bucket], slot);
         heads.occupied |= 1 << bucket;
         *items[slot].link() = Link { previous: first(level, bucket), next };
+        if next != NONE {
+            items[next].link().previous = slot;
+        }
+    }
+
+    fn insert_urgent<T: Timed>(&mut self, items: &mut Chunks<T>, slot: u32) {
+        let next = std::mem::replace(&mut self.urgent, slot);
+        *items[slot].link() = Link { previous: URGENT, next };
         if next != NONE {
             items[next].link().previous = slot;
         }
@@ -96,6 +111,10 @@ impl Wheel {
             items[previous].link().next = next;
             return;
         }
+        if previous == URGENT {
+            self.urgent = next;
+            return;
+        }
         let place = (previous & !FIRST) as usize;
         let level = &mut self.levels[place / BUCKETS];
         level.heads[place % BUCKETS] = next;
@@ -106,6 +125,9 @@ impl Wheel {
 
     /// Takes one step towards the first item whose time has come by `now`.
     pub(super) fn step<T: Timed>(&mut self, items: &mut Chunks<T>, now: Monotonic) -> Step {
+        if self.urgent != NONE {
+            return Step::Due(self.urgent);
+        }
         let Some((level, bucket, starts_us)) = self.first_bucket() else {
             self.cursor_us = self.cursor_us.max(now.us());
             return Step::Idle;
@@ -114,18 +136,23 @@ impl Wheel {
             self.cursor_us = self.cursor_us.max(now.us());
             return Step::Idle;
         }
-        self.cursor_us = self.cursor_us.max(starts_us);
         let slot = self.levels[level].heads[bucket];
         if level == 0 {
+            self.cursor_us = self.cursor_us.max(starts_us);
             return Step::Due(slot);
         }
         self.remove(items, slot);
+        // One that is due at the very start of the bucket goes with the urgent ones.
+        self.cursor_us = self.cursor_us.max(starts_us);
         self.insert(items, slot);
         Step::Sorted
     }
 
     /// When to call [`Wheel::step`] next. No item's time comes before it.
     pub(super) fn next_step(&self) -> Option<Monotonic> {
+        if self.urgent != NONE {
+            return Some(Monotonic::default());
+        }
         self.first_bucket().map(|(_, _, starts_us)| Monotonic::from_us(starts_us))
     }
 
