@@ -9,16 +9,16 @@
 //! - [`run`](run()): checks one of them.
 //! - [`waiting`]: many clients that wait, which is more than can be checked: it is played.
 //!
-//! The nodes are `quorlock_core::node::Node`, the clients drive `quorlock_core::quorum`; what this crate adds is a network
-//! and clocks. A twin differs at the seams between them, never in the code that is checked.
+//! The servers are `quorlock_core::node::memory::Server`, and the clients drive `quorlock_core::quorum`. This crate adds a
+//! network and clocks. A twin differs at the seams between them, never in the code that is checked.
 
 mod agreement;
 mod catalogue;
 mod client;
 mod keys;
-mod keyspace;
 mod lock;
 mod message;
+mod pool;
 mod property;
 mod run;
 mod server;

@@ -1,6 +1,5 @@
 use quorlock_core::Fence;
-
-use crate::server::Name;
+use quorlock_core::node::memory::Name;
 
 /// Something on its way between a client and a node. It may arrive at any time, in any order, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,8 +59,8 @@ impl Message {
         matches!(self.body, Body::Request(_))
     }
 
-    /// What proves who holds the lock that this is about.
+    /// The token of the lock that this is about.
     pub(crate) fn token(&self) -> Name {
-        Name::token(self.client, self.attempt)
+        Name::from_slice(&[self.client, self.attempt])
     }
 }

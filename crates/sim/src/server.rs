@@ -1,25 +1,27 @@
+use quorlock_core::node::memory::{self, Name};
 use quorlock_core::node::{
-    Acquire, Acquired, Adjusted, Event, Extend, Extended, Lend, MirrorWrite, Node, Now, Released, Settings,
+    Acquire, Command, CommandError, Extend, KeyEvent, Monotonic, Now, Release, Reply, Settings,
 };
 use quorlock_core::{Fence, Ttl};
 
 use crate::Keys;
-use crate::keyspace::{Bytes, Seeing};
 use crate::message::{Answer, Request};
 
-/// A key or a token.
-pub(crate) type Name = Bytes<2>;
+/// A token that no client has.
+const NOBODY: &[u8] = b"nobody";
 
-const NOBODY: Name = Bytes(*b"n\0");
-
-/// One server: the real node, and what its keyspace holds under the keys that there are.
+/// A server of the model: the real node on a keyspace in memory.
+///
+/// Two servers are equal when they act alike from here on, so what the keyspace merely counts is reset.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
-    node: Node<Name>,
-    mirrors: [Option<Name>; Keys::COUNT],
+    memory: memory::Server,
+    /// When it had its last turn. Nodes that are equal act alike only from the same moment on: each has sorted
+    /// its leases up to then, and cannot go back.
+    turned_at: Monotonic,
 }
 
-/// What a server is asked with: its clocks, and the ttl that everybody uses.
+/// The clocks of a server, and the ttl that all clients use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     pub(crate) now: Now,
@@ -27,12 +29,12 @@ pub(crate) struct At {
 }
 
 impl Server {
-    /// Starts with empty memory. Its counters begin at its wall clock.
+    /// Starts a server with empty memory. Its fence counter begins at its wall clock.
     pub(crate) fn start(at: At, rejoin_delay_ms: u64) -> Self {
         Self::with_counters(at, rejoin_delay_ms, 1)
     }
 
-    /// The same with more than one counter of fences, so that each key has its own.
+    /// Starts a server with several fence counters, so that each key has its own.
     pub(crate) fn with_counters(at: At, rejoin_delay_ms: u64, fence_stripes: usize) -> Self {
         let settings = Settings {
             max_ttl: at.ttl,
@@ -40,13 +42,21 @@ impl Server {
             max_clock_skew_ms: 0,
             max_waiters: 0,
             fence_stripes,
+            table_shards: 1,
             hash_seed: 0,
+            defer_wakes: false,
         };
-        Self { node: Node::new(settings, at.now), mirrors: [None; Keys::COUNT] }
+        let mut server =
+            Self { memory: memory::Server::new(settings, at.now), turned_at: Monotonic::default() };
+        // In its first turn a node checks who receives what it propagates, and remembers when it did. Every
+        // server does that at time zero, so that it does not matter later when the server was started.
+        server.turn(At { now: Now { monotonic: Monotonic::default(), ..at.now }, ..at });
+        server.turn(at);
+        server
     }
 
-    /// Executes a request, as the module does.
-    pub(crate) fn execute(&mut self, at: At, keys: Keys, token: Name, request: Request) -> Answer {
+    /// Executes a request, between two turns of the server's loop.
+    pub(crate) fn execute(&mut self, at: At, keys: Keys, token: &Name, request: Request) -> Answer {
         self.turn(at);
         let answer = match request {
             Request::Acquire(hint) => self.acquire(at, keys, token, Some(hint)),
@@ -59,104 +69,84 @@ impl Server {
         answer
     }
 
-    /// What a server does between commands.
+    /// Does what a server does between commands.
     pub(crate) fn turn(&mut self, at: At) {
-        self.node.rejoin(at.now);
-        while let Some(due) = self.node.due(at.now.monotonic) {
-            let (name, index) = (*due.key, Keys::index_of(*due.key));
-            let mirror = Seeing(self.mirrors[index]);
-            if let Adjusted::DeleteMirror { .. } =
-                self.node.settle(at.now.monotonic, 0, name.bytes(), &mirror)
-            {
-                self.mirrors[index] = None;
-            }
-        }
+        debug_assert_eq!(at.now.wall_ms(), 0, "leases end before the wall clock expires their keys");
+        self.memory.turn(at.now);
+        self.memory.keys.counted = 0;
+        self.turned_at = at.now.monotonic;
     }
 
-    /// Whatever ends a lease ends this one, as far as the node can tell: a command by somebody.
-    pub(crate) fn end(&mut self, at: At, key: Keys) {
-        for (index, name) in key.indices().zip(key.names()) {
-            if self.mirrors[index].take().is_some() {
-                self.node.observe(at.now.monotonic, 0, name.bytes(), Event::Removed);
-            }
+    /// Ends the leases of these keys, as far as the node can tell by a command of another client.
+    pub(crate) fn end(&mut self, at: At, keys: Keys) {
+        for name in keys.names() {
+            self.memory.remove(at.now, 0, name, KeyEvent::Removed);
         }
         self.turn(at);
     }
 
-    /// A key of each lock that is held.
+    /// Returns one key of each lock that is held.
     pub(crate) fn held(&self) -> impl Iterator<Item = Keys> {
-        let [a, b] = self.mirrors;
+        let (a, b) = (self.holder(Keys::A), self.holder(Keys::B));
         a.map(|_| Keys::A).into_iter().chain(b.filter(|_| a != b).map(|_| Keys::B))
     }
 
-    fn seeing(&self) -> [Seeing<2>; Keys::COUNT] {
-        self.mirrors.map(Seeing)
+    /// The token that holds the first of these keys.
+    fn holder(&self, keys: Keys) -> Option<&[u8]> {
+        keys.names().next().and_then(|name| self.memory.get(0, name)?.text.as_deref())
     }
 
-    fn acquire(&mut self, at: At, keys: Keys, token: Name, fence: Option<Fence>) -> Answer {
-        let (names, ttl) = (keys.names(), at.ttl);
-        let ask = Acquire { db: 0, keys: names, token: &token, ttl, owner: None, fence, may_wait: false };
-        match self.node.acquire(at.now, &ask, &self.seeing()[keys.indices()]) {
-            Acquired::Granted { fence, .. } => {
-                self.mirrors[keys.indices()].fill(Some(token));
-                Answer::Held(fence)
-            }
-            Acquired::Refused => Answer::NotHeld,
-            Acquired::Abstaining { .. } => Answer::Silent,
-            Acquired::WrongType => unreachable!("there are only strings"),
-            Acquired::MustWait | Acquired::QueueFull { .. } => unreachable!("nobody waits"),
-        }
+    fn acquire(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
+        let keys = &names(keys);
+        let acquire = Acquire { db: 0, keys, token, ttl: at.ttl, owner: None, fence, wait_ms: 0 };
+        self.carry_out(at, &Command::Acquire(acquire))
     }
 
-    fn extend(&mut self, at: At, keys: Keys, token: Name, fence: Option<Fence>) -> Answer {
-        let ask = Extend { db: 0, keys: keys.names(), token: &token, ttl: at.ttl, fence, new_token: None };
-        let mut writes = [MirrorWrite::Nothing; Keys::COUNT];
-        match self.node.extend(at.now, &ask, &self.seeing()[keys.indices()], &mut writes) {
-            Extended::Held { fence, .. } => Answer::Held(fence),
-            Extended::NotHeld => Answer::NotHeld,
-            Extended::BadFence(_) => Answer::BadFence,
-            // An error. Only a node that has taken what it should not has one for a client, which names all its keys.
-            Extended::OtherKeys => Answer::Silent,
-            Extended::WrongType => unreachable!("there are only strings"),
-        }
+    fn extend(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
+        let keys = &names(keys);
+        let extend = Extend { db: 0, keys, token, ttl: at.ttl, fence, new_token: None };
+        self.carry_out(at, &Command::Extend(extend))
     }
 
-    fn release(&mut self, at: At, keys: Keys, token: Name) -> Answer {
-        let mut answer = Answer::NotHeld;
-        for (index, name) in keys.indices().zip(keys.names()) {
-            let mirror = Seeing(self.mirrors[index]);
-            let delete = match self.node.release(at.now.monotonic, 0, name.bytes(), token.bytes(), &mirror) {
-                Released::Released(delete) => {
-                    answer = Answer::Released;
-                    delete
-                }
-                Released::NotHeld(delete) => delete,
-                Released::WrongType => unreachable!("there are only strings"),
-            };
-            if delete {
-                self.mirrors[index] = None;
+    fn release(&mut self, at: At, keys: Keys, token: &Name) -> Answer {
+        self.carry_out(at, &Command::Release(Release { db: 0, keys: &names(keys), token }))
+    }
+
+    fn carry_out(&mut self, at: At, command: &Command<'_, Name>) -> Answer {
+        let reply = self.memory.execute(at.now, command);
+        self.memory.keys.counted = 0;
+        match reply {
+            Ok(Reply::Granted(fence) | Reply::Extended(fence)) => Answer::Held(fence),
+            Ok(Reply::Refused | Reply::NotHeld | Reply::Released(false)) => Answer::NotHeld,
+            Ok(Reply::Released(true)) => Answer::Released,
+            Err(CommandError::BadFence(_)) => Answer::BadFence,
+            // A client names all keys of its lock, so only the server of a mutant answers with `OtherKeys`.
+            Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
+            Ok(Reply::Waits | Reply::Inspected(_))
+            | Err(CommandError::WrongType | CommandError::QueueFull { .. } | CommandError::NotWritten) => {
+                unreachable!("no client waits, all keys are strings, and all writes succeed: {reply:?}")
             }
         }
-        answer
     }
 }
 
-/// What no server does: the seams at which broken twins differ.
+/// What no server does: the steps in which broken twins differ.
 impl Server {
-    /// Takes a fence from anybody, whether the token holds the key or not.
+    /// Takes a fence from any token, whether it holds the key or not.
     pub(crate) fn store_from_anybody(&mut self, at: At, fence: Fence) -> Answer {
-        if let Some(holder) = self.mirrors[0] {
-            self.extend(at, Keys::A, holder, Some(fence));
+        if let Some(holder) = self.holder(Keys::A).map(Name::from_slice) {
+            self.extend(at, Keys::A, &holder, Some(fence));
         } else {
-            self.acquire(at, Keys::A, NOBODY, Some(fence));
-            self.release(at, Keys::A, NOBODY);
+            let nobody = Name::from_slice(NOBODY);
+            self.acquire(at, Keys::A, &nobody, Some(fence));
+            self.release(at, Keys::A, &nobody);
         }
         Answer::Held(fence)
     }
 
     /// Takes a fence below the lock's own, and goes on counting from there.
-    pub(crate) fn store_downwards(&mut self, at: At, token: Name, fence: Fence) -> Answer {
-        if self.mirrors[0] != Some(token) {
+    pub(crate) fn store_downwards(&mut self, at: At, token: &Name, fence: Fence) -> Answer {
+        if self.holder(Keys::A) != Some(&token[..]) {
             return Answer::NotHeld;
         }
         let beginning = At { now: Now { wall_us: 0, ..at.now }, ..at };
@@ -164,45 +154,39 @@ impl Server {
         self.acquire(at, Keys::A, token, Some(fence))
     }
 
-    /// Takes those of the keys that are free, each for itself, and says so with the fence of the first that it has.
-    pub(crate) fn take_some(&mut self, at: At, keys: Keys, token: Name, fence: Fence) -> Answer {
+    /// Takes those of the keys that are free, each for itself. Answers with the fence of the first of them.
+    pub(crate) fn take_some(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
         self.take_each(at, keys, token, fence).into_iter().next().map_or(Answer::NotHeld, Answer::Held)
     }
 
-    /// Takes all of the keys or none, each with a fence above its own counter alone, and says that of the first.
+    /// Takes all of the keys or none, each with a fence above its own counter alone. Answers with the fence
+    /// of the first.
     pub(crate) fn take_with_fence_of_first(
         &mut self,
         at: At,
         keys: Keys,
-        token: Name,
+        token: &Name,
         fence: Fence,
     ) -> Answer {
-        if self.mirrors[keys.indices()].iter().any(Option::is_some) {
+        if keys.each().any(|key| self.holder(key).is_some()) {
             return Answer::NotHeld;
         }
         self.take_some(at, keys, token, fence)
     }
 
-    fn take_each(&mut self, at: At, keys: Keys, token: Name, fence: Fence) -> Vec<Fence> {
-        let each = [Keys::A, Keys::B].into_iter().filter(|key| keys.overlap(*key));
-        let answers = each.map(|key| self.acquire(at, key, token, Some(fence)));
+    fn take_each(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Vec<Fence> {
+        let answers = keys.each().map(|key| self.acquire(at, key, token, Some(fence)));
         answers
             .filter_map(|answer| if let Answer::Held(fence) = answer { Some(fence) } else { None })
             .collect()
     }
 
-    /// Extends a lock that has ended, if nobody else has taken it since.
-    pub(crate) fn revive(&mut self, at: At, token: Name) -> Answer {
-        if self.mirrors[0].is_some() { Answer::NotHeld } else { self.acquire(at, Keys::A, token, None) }
+    /// Acquires a lock that has ended for its old token, if the key is free.
+    pub(crate) fn revive(&mut self, at: At, token: &Name) -> Answer {
+        if self.holder(Keys::A).is_some() { Answer::NotHeld } else { self.acquire(at, Keys::A, token, None) }
     }
 }
 
-impl Name {
-    pub(crate) const fn key(letter: u8) -> Self {
-        Self([letter, 0])
-    }
-
-    pub(crate) fn token(client: u8, attempt: u8) -> Self {
-        Self([client, attempt])
-    }
+fn names(keys: Keys) -> Vec<Name> {
+    keys.names().map(Name::from_slice).collect()
 }

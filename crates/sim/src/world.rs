@@ -9,6 +9,7 @@ use stateright::Model;
 
 use crate::client::{Client, Effect, Rules};
 use crate::message::{Answer, Body, Message, Request};
+use crate::pool::{Pool, Pooled};
 use crate::server::{At, Server};
 use crate::{Keys, Property, Twin};
 
@@ -57,6 +58,8 @@ pub struct World {
     pub cut: Vec<(u8, u8)>,
     /// What is broken.
     pub twin: Option<Twin>,
+    /// The servers that its states share.
+    pub(crate) pool: Pool,
 }
 
 /// What becomes of the answers of nodes.
@@ -86,7 +89,7 @@ pub struct Clocks {
 /// All there is at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    servers: Vec<Arc<Server>>,
+    servers: Vec<Pooled>,
     clients: Vec<Arc<Client>>,
     /// What is on its way, sorted.
     network: Vec<Message>,
@@ -160,6 +163,7 @@ impl World {
             operator: false,
             cut: Vec::new(),
             twin: None,
+            pool: Pool::default(),
         }
     }
 
@@ -252,9 +256,8 @@ impl World {
     /// A server executes a request, or what a twin does in its place.
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
         let at = self.at(state);
-        let (token, keys) = (message.token(), self.keys[usize::from(message.client)]);
-        let server = state.touch(message.node);
-        match (self.twin, request) {
+        let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
+        self.change(state, message.node, |server| match (self.twin, request) {
             (Some(Twin::WriteBackFromAnybody), Request::Tell(fence)) => server.store_from_anybody(at, fence),
             (Some(Twin::WriteBackDownwards), Request::Tell(fence)) => {
                 match server.execute(at, keys, token, request) {
@@ -277,7 +280,27 @@ impl World {
                 server.take_with_fence_of_first(at, keys, token, fence)
             }
             _ => server.execute(at, keys, token, request),
+        })
+    }
+
+    /// Changes one server. All that happens to a single server comes through here.
+    fn change<T>(&self, state: &mut State, node: u8, change: impl FnOnce(&mut Server) -> T) -> T {
+        state.touched = state.touched.max(node + 1);
+        self.change_pooled(&mut state.servers[usize::from(node)], change)
+    }
+
+    /// Changes all servers in the same way.
+    fn change_all(&self, state: &mut State, change: impl Fn(&mut Server)) {
+        for server in &mut state.servers {
+            self.change_pooled(server, &change);
         }
+    }
+
+    fn change_pooled<T>(&self, pooled: &mut Pooled, change: impl FnOnce(&mut Server) -> T) -> T {
+        let mut server = Server::clone(pooled);
+        let result = change(&mut server);
+        *pooled = self.pool.share(server);
+        result
     }
 
     fn hear(&self, state: &mut State, reply: Message, request: Request, answer: Answer) {
@@ -335,16 +358,15 @@ impl World {
         }
         let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
         let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
-        *state.touch(node) = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
+        let restarted = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
+        self.change(state, node, |server| *server = restarted);
         state.wall_us += self.wall_after_restart_us;
     }
 
     fn tick(&self, state: &mut State) {
         state.tick += 1;
         let (at, moment, rules) = (self.at(state), self.moment(state), self.rules());
-        for server in &mut state.servers {
-            Arc::make_mut(server).turn(at);
-        }
+        self.change_all(state, |server| server.turn(at));
         for client in &mut state.clients {
             Arc::make_mut(client).look_at_the_clock(rules, moment);
         }
@@ -367,7 +389,7 @@ impl Model for World {
         let clients = self.proposals.len();
         let start = |counter: &u64| {
             let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
-            Arc::new(Server::with_counters(At { now, ttl }, 0, self.fence_stripes()))
+            self.pool.share(Server::with_counters(At { now, ttl }, 0, self.fence_stripes()))
         };
         let mut state = State {
             servers: self.counters.iter().map(start).collect(),
@@ -469,15 +491,13 @@ impl Model for World {
             }
             Action::End(node, key) => {
                 let at = self.at(&state);
-                state.touch(node).end(at, key);
+                self.change(&mut state, node, |server| server.end(at, key));
             }
             Action::Restart(node) => self.restart(&mut state, node),
             Action::Delete => {
                 state.operator = false;
                 let at = self.at(&state);
-                for server in &mut state.servers {
-                    Arc::make_mut(server).end(at, Keys::Both);
-                }
+                self.change_all(&mut state, |server| server.end(at, Keys::Both));
                 for (index, client) in
                     state.clients.iter().enumerate().filter(|(_, client)| client.is_holding())
                 {
@@ -580,12 +600,6 @@ impl State {
 
     fn client(&mut self, client: u8) -> &mut Client {
         Arc::make_mut(&mut self.clients[usize::from(client)])
-    }
-
-    /// A node to which something happens.
-    fn touch(&mut self, node: u8) -> &mut Server {
-        self.touched = self.touched.max(node + 1);
-        Arc::make_mut(&mut self.servers[usize::from(node)])
     }
 
     fn send(&mut self, message: Message) {

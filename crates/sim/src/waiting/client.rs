@@ -130,7 +130,7 @@ enum Cause {
 impl Client {
     pub(super) fn new(number: u32, scene: &Scene, identities: &[String], cut_from: Option<usize>) -> Self {
         let reaches: Vec<_> = (0..scene.nodes).map(|node| Some(node) != cut_from).collect();
-        let mut order = order(KEY.as_ref(), identities.iter().map(String::as_bytes));
+        let mut order = order(KEY, identities.iter().map(String::as_bytes));
         order.sort_by_key(|&node| !reaches[node]);
         Self {
             number,

@@ -6,7 +6,7 @@
 //! - [`play`]: plays a scene, and keeps an [`Account`] of it.
 //! - [`comparisons`]: a scene for each rule, to be played with it and without it.
 //!
-//! Nothing of it is decided here: queues are those of `quorlock_core::node::Node`, and where a client goes next is what
+//! Nothing of it is decided here: the servers are `quorlock_core::node::memory::Server`, and where a client goes next is what
 //! `quorlock_core::quorum::Pursuit` says. A rule is left out at the seam between them.
 
 mod account;

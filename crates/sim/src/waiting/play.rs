@@ -42,7 +42,7 @@ enum Event {
 impl Play {
     fn new(scene: &Scene) -> Self {
         let identities: Vec<_> = (0..scene.nodes).map(|node| format!("node {node}")).collect();
-        let queue_node = order(KEY.as_ref(), identities.iter().map(String::as_bytes))[0];
+        let queue_node = order(KEY, identities.iter().map(String::as_bytes))[0];
         let client = |number: usize| {
             let cut_from = (number < scene.cut_off).then_some(queue_node);
             Client::new(index(number), scene, &identities, cut_from)

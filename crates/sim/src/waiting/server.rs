@@ -1,13 +1,12 @@
+use quorlock_core::node::memory::{self, Name};
 use quorlock_core::node::{
-    Acquire, Acquired, Adjusted, Extend, Extended, Lend, MirrorWrite, Monotonic, Next, Node, Now, Released,
-    Settings, Ticket,
+    Acquire, Command, CommandError, Extend, Monotonic, Now, Release, Reply as NodeReply, Settings, Ticket,
+    WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
-use crate::keyspace::{Bytes, Seeing};
-
-/// The key that everybody wants.
-pub(super) const KEY: Name = Bytes(*b"the key!");
+/// The key that all clients want.
+pub(super) const KEY: &[u8] = b"the key!";
 /// So long that no lock ends by itself.
 pub(super) const TTL: Ttl = match Ttl::from_ms(120_000) {
     Ok(ttl) => ttl,
@@ -16,10 +15,7 @@ pub(super) const TTL: Ttl = match Ttl::from_ms(120_000) {
 /// Some day, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
-/// The key, or a token.
-pub(super) type Name = Bytes<8>;
-
-/// Who asks: a client, and which of its moves it is.
+/// The sender of a command: a client, and the number of its move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Caller {
     pub(super) client: u32,
@@ -35,22 +31,22 @@ pub(super) enum Request {
     Wait { fence: Fence, wait_ms: u64 },
     /// EXTEND with this fence.
     Tell(Fence),
-    /// RELEASE. Nobody looks at its answer.
+    /// RELEASE. Its reply is not delivered.
     Release,
 }
 
-/// What a node says to it.
+/// What a node answers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The lock is the caller's, after it had to wait for so long.
+    /// The caller holds the lock, after a wait of `waited_us`.
     Held { fence: Fence, waited_us: u64 },
     /// nil.
     NotHeld,
-    /// The fence cannot be.
+    /// The node does not accept the fence.
     BadFence,
 }
 
-/// An answer, and what it is to.
+/// An answer, and the command that it answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reply {
     pub(super) to: Caller,
@@ -61,14 +57,13 @@ pub(super) struct Reply {
     pub(super) told: bool,
 }
 
-/// One server: the real node with its queue, and what its keyspace holds under the key.
+/// One server: the real node, with its queue, on a keyspace in memory.
 #[derive(Debug)]
 pub(super) struct Server {
-    node: Node<Name>,
-    mirror: Option<Name>,
+    memory: memory::Server,
 }
 
-/// The node's clocks, which all say the same.
+/// The wall clock, which passes as the monotonic clock does.
 pub(super) fn wall_us(now_us: u64) -> u64 {
     EPOCH_US + now_us
 }
@@ -81,115 +76,89 @@ impl Server {
             max_clock_skew_ms: 1000,
             max_waiters,
             fence_stripes: 1,
+            table_shards: 1,
             hash_seed: 0,
+            defer_wakes: false,
         };
-        Self { node: Node::new(settings, at(0)), mirror: None }
+        Self { memory: memory::Server::new(settings, at(0)) }
     }
 
-    /// Executes a command as the module does, and says what is to be answered to whom.
+    /// Executes a command between two turns of the server's loop. Returns all replies that it sends.
     pub(super) fn execute(&mut self, now_us: u64, from: Caller, request: Request) -> Vec<Reply> {
-        let now = at(now_us);
         let mut replies = self.turn(now_us);
-        let token = from.token();
         let reply = |is| Reply { to: from, is, waited: false, told: false };
         match request {
-            Request::Acquire(fence) => replies.extend(self.acquire(now, from, fence, None).map(reply)),
+            Request::Acquire(fence) => replies.extend(self.acquire(now_us, from, fence, 0).map(reply)),
             Request::Wait { fence, wait_ms } => {
-                let answer = self.acquire(now, from, fence, Some(wait_ms));
+                let answer = self.acquire(now_us, from, fence, wait_ms);
                 replies.extend(answer.map(|is| Reply { waited: true, ..reply(is) }));
             }
             Request::Tell(fence) => {
-                replies.push(Reply { told: true, ..reply(self.tell(now, token, fence)) });
+                replies.extend(self.extend(now_us, from, fence).map(|is| Reply { told: true, ..reply(is) }));
             }
-            Request::Release => {
-                self.release(now, token);
-                replies.extend(self.hand_over(now));
-            }
+            Request::Release => self.release(now_us, from),
         }
+        replies.extend(self.unblocked());
         replies.extend(self.turn(now_us));
         replies
     }
 
-    /// What a server does between commands.
+    /// Does what a server does between commands.
     pub(super) fn turn(&mut self, now_us: u64) -> Vec<Reply> {
-        let now = at(now_us);
-        self.node.rejoin(now);
-        while self.node.due(now.monotonic).is_some() {
-            let settled = self.node.settle(now.monotonic, 0, KEY.bytes(), &Seeing(self.mirror));
-            if let Adjusted::DeleteMirror { .. } = settled {
-                self.mirror = None;
-            }
-        }
-        let mut replies = Vec::new();
-        while self.node.due_for_hand_over(now.monotonic).is_some() {
-            replies.extend(self.hand_over(now));
-        }
-        while let Some(ticket) = self.node.pop_dismissed(now.monotonic) {
-            let to = Caller::of(ticket);
-            replies.push(Reply { to, is: Answer::NotHeld, waited: true, told: false });
-        }
-        replies
+        self.memory.turn(at(now_us));
+        self.unblocked()
     }
 
-    /// When there is something to be done without a command.
+    /// When the server is to have its next turn, if no command comes before.
     pub(super) fn next_turn_us(&self) -> Option<u64> {
-        self.node.next_wake().map(Monotonic::us)
+        self.memory.node.next_wake().map(Monotonic::us)
     }
 
-    /// `None` when the caller waits.
-    fn acquire(&mut self, now: Now, from: Caller, fence: Fence, wait_ms: Option<u64>) -> Option<Answer> {
-        let token = from.token();
-        let ask = Acquire {
-            db: 0,
-            keys: &[KEY],
-            token: &token,
-            ttl: TTL,
-            owner: None,
-            fence: Some(fence),
-            may_wait: wait_ms.is_some(),
+    /// The replies to clients that waited, and were unblocked.
+    fn unblocked(&mut self) -> Vec<Reply> {
+        let woken = std::mem::take(&mut self.memory.keys.woken);
+        let reply = |ticket| {
+            let is = match self.memory.node.answer(ticket) {
+                WaitReply::Granted { fence, waited_us } => Answer::Held { fence, waited_us },
+                WaitReply::Refused => Answer::NotHeld,
+                WaitReply::Failed(error) => {
+                    unreachable!("the node does not abstain, and all writes succeed: {error:?}")
+                }
+            };
+            Reply { to: Caller::of(ticket), is, waited: true, told: false }
         };
-        let mirrors = [Seeing(self.mirror)];
-        match (self.node.acquire(now, &ask, &mirrors), wait_ms) {
-            (Acquired::Granted { fence, .. }, _) => {
-                self.mirror = Some(token);
+        woken.into_iter().map(reply).collect()
+    }
+
+    /// Returns `None` when the caller waits.
+    fn acquire(&mut self, now_us: u64, from: Caller, fence: Fence, wait_ms: u64) -> Option<Answer> {
+        self.memory.keys.client = Some(from.ticket());
+        let (keys, token) = (&[Name::from_slice(KEY)], &from.token());
+        let acquire = Acquire { db: 0, keys, token, ttl: TTL, owner: None, fence: Some(fence), wait_ms };
+        self.carry_out(now_us, &Command::Acquire(acquire))
+    }
+
+    fn extend(&mut self, now_us: u64, from: Caller, fence: Fence) -> Option<Answer> {
+        let (keys, token) = (&[Name::from_slice(KEY)], &from.token());
+        let extend = Extend { db: 0, keys, token, ttl: TTL, fence: Some(fence), new_token: None };
+        self.carry_out(now_us, &Command::Extend(extend))
+    }
+
+    fn release(&mut self, now_us: u64, from: Caller) {
+        let (keys, token) = (&[Name::from_slice(KEY)], &from.token());
+        self.carry_out(now_us, &Command::Release(Release { db: 0, keys, token }));
+    }
+
+    /// Returns what to answer to the command, if anything.
+    fn carry_out(&mut self, now_us: u64, command: &Command<'_, Name>) -> Option<Answer> {
+        match self.memory.execute(at(now_us), command) {
+            Ok(NodeReply::Granted(fence) | NodeReply::Extended(fence)) => {
                 Some(Answer::Held { fence, waited_us: 0 })
             }
-            (Acquired::MustWait, Some(wait_ms)) => {
-                self.node.enqueue(now, &ask, wait_ms, from.ticket(), &mirrors);
-                None
-            }
-            (Acquired::Refused, None) => Some(Answer::NotHeld),
-            (other, _) => unreachable!("the node has neither forgotten anything nor is it full: {other:?}"),
-        }
-    }
-
-    fn tell(&mut self, now: Now, token: Name, fence: Fence) -> Answer {
-        let ask =
-            Extend { db: 0, keys: &[KEY], token: &token, ttl: TTL, fence: Some(fence), new_token: None };
-        match self.node.extend(now, &ask, &[Seeing(self.mirror)], &mut [MirrorWrite::Nothing]) {
-            Extended::Held { fence } => Answer::Held { fence, waited_us: 0 },
-            Extended::NotHeld => Answer::NotHeld,
-            Extended::BadFence(_) => Answer::BadFence,
-            Extended::OtherKeys | Extended::WrongType => unreachable!("there is one key, and it is a string"),
-        }
-    }
-
-    fn release(&mut self, now: Now, token: Name) {
-        let released = self.node.release(now.monotonic, 0, KEY.bytes(), token.bytes(), &Seeing(self.mirror));
-        if let Released::Released(true) | Released::NotHeld(true) = released {
-            self.mirror = None;
-        }
-    }
-
-    fn hand_over(&mut self, now: Now) -> Option<Reply> {
-        match self.node.hand_over(now, 0, KEY.bytes(), &Seeing(self.mirror)) {
-            Next::Nobody => None,
-            Next::Granted(next) => {
-                self.mirror = Some(*next.token);
-                let is = Answer::Held { fence: next.fence, waited_us: next.waited_us };
-                Some(Reply { to: Caller::of(next.ticket), is, waited: true, told: false })
-            }
-            Next::Several { .. } => unreachable!("there is one key"),
+            Ok(NodeReply::Refused | NodeReply::NotHeld) => Some(Answer::NotHeld),
+            Err(CommandError::BadFence(_)) => Some(Answer::BadFence),
+            Ok(NodeReply::Waits | NodeReply::Released(_)) => None,
+            other => unreachable!("the node neither abstains nor is its queue full: {other:?}"),
         }
     }
 }
@@ -201,7 +170,7 @@ fn at(now_us: u64) -> Now {
 impl Caller {
     /// Each move has a token of its own.
     fn token(self) -> Name {
-        Bytes(self.ticket().0.to_le_bytes())
+        Name::from_slice(&self.ticket().0.to_le_bytes())
     }
 
     fn ticket(self) -> Ticket {
