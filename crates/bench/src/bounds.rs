@@ -47,6 +47,8 @@ const AFTERWARDS: Duration = Duration::from_millis(300);
 const TARGET: Duration = Duration::from_millis(5);
 
 const TIMED_OUT: &str = "all 10,000 time out in one moment, and a lock is released in that turn";
+const NOTHING: &str = "nothing happens while 10,000 wait";
+const FLUSHED: &str = "`FLUSHALL`; 10,000 wait for one key";
 const HUNG_UP: &str = "5,000 of 10,000 waiters for one key disconnect";
 
 /// How many steps of [`Progress`] this takes.
@@ -58,8 +60,8 @@ struct Outcome {
     slowest: Slowest,
     /// The longest PING.
     turn: Duration,
-    /// The longest PING on a plain server, whose clients wait in `BLPOP`.
-    peer_turn: Option<Duration>,
+    /// The same on a plain server, whose clients wait in `BLPOP`.
+    peer: Option<(Slowest, Duration)>,
 }
 
 /// Measures each event several times. The best round counts: other processes can only make one slower.
@@ -90,7 +92,7 @@ fn round() -> anyhow::Result<Vec<Outcome>> {
     outcomes.extend(on_server(with_module(), one_key)?);
     for peer in on_server(Server::builder().without_module(), blpop)? {
         let alike = outcomes.iter_mut().filter(|outcome| outcome.case == peer.case);
-        alike.for_each(|outcome| outcome.peer_turn = Some(peer.turn));
+        alike.for_each(|outcome| outcome.peer = Some((peer.slowest.clone(), peer.turn)));
     }
     Ok(outcomes)
 }
@@ -166,12 +168,15 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     }
     stage.wait_for("lock", "lock_waiters", WAITERS)?;
 
+    let nothing = stage.event(NOTHING, || Ok(()), ("lock", "lock_waiters", WAITERS))?;
     let mut holder = Socket::connect(server)?;
     let released = stage.event(
         "`LOCK.RELEASE`; 10,000 wait for this key",
         || holder.send("LOCK.RELEASE lock holder\r\n"),
         ("lock", "lock_waiters", WAITERS - 1),
     )?;
+    let flushed =
+        stage.event(FLUSHED, || holder.send("FLUSHALL\r\n"), ("lock", "lock_waiters", WAITERS - 2))?;
     let leaving = sockets.split_off(WAITERS - LEAVING);
     let hung_up = stage.event(
         HUNG_UP,
@@ -179,14 +184,9 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
             drop(leaving);
             Ok(())
         },
-        ("lock", "lock_waiters", WAITERS - LEAVING - 1),
-    )?;
-    let flushed = stage.event(
-        "`FLUSHALL`; 5,000 wait for one key",
-        || holder.send("FLUSHALL\r\n"),
         ("lock", "lock_waiters", WAITERS - LEAVING - 2),
     )?;
-    Ok(vec![released, hung_up, flushed])
+    Ok(vec![nothing, released, flushed, hung_up])
 }
 
 /// What is alike on a plain server.
@@ -200,6 +200,10 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
         socket.send(&format!("BLPOP list {:.3}\r\n", wait.as_secs_f64()))?;
     }
     stage.wait_for("clients", "blocked_clients", WAITERS)?;
+    let nothing = stage.event(NOTHING, || Ok(()), ("clients", "blocked_clients", WAITERS))?;
+    let mut operator = Socket::connect(server)?;
+    let flushed =
+        stage.event(FLUSHED, || operator.send("FLUSHALL\r\n"), ("clients", "blocked_clients", WAITERS))?;
     let timed_out = stage.event(
         TIMED_OUT,
         || {
@@ -221,7 +225,7 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
         },
         ("clients", "blocked_clients", WAITERS - LEAVING),
     )?;
-    Ok(vec![timed_out, hung_up])
+    Ok(vec![nothing, flushed, timed_out, hung_up])
 }
 
 /// A server, and who watches it.
@@ -284,33 +288,44 @@ impl<'a> Stage<'a> {
             ensure!(began.elapsed() < PATIENCE, "{field} does not become {value}");
         }
         let slowest = slowlog::take_slowest(&mut self.connection)?;
-        Ok(Outcome { case, slowest, turn, peer_turn: None })
+        Ok(Outcome { case, slowest, turn, peer: None })
     }
 }
 
 impl Outcome {
     fn or_better(self, other: Self) -> Self {
-        let better = |one: &Slowest, other: &Slowest| slowlog::duration(one) <= slowlog::duration(other);
+        let better = |one: Slowest, other: Slowest| {
+            if slowlog::duration(&one) <= slowlog::duration(&other) { one } else { other }
+        };
+        let peer = self.peer.zip(other.peer).map(|((slowest, turn), (other_slowest, other_turn))| {
+            (better(slowest, other_slowest), turn.min(other_turn))
+        });
         Self {
             case: self.case,
-            slowest: if better(&self.slowest, &other.slowest) { self.slowest } else { other.slowest },
+            slowest: better(self.slowest, other.slowest),
             turn: self.turn.min(other.turn),
-            peer_turn: self.peer_turn.min(other.peer_turn),
+            peer,
         }
     }
 
     fn into_row(self) -> Row {
-        let slowest = match &self.slowest {
-            Some((name, duration)) => format!("slowest command {} (`{name}`)", readable(*duration)),
-            None => format!("no command longer than {}", readable(slowlog::duration(&None))),
+        let Self { case, slowest, turn, peer } = self;
+        let figures = |slowest: &Slowest, turn: Duration| match slowest {
+            Some((name, duration)) => {
+                format!("slowest command {} (`{name}`), longest turn {}", readable(*duration), readable(turn))
+            }
+            None => format!(
+                "no command longer than {}, longest turn {}",
+                readable(slowlog::duration(&None)),
+                readable(turn)
+            ),
         };
-        let peer =
-            self.peer_turn.map(|turn| format!("; with `BLPOP` {}", readable(turn))).unwrap_or_default();
+        let peer = peer.map(|(slowest, turn)| format!("; with `BLPOP` {}", figures(&slowest, turn)));
         Row {
-            case: self.case.into(),
-            measured: format!("{slowest}; longest turn {}{peer}", readable(self.turn)),
+            case: case.into(),
+            measured: format!("{}{}", figures(&slowest, turn), peer.unwrap_or_default()),
             target: "no command longer than 5 ms",
-            met: slowlog::duration(&self.slowest) <= TARGET,
+            met: slowlog::duration(&slowest) <= TARGET,
         }
     }
 }
