@@ -22,8 +22,8 @@ use crate::Ttl;
 /// not the mirror of a lease: a lock that was restored, inherited, or taken by a client without
 /// this module. It is held by every client that knows its value.
 ///
-/// Two nodes with the same settings are equal when they decide alike from here on, in whatever
-/// order their leases came, and whatever they counted.
+/// Two nodes with the same settings are equal when they decide alike from the same moment on, in
+/// whatever order their leases came, and whatever they counted.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(super) leases: Leases,
