@@ -32,8 +32,8 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
     let db = ctx.db();
     let event = match event {
         KeyEvent::ExpirySet { .. } => {
-            let concerns_lease = module::with(|state| state.node.has_lease(db, key.as_bytes()));
-            if concerns_lease == Some(false) {
+            let concerns_node = module::with(|state| state.node.concerns(db, key.as_bytes()));
+            if concerns_node == Some(false) {
                 return;
             }
             // Of all that can be known of a value, only this is safe to ask for here.
@@ -45,6 +45,13 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
     if module::with(hear).is_none() {
         postpone(ServerEvent::Key { db, key: KeyBytes::new(key.as_bytes()), event });
     }
+}
+
+/// Something may have happened to a key, in this database or in another: its value is compared
+/// before the turn ends, or earlier when the key is used.
+pub(crate) fn uncertain_key(ctx: &Ctx<'_>, key: Arg<'_>) {
+    let event = KeyEvent::ExpirySet { value_bytes: None };
+    hear(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
 }
 
 /// Anything else.

@@ -160,3 +160,25 @@ fn reload_without_the_mirror_leaves_the_lock() {
     assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);
     assert_eq!(cli.ask::<String>("GET k"), "token");
 }
+
+#[test]
+fn copy_to_another_database_in_multi_leaves_the_lock() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    cli.reply("SET other stop");
+    // Valkey 9 reports this as a change of `k` in the database of the client.
+    transaction(&mut cli, &["COPY other k DB 1"]);
+    assert_eq!(field(&mut cli, "lock_ended_by_operator"), 0);
+    assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.RELEASE k token"), Int(1));
+}
+
+#[test]
+fn copy_in_multi_ends_the_lock_on_its_target() {
+    let (_server, mut cli) = server_and_cli();
+    assert_ne!(cli.reply(ACQUIRE), Nil);
+    cli.reply("SET other stop PX 20");
+    transaction(&mut cli, &["COPY other k REPLACE"]);
+    eventually(PATIENCE, "the copy has expired", || cli.reply("EXISTS k") == Int(0));
+    has_ended(&mut cli, "COPY in MULTI");
+}

@@ -404,3 +404,15 @@ fn an_unload_is_refused_while_somebody_waits() {
     eventually(PATIENCE, "it is unloaded", || unload().is_ok());
     assert_eq!(get(&server, "k").as_deref(), Some("a"), "an ordinary string");
 }
+
+#[test]
+fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
+    let server = server();
+    // Nobody but the module looks for keys that have expired.
+    run(&server, "DEBUG SET-ACTIVE-EXPIRE 0");
+    run(&server, "SET k theirs PX 600000");
+    let waiter = Waiter::new(&server, "k", "ours", 60_000, 60_000);
+    run(&server, "PEXPIRE k 50");
+    waiter.granted();
+    assert_eq!(get(&server, "k").as_deref(), Some("ours"));
+}

@@ -163,6 +163,11 @@ impl Ctx<'_> {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_AOF as i32 != 0
     }
 
+    /// Whether the server carries out an EXEC.
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_MULTI as i32 != 0
+    }
+
     /// Hides an argument of this command from SLOWLOG and MONITOR.
     pub(super) fn redact(&self, index: usize) {
         // SAFETY: a live context of a command; a position that it does not have is refused.

@@ -51,7 +51,12 @@ unsafe extern "C" fn on_keyspace_event(
     if let Some(key) = NonNull::new(key) {
         // SAFETY: as above.
         let key = unsafe { Arg::new(key) };
-        entry::guard(|| server_events::key(&ctx, name, event, key));
+        // In MULTI, Valkey 9 names the database of the client, and not that of the copy.
+        let is_certain = name != c"copy_to" || !ctx.is_in_transaction();
+        entry::guard(|| match is_certain {
+            true => server_events::key(&ctx, name, event, key),
+            false => server_events::uncertain_key(&ctx, key),
+        });
     }
     keep_moving_client_in_its_database(&ctx, name.to_bytes());
     raw::REDISMODULE_OK as c_int

@@ -135,9 +135,13 @@ impl Node {
         self.leases.len() > 0 || self.queues.waiters() > 0
     }
 
-    /// Whether there is a lease on this key.
-    pub fn has_lease(&self, db: u32, key: &[u8]) -> bool {
-        self.leases.len() > 0 && self.leases.find(self.leases.hash(db, key), db, key).is_some()
+    /// Whether there is a lease on this key, or a waiter for it.
+    pub fn concerns(&self, db: u32, key: &[u8]) -> bool {
+        if !self.has_keys() {
+            return false;
+        }
+        let hash = self.leases.hash(db, key);
+        self.leases.find(hash, db, key).is_some() || self.queues.find(hash, db, key).is_some()
     }
 
     /// Something happened to a key. Without a lease or a waiter on it, that is nothing.
