@@ -208,7 +208,7 @@ impl Episode {
         self.model = Model::new(self.config.limits, self.flavor, now);
         // Fences survive a restart as long as the wall clock does not go back.
         if self.config.clock_steps {
-            self.fences.forget();
+            self.offsets.forget();
         }
         let after = self.view()?;
         if self.config.append_only {
@@ -409,7 +409,7 @@ impl Episode {
             let size = self.control.call("DBSIZE")?;
             let keys = self.model.server.keys.iter().filter(|(its_db, ..)| *its_db == db).count();
             let expected = Expected::Int(i64::try_from(keys).unwrap_or(i64::MAX));
-            compare(&expected, &size, &mut self.fences)
+            compare(&expected, &size, &mut self.offsets)
                 .map_err(|why| Trouble::Difference(format!("DBSIZE of {db}: {why}")))?;
         }
         Ok(())

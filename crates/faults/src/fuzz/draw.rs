@@ -12,7 +12,7 @@ use super::model::MAX_CLOCK_SKEW_MS;
 /// The deadline that passes during a late packet, in milliseconds.
 pub(super) const LATE_MS: u64 = 30;
 /// For so long a late packet keeps the server busy, in milliseconds.
-const LATE_SLEEP_MS: u64 = 70;
+const LATE_SLEEP_MS: u64 = 55;
 
 /// How the commands of a packet are sent.
 #[derive(Clone, Copy, Debug)]
@@ -186,8 +186,8 @@ impl Draw<'_> {
                 let commands = self.commands(3, false);
                 return Step::ChangeRoles { unreachable_first, attach_at_once, commands };
             }
-            112..152 => return self.pause(client),
-            152..312 => return self.late(client),
+            112..140 => return self.pause(client),
+            140..240 => return self.late(client),
             _ => {}
         }
         match self.episode.dice.random_range(0..100) {
@@ -464,7 +464,7 @@ impl Draw<'_> {
     fn ttl(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
-            return self.time(0.03, 600_000, max_ms, max_ms);
+            return self.time(0.02, 600_000, max_ms, max_ms);
         }
         self.time(0.03, 300, max_ms, max_ms)
     }
@@ -473,9 +473,9 @@ impl Draw<'_> {
     fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
-            return self.time(0.15, 600_000, max_ms, max_ms);
+            return self.time(0.08, 600_000, max_ms, max_ms);
         }
-        self.time(0.15, 300, max_ms, max_ms)
+        self.time(0.08, 300, max_ms, max_ms)
     }
 
     /// A time after which something happens by itself: near with this probability, else so far
@@ -507,7 +507,7 @@ impl Draw<'_> {
     /// A proposed fence beside that of the present lease, unless the wall clock decides whether it
     /// is accepted.
     fn lease_hint(&mut self, place: Place) -> Option<Hint> {
-        let (model, server) = self.episode.fences.pair(place)?;
+        let (model, server) = self.episode.offsets.last(place)?;
         let by = [-1000_i64, 0, 1, 1_000_000][self.below(4)];
         let ceiling = self.now.wall_us + MAX_CLOCK_SKEW_MS * 1000;
         let hint =
@@ -554,7 +554,7 @@ impl Draw<'_> {
             64..68 => PlainCommand::Persist(key),
             68..75 => PlainCommand::Rename { from: key, to: other },
             75..81 => {
-                let to_db = self.db();
+                let to_db = if self.episode.flavor.strays_in_copy { db } else { self.db() };
                 PlainCommand::Copy { from: key, to: (to_db, other), replace: self.chance(0.8) }
             }
             81..86 => PlainCommand::Move { key, to_db: if self.chance(0.9) { 1 - db } else { db } },

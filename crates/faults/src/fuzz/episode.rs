@@ -13,7 +13,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
 use super::draw::{self, Step, Wrap};
 use super::model::{Expected, Flavor, Limits, Model, error_code, places};
-use super::view::{Fences, View, compare};
+use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, words};
 
 /// Nothing may be about to happen by itself for so long when a step begins, in microseconds.
@@ -89,7 +89,7 @@ pub(super) struct Episode {
     pub(super) control: Wire,
     pub(super) clients: Vec<Client>,
     pub(super) model: Model,
-    pub(super) fences: Fences,
+    pub(super) offsets: Offsets,
     pub(super) wall: WallClock,
     pub(super) flavor: Flavor,
     /// What DUMP says of each of [`TOKENS`].
@@ -158,7 +158,7 @@ impl Episode {
             control,
             clients,
             model,
-            fences: Fences::default(),
+            offsets: Offsets::default(),
             wall,
             flavor,
             dumps,
@@ -231,7 +231,8 @@ impl Episode {
             let until = next.plus_us(SLACK_US);
             thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
             self.note("time passes".into());
-            self.settle(OWN_WRITE_TOLERANCE_MS)?;
+            let late_ms = self.now().monotonic.us_since(until) / 1000;
+            self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
         }
         Err(Trouble::Difference("something is always about to happen".into()))
     }
@@ -273,6 +274,9 @@ impl Episode {
             self.check_time(from, &deadlines, wrap.sleep_ms() * 1000)?;
         }
         let took_ms = now.monotonic.us_since(from.monotonic) / 1000;
+        if late.is_some() && took_ms > wrap.sleep_ms() + OWN_WRITE_TOLERANCE_MS / 2 {
+            return Err(Trouble::Open);
+        }
         for ((db, command), reply) in commands.iter().zip(replies) {
             self.execute((now, from), client, *db, command, reply.as_ref(), wrap)?;
         }
@@ -376,7 +380,8 @@ impl Episode {
         let began = (!may_block).then_some(began);
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        let expected = self.model.execute(now, began, db, command, may_block.then_some(ticket));
+        let transaction = matches!(wrap, Wrap::Multi { .. });
+        let expected = self.model.execute(now, began, transaction, db, command, may_block.then_some(ticket));
         match (&expected, reply, command) {
             (
                 Expected::Blocked,
@@ -397,7 +402,7 @@ impl Episode {
     }
 
     fn same(&mut self, what: &str, expected: &Expected, reply: &Reply) -> Outcome {
-        compare(expected, reply, &mut self.fences)
+        compare(expected, reply, &mut self.offsets)
             .map_err(|why| Trouble::Difference(format!("{what}: {why}")))
     }
 
@@ -527,7 +532,11 @@ impl Episode {
             let now = self.now();
             self.model.run_until(now);
             self.compare_answers()?;
-            self.note_tolerance(if rounds == 0 { tolerance_ms } else { OWN_WRITE_TOLERANCE_MS });
+            let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.note_tolerance(match rounds {
+                0 => tolerance_ms,
+                _ => OWN_WRITE_TOLERANCE_MS + elapsed_ms,
+            });
             let replies = self.control.call_all(&View::commands(true))?;
             let view = View::parse(&replies).map_err(Trouble::Difference)?;
             let tolerance_ms = |expiry| self.tolerance_ms.get(&expiry).copied().unwrap_or(0);
@@ -537,7 +546,11 @@ impl Episode {
                 None => self.early_answer()?,
                 some => some,
             };
-            let Some(difference) = difference else { return Ok(()) };
+            let Some(difference) = difference else {
+                let apart_ms = self.last_view.apart_ms(&self.model);
+                self.offsets.apart_ms = self.offsets.apart_ms.max(apart_ms);
+                return Ok(());
+            };
             if started.elapsed() > SETTLE_LIMIT && rounds > SETTLE_ROUNDS {
                 return Err(Trouble::Difference(difference));
             }
@@ -566,6 +579,8 @@ impl Episode {
     /// copied or moved later.
     fn note_tolerance(&mut self, ms: u64) {
         let expiries = self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
+        // A mirror may be written again long after its deadline was decided.
+        let ms = ms.max(self.offsets.apart_ms + CLOCKS_APART_MS);
         let noted = |expiry| (expiry, self.tolerance_ms.get(&expiry).copied().unwrap_or(ms));
         self.tolerance_ms = expiries.map(noted).collect();
     }
@@ -723,6 +738,8 @@ fn flavor(control: &mut Wire) -> Result<Flavor> {
     Ok(Flavor {
         past_expiry_is_expired: valkey.is_some(),
         flushes_while_loading: valkey.is_some_and(|version| version >= (9, 0)),
+        strays_in_copy: valkey.is_some_and(|version| version < (9, 0)),
+        misplaces_copies: valkey.is_some_and(|version| version >= (9, 0)),
         defers_wakes: redis < (7, 2),
     })
 }

@@ -19,6 +19,11 @@ pub(super) struct Flavor {
     pub(super) past_expiry_is_expired: bool,
     /// A reload reports the flush after the begin of the loading, and not before.
     pub(super) flushes_while_loading: bool,
+    /// In MULTI, COPY is reported for the database of the client.
+    pub(super) misplaces_copies: bool,
+    /// COPY to another database leaves the client there, and is sent to replicas as if it had been
+    /// carried out there.
+    pub(super) strays_in_copy: bool,
     /// Waiters that are granted a lock are unblocked at the end of the turn.
     pub(super) defers_wakes: bool,
 }
@@ -146,6 +151,7 @@ impl Model {
         &mut self,
         now: Now,
         began: Option<Now>,
+        transaction: bool,
         db: u32,
         command: &Command,
         ticket: Option<Ticket>,
@@ -157,7 +163,7 @@ impl Model {
             Command::Plain(command) => {
                 let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
                 self.server.expire_keys(keys_now);
-                self.plain(keys_now, db, command)
+                self.plain(keys_now, transaction, db, command)
             }
             Command::Unblock { .. } | Command::Kill { .. } => unreachable!("these are about clients"),
         };
@@ -237,7 +243,7 @@ impl Model {
     }
 
     /// Carries out a command that knows nothing of locks.
-    pub(super) fn plain(&mut self, now: Now, db: u32, command: &PlainCommand) -> Expected {
+    fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
         match command {
             PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
                 let removed = self.take((db, *key)).is_some();
@@ -306,7 +312,13 @@ impl Model {
                     return Expected::Int(0);
                 }
                 self.put(*to, value);
-                self.hear_key(now, *to, KeyEvent::Replaced);
+                if transaction {
+                    // Compared by its value, since not every server names the right database.
+                    let named = if self.flavor.misplaces_copies { (db, to.1) } else { *to };
+                    self.hear_key(now, named, KeyEvent::ExpirySet { value_bytes: None });
+                } else {
+                    self.hear_key(now, *to, KeyEvent::Replaced);
+                }
                 Expected::Int(1)
             }
             PlainCommand::Move { key, to_db } => {
@@ -400,7 +412,7 @@ impl Model {
     /// Reports an event as the module does, which leaves out what cannot concern the node.
     fn hear_key(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
         let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
-        if !node.has_keys() || matches!(event, KeyEvent::ExpirySet { .. }) && !node.has_lease(db, key) {
+        if !node.has_keys() || matches!(event, KeyEvent::ExpirySet { .. }) && !node.concerns(db, key) {
             return;
         }
         node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });

@@ -11,48 +11,59 @@ use super::wire::{Reply, Words, words};
 /// By how much the time left of a lease may differ, in milliseconds.
 const TTL_TOLERANCE_MS: u64 = 400;
 
-/// The fences that were seen. Those of the server and of the model differ, since their clocks do.
+/// What is known of how the server and the model differ, since their clocks do: the fences that
+/// were seen, and deadlines.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fences {
-    /// The fence of the present lease of a key: in the model, and on the server.
-    pairs: BTreeMap<Place, (u64, u64)>,
-    /// The largest fence of each key on the server.
-    highest: BTreeMap<Place, u64>,
+pub(super) struct Offsets {
+    /// By how much deadlines differ, in milliseconds, since the server was not always on time.
+    pub(super) apart_ms: u64,
+    /// The last fences of each key, the server's by the model's.
+    seen: BTreeMap<Place, BTreeMap<u64, u64>>,
 }
 
-impl Fences {
-    /// The fence of the present lease: in the model, and on the server.
-    pub(super) fn pair(&self, place: Place) -> Option<(u64, u64)> {
-        self.pairs.get(&place).copied()
+/// So many fences of a key are remembered.
+const FENCES: usize = 32;
+
+impl Offsets {
+    /// The last fence of a key: in the model, and on the server.
+    pub(super) fn last(&self, place: Place) -> Option<(u64, u64)> {
+        let (model, server) = self.seen.get(&place)?.last_key_value()?;
+        Some((*model, *server))
     }
 
     pub(super) fn forget(&mut self) {
-        *self = Self::default();
+        self.seen.clear();
     }
 
     /// A fence that was named for this key. The same fence in the model means the same on the
-    /// server; a new one is larger than all before.
+    /// server, and a later one in the model a larger one.
     fn see(&mut self, place: Place, of_model: u64, of_server: u64) -> Result<(), String> {
-        if let Some((model, server)) = self.pair(place)
-            && model == of_model
-        {
-            if server == of_server {
-                return Ok(());
+        let seen = self.seen.entry(place).or_default();
+        match seen.get(&of_model) {
+            Some(server) if *server == of_server => return Ok(()),
+            Some(server) => {
+                return Err(format!("the fence was {server} and is {of_server}, of the same grant"));
             }
-            return Err(format!("the fence was {server} and is {of_server}, of the same grant"));
+            None => {}
         }
-        let highest = self.highest.get(&place).copied().unwrap_or(0);
-        if of_server <= highest {
-            return Err(format!("the fence {of_server} of a new grant is not above {highest}"));
+        // A waiter may be told of its grant after a later one.
+        let before = seen.range(..of_model).next_back().map_or(0, |(_, fence)| *fence);
+        let after = seen.range(of_model..).next().map_or(u64::MAX, |(_, fence)| *fence);
+        if of_server <= before || of_server >= after {
+            return Err(format!(
+                "the fence {of_server} of a grant is not between those before and after it, {before} and {after}"
+            ));
         }
-        self.highest.insert(place, of_server);
-        self.pairs.insert(place, (of_model, of_server));
+        seen.insert(of_model, of_server);
+        if seen.len() > FENCES {
+            seen.pop_first();
+        }
         Ok(())
     }
 }
 
 /// Compares a reply with what the model says of it.
-pub(super) fn compare(expected: &Expected, reply: &Reply, fences: &mut Fences) -> Result<(), String> {
+pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets) -> Result<(), String> {
     let differs = || Err(format!("the server replied {reply:?}, the model expects {expected:?}"));
     match (expected, reply) {
         (Expected::Nil, Reply::Nil) | (Expected::SomeInt, Reply::Int(_)) => Ok(()),
@@ -70,13 +81,13 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, fences: &mut Fences) -
                 _ => return differs(),
             };
             places.iter().try_for_each(|&place| {
-                fences
+                offsets
                     .see(place, *fence, of_server.unsigned_abs())
                     .map_err(|why| format!("{} {}: {why}", place.0, KEYS[place.1]))
             })
         }
         (Expected::Inspected(place, inspected), Reply::Array(items)) => {
-            compare_inspected(*place, inspected, items, fences)
+            compare_inspected(*place, inspected, items, offsets)
                 .map_err(|why| format!("{why}: the server replied {reply:?}, the model expects {expected:?}"))
         }
         _ => differs(),
@@ -87,7 +98,7 @@ fn compare_inspected(
     place: Place,
     inspected: &Inspected,
     items: &[Reply],
-    fences: &mut Fences,
+    offsets: &mut Offsets,
 ) -> Result<(), String> {
     let field = |name: &str| {
         let named = |pair: &&[Reply]| pair[0] == Reply::Bulk(name.as_bytes().to_vec());
@@ -101,7 +112,7 @@ fn compare_inspected(
     is("waiters", int(inspected.waiters))?;
     let Some(&Reply::Int(ttl_ms)) = field("ttl") else { return Err("no ttl".into()) };
     let is_ttl = |expected_ms: u64| match u64::try_from(ttl_ms) {
-        Ok(ttl_ms) if ttl_ms.abs_diff(expected_ms) <= TTL_TOLERANCE_MS => Ok(()),
+        Ok(ttl_ms) if ttl_ms.abs_diff(expected_ms) <= TTL_TOLERANCE_MS + offsets.apart_ms => Ok(()),
         _ => Err("another ttl".to_owned()),
     };
     match &inspected.holder {
@@ -120,7 +131,7 @@ fn compare_inspected(
             is("keys", int(*keys))?;
             is_ttl(*expected_ms)?;
             match field("fence") {
-                Some(Reply::Int(of_server)) => fences.see(place, fence.get(), of_server.unsigned_abs()),
+                Some(Reply::Int(of_server)) => offsets.see(place, fence.get(), of_server.unsigned_abs()),
                 _ => Err("no fence".into()),
             }
         }
@@ -244,6 +255,14 @@ impl View {
             (found != Some(expected))
                 .then(|| format!("INFO lock: {name} is {found:?}, in the model {expected}"))
         })
+    }
+
+    /// By how much the expiry of a key differs most from that in the model, in milliseconds.
+    pub(super) fn apart_ms(&self, model: &Model) -> u64 {
+        let apart = |(place, seen): (&Place, &Seen)| {
+            Some(model.get(*place)?.expires_at_ms?.abs_diff(seen.expires_at_ms?))
+        };
+        self.keys.iter().filter_map(apart).max().unwrap_or(0)
     }
 
     /// For people to read.
