@@ -58,7 +58,7 @@ test-server: setup ## The server's own tests without and with the module (20 min
 	cargo build --release --package quorlock
 	@scripts/test-server $(UNITS)
 
-bench: setup ## Server time, locks per quorum, and one node out of order, beside SET NX, scripts and rslock: the README's table
+bench: setup ## Server time, growth to three million leases, 10,000 waiters, locks per quorum, and one node out of order, beside their peers: the README's tables
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 

@@ -1,6 +1,8 @@
 //! What the machine lends to servers and their clients: processors and open files.
 
+use std::fs;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use quorlock_testkit::Server;
@@ -34,6 +36,15 @@ pub(crate) fn apart<T: Send>(
         run_on(server, &anywhere)?;
     }
     measured
+}
+
+/// Returns how long the first thread of a process has run on any processor (Linux). The kernel brings this up to date when
+/// the thread sleeps, so that the end of one turn may count towards the next.
+pub(crate) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{pid}/task/{pid}/schedstat");
+    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
+    Ok(Duration::from_nanos(ns.with_context(|| format!("{path} is not as expected"))?))
 }
 
 fn run_on(server: &Server, processors: &CpuSet) -> anyhow::Result<()> {
