@@ -93,10 +93,6 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         }
     }
 
-    fn has_append_only_file(&self) -> bool {
-        self.ctx.has_append_only_file()
-    }
-
     fn listeners(&mut self) -> Listeners {
         self.ctx.listeners()
     }

@@ -149,6 +149,7 @@ impl Ctx<'_> {
         };
         let (replication, persistence) = (c"replication", c"persistence");
         Listeners {
+            append_only_file: any(persistence, &[c"aof_enabled"]),
             backlog: any(replication, &[c"repl_backlog_active"]),
             replicas: any(replication, &[c"connected_slaves"]),
             child: any(
@@ -156,11 +157,6 @@ impl Ctx<'_> {
                 &[c"rdb_bgsave_in_progress", c"aof_rewrite_in_progress", c"aof_rewrite_scheduled"],
             ),
         }
-    }
-
-    /// Whether the append-only file is on.
-    pub(crate) fn has_append_only_file(&self) -> bool {
-        self.flags() & raw::REDISMODULE_CTX_FLAGS_AOF as i32 != 0
     }
 
     /// Whether the server carries out an EXEC.

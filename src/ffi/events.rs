@@ -143,14 +143,21 @@ unsafe extern "C" fn on_config_change(
     if data.is_null() {
         return;
     }
-    // SAFETY: the server passes this structure with this event, with so many names that each end in a zero.
-    let changes_policy = unsafe {
+    // SAFETY: the server passes this structure with this event, with so many names that each end in
+    // a zero.
+    let names = unsafe {
         let change = &*data.cast::<raw::RedisModuleConfigChange>();
-        let names = std::slice::from_raw_parts(change.config_names, change.num_changes as usize);
-        names.iter().any(|&name| CStr::from_ptr(name) == c"maxmemory-policy")
+        std::slice::from_raw_parts(change.config_names, change.num_changes as usize)
     };
-    if changes_policy {
-        entry::guard(server_events::eviction_policy_changed);
+    for &name in names {
+        // SAFETY: as above.
+        match unsafe { CStr::from_ptr(name) }.to_bytes() {
+            b"maxmemory-policy" => entry::guard(server_events::eviction_policy_changed),
+            b"appendonly" => {
+                entry::guard(|| server_events::hear(ServerEvent::AppendOnlyFileSwitched))
+            }
+            _ => None,
+        };
     }
 }
 

@@ -53,9 +53,6 @@ pub trait Keyspace {
     /// Counts a change that is not propagated, for the server's save points.
     fn count_change(&mut self);
 
-    /// Whether the append-only file is on, at this moment.
-    fn has_append_only_file(&self) -> bool;
-
     /// Who receives what is propagated, as the server's figures say. Costs several microseconds.
     fn listeners(&mut self) -> Listeners;
 
@@ -153,9 +150,12 @@ pub enum Author {
 #[error("the server did not take the write")]
 pub struct WriteRefused;
 
-/// Who receives what a server propagates, besides its append-only file.
+/// Who receives what a server propagates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a listener of its own")]
 pub struct Listeners {
+    /// An append-only file.
+    pub append_only_file: bool,
     /// A backlog from which replicas may resume.
     pub backlog: bool,
     /// Replicas that are connected.

@@ -118,7 +118,7 @@ impl Node {
         change: Change<'_, K::Name>,
         author: Author,
     ) {
-        if self.propagation.is_needed(keyspace.has_append_only_file()) {
+        if self.propagation.is_needed() {
             keyspace.propagate(key, change);
         } else {
             keyspace.count_change();

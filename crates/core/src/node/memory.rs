@@ -289,12 +289,9 @@ impl Keyspace for Keys {
         self.counted += 1;
     }
 
-    fn has_append_only_file(&self) -> bool {
-        self.has_append_only_file
-    }
-
     fn listeners(&mut self) -> Listeners {
-        Listeners { backlog: self.has_replica, replicas: self.has_replica, child: false }
+        let (replica, append_only_file) = (self.has_replica, self.has_append_only_file);
+        Listeners { append_only_file, backlog: replica, replicas: replica, child: false }
     }
 
     fn invalidate(&mut self, key: &Name, _author: Author) {

@@ -20,7 +20,7 @@ pub(super) struct Propagation {
 enum Certainty {
     /// Replicas or an append-only file may receive what is written.
     Unknown,
-    /// No replica, no backlog and no forked child. The append-only file is asked for each write.
+    /// No append-only file, no replica, no backlog and no forked child.
     NoListener,
 }
 
@@ -45,10 +45,9 @@ impl Propagation {
         }
     }
 
-    /// Whether a write must be propagated to replicas, and to the append-only file if there is
-    /// none of them.
-    pub(super) fn is_needed(&self, append_only_file: bool) -> bool {
-        self.listeners == Certainty::Unknown || append_only_file
+    /// Whether a write must be propagated.
+    pub(super) fn is_needed(&self) -> bool {
+        self.listeners == Certainty::Unknown
     }
 
     /// Whether keyspace events must be sent.
@@ -56,8 +55,8 @@ impl Propagation {
         server_publishes || self.other_modules
     }
 
-    /// Something happened that may attach a listener: a fork, a replica that came online, the
-    /// loading of data.
+    /// Something happened that may attach a listener: a fork, a replica that came online, an
+    /// append-only file that was switched on, the loading of data.
     pub(super) fn doubt(&mut self) {
         self.listeners = Certainty::Unknown;
     }
@@ -90,8 +89,9 @@ impl Propagation {
 
     /// The server's figures say this. They were read in this turn, after all that was done in it.
     pub(super) fn learn(&mut self, listeners: Listeners) {
-        let Listeners { backlog, replicas, child } = listeners;
-        if self.role == Role::Master && !backlog && !replicas && !child {
+        let Listeners { append_only_file, backlog, replicas, child } = listeners;
+        let any = append_only_file || backlog || replicas || child;
+        if self.role == Role::Master && !any {
             self.listeners = Certainty::NoListener;
         }
     }
@@ -103,32 +103,33 @@ mod tests {
 
     use super::*;
 
-    const NONE: Listeners = Listeners { backlog: false, replicas: false, child: false };
+    const NONE: Listeners =
+        Listeners { append_only_file: false, backlog: false, replicas: false, child: false };
 
     fn certain() -> Propagation {
         let mut propagation = Propagation::new(false);
         propagation.learn(NONE);
-        assert!(!propagation.is_needed(false));
+        assert!(!propagation.is_needed());
         propagation
     }
 
     #[test]
     fn unknown_means_propagate() {
-        assert!(Propagation::new(false).is_needed(false));
+        assert!(Propagation::new(false).is_needed());
     }
 
     #[test]
     fn every_possible_listener_is_propagated_to() {
         for listeners in [
+            Listeners { append_only_file: true, ..NONE },
             Listeners { backlog: true, ..NONE },
             Listeners { replicas: true, ..NONE },
             Listeners { child: true, ..NONE },
         ] {
             let mut propagation = Propagation::new(false);
             propagation.learn(listeners);
-            assert!(propagation.is_needed(false), "{listeners:?}");
+            assert!(propagation.is_needed(), "{listeners:?}");
         }
-        assert!(certain().is_needed(true), "an append-only file");
     }
 
     #[test]
@@ -138,7 +139,7 @@ mod tests {
         for event in events {
             let mut propagation = certain();
             event(&mut propagation);
-            assert!(propagation.is_needed(false));
+            assert!(propagation.is_needed());
         }
     }
 
@@ -148,9 +149,9 @@ mod tests {
         propagation.demote();
         assert!(!propagation.wants_check(Monotonic::from_us(10_000_000)));
         propagation.learn(NONE);
-        assert!(propagation.is_needed(false), "before its first sync a replica has no backlog");
+        assert!(propagation.is_needed(), "before its first sync a replica has no backlog");
         propagation.promote();
-        assert!(propagation.is_needed(false));
+        assert!(propagation.is_needed());
         assert!(propagation.wants_check(Monotonic::from_us(20_000_000)));
     }
 
@@ -246,7 +247,10 @@ mod tests {
                     self.backlog |= backlog;
                     propagation.doubt();
                 }
-                Happening::AppendOnlyFile { on } => self.append_only_file = on,
+                Happening::AppendOnlyFile { on } => {
+                    self.append_only_file = on;
+                    propagation.doubt();
+                }
                 Happening::SnapshotBegins => {
                     self.child = true;
                     propagation.doubt();
@@ -259,7 +263,8 @@ mod tests {
         fn figures(self) -> Listeners {
             // A replica has no backlog before its first sync, whatever it gets later.
             let backlog = self.backlog && !self.replica;
-            Listeners { backlog, replicas: self.replicas > 0, child: self.child }
+            let append_only_file = self.append_only_file;
+            Listeners { append_only_file, backlog, replicas: self.replicas > 0, child: self.child }
         }
 
         fn is_listened_to(self) -> bool {
@@ -284,7 +289,7 @@ mod tests {
                         propagation.learn(server.figures());
                     }
                     Happening::Write if server.is_listened_to() => {
-                        prop_assert!(propagation.is_needed(server.append_only_file), "{server:?}");
+                        prop_assert!(propagation.is_needed(), "{server:?}");
                     }
                     _ => {}
                 }

@@ -31,6 +31,8 @@ pub enum ServerEvent {
     Promoted,
     /// The server forked: a replica may be on its way, or an append-only file.
     Forked,
+    /// An operator switched the append-only file on or off.
+    AppendOnlyFileSwitched,
     /// A replica came online, after a full or a partial resynchronization.
     ReplicaOnline,
     /// Another module was loaded.
@@ -122,7 +124,9 @@ impl Node {
                 self.abstain(now, Reason::Promotion);
                 self.propagation.promote();
             }
-            ServerEvent::Forked | ServerEvent::ReplicaOnline => self.propagation.doubt(),
+            ServerEvent::Forked
+            | ServerEvent::ReplicaOnline
+            | ServerEvent::AppendOnlyFileSwitched => self.propagation.doubt(),
             ServerEvent::ModuleLoaded => self.propagation.module_loaded(),
             ServerEvent::Disconnected(ticket) => {
                 let _ = self.disconnect(ticket);
