@@ -153,9 +153,7 @@ unsafe extern "C" fn on_config_change(
         // SAFETY: as above.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
             b"maxmemory-policy" => entry::guard(server_events::eviction_policy_changed),
-            b"appendonly" => {
-                entry::guard(|| server_events::hear(ServerEvent::AppendOnlyFileSwitched))
-            }
+            b"appendonly" => entry::guard(|| server_events::hear(ServerEvent::AppendOnlyFileSwitched)),
             _ => None,
         };
     }

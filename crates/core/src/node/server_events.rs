@@ -124,9 +124,9 @@ impl Node {
                 self.abstain(now, Reason::Promotion);
                 self.propagation.promote();
             }
-            ServerEvent::Forked
-            | ServerEvent::ReplicaOnline
-            | ServerEvent::AppendOnlyFileSwitched => self.propagation.doubt(),
+            ServerEvent::Forked | ServerEvent::ReplicaOnline | ServerEvent::AppendOnlyFileSwitched => {
+                self.propagation.doubt()
+            }
             ServerEvent::ModuleLoaded => self.propagation.module_loaded(),
             ServerEvent::Disconnected(ticket) => {
                 let _ = self.disconnect(ticket);
