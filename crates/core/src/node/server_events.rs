@@ -125,7 +125,7 @@ impl Node {
                 self.propagation.promote();
             }
             ServerEvent::Forked | ServerEvent::ReplicaOnline | ServerEvent::AppendOnlyFileSwitched => {
-                self.propagation.doubt()
+                self.propagation.doubt();
             }
             ServerEvent::ModuleLoaded => self.propagation.module_loaded(),
             ServerEvent::Disconnected(ticket) => {
