@@ -375,6 +375,14 @@ impl Draw<'_> {
             let may_wait = may_wait && index + 1 == count;
             commands.push((db, self.command(db, may_wait)));
         }
+        // Redis 8 blocks the client meanwhile, so that what follows comes in another turn.
+        for (_, command) in commands.iter_mut().take(count - 1) {
+            if let Command::Plain(PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily }) =
+                command
+            {
+                *lazily = true;
+            }
+        }
         commands
     }
 

@@ -602,6 +602,8 @@ impl Episode {
             self.check_time(from, &deadlines, 0)?;
             let expected = self.model.inspect(now, place);
             self.same(&format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]), &expected, &replies[1])?;
+            // Each came in a turn of its own.
+            self.model.run_until(now);
         }
         self.note("all keys are inspected".into());
         self.settle(OWN_WRITE_TOLERANCE_MS)
