@@ -429,12 +429,14 @@ impl Episode {
 
     /// `CLIENT KILL` was carried out.
     fn killed(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
-        let Some(waiting) = self.clients[client].waiting.take() else { return Ok(()) };
         if reply != Some(&Reply::Int(1)) {
             return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
         }
-        self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
-        self.model.forget_wake(waiting.ticket);
+        // Its time may have been over before.
+        if let Some(waiting) = self.clients[client].waiting.take() {
+            self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+            self.model.forget_wake(waiting.ticket);
+        }
         self.reconnect(client)
     }
 

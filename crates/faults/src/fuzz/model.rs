@@ -162,7 +162,10 @@ impl Model {
             Command::Lock(command) => self.lock(now, began.unwrap_or(now), db, command),
             Command::Plain(command) => {
                 let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
-                self.server.expire_keys(keys_now);
+                // It does not look at what it replaces.
+                if !matches!(command, PlainCommand::Restore { replace: true, .. }) {
+                    self.server.expire_keys(keys_now);
+                }
                 self.plain(keys_now, transaction, db, command)
             }
             Command::Unblock { .. } | Command::Kill { .. } => unreachable!("these are about clients"),
