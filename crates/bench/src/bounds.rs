@@ -269,10 +269,10 @@ impl<'a> Stage<'a> {
     ) -> anyhow::Result<Outcome> {
         slowlog::take_slowest(&mut self.connection)?;
         self.server.pause();
-        let sent = send().and_then(|()| self.pinging.send("PING\r\n"));
+        let outcome = send().and_then(|()| self.pinging.send("PING\r\n"));
         let began = Instant::now();
         self.server.resume();
-        sent?;
+        outcome?;
         self.pinging.expect("+PONG")?;
         let mut turn = began.elapsed();
         let mut done_at = None;

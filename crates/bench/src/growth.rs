@@ -90,8 +90,8 @@ fn token(n: u32) -> String {
 }
 
 fn request(args: &[&str]) -> String {
-    let args: String = args.iter().map(|arg| format!("${}\r\n{arg}\r\n", arg.len())).collect();
-    format!("*{}\r\n{args}", args.matches('$').count())
+    let words: Vec<_> = args.iter().map(|arg| format!("${}\r\n{arg}\r\n", arg.len())).collect();
+    format!("*{}\r\n{}", words.len(), words.concat())
 }
 
 /// The slowest command of a stretch, and the most processor time of a batch.
@@ -228,7 +228,7 @@ impl Dialect {
         }
         let mut releases = Vec::new();
         for first in (0..RELEASED).step_by(STRETCH as usize) {
-            releases.push(client.stretch(connection, first, &self.release)?);
+            releases.push(client.stretch(connection, first, self.release)?);
         }
         ensure!(Instant::now() < end, "this machine became too slow for the last locks to end together");
         let deadlines = client.until_all_have_ended(connection, end)?;
@@ -306,7 +306,7 @@ impl Client {
         while seen < answers {
             let read = self.stream.read(&mut self.buffer[end..])?;
             ensure!(read > 0, "the server hung up");
-            seen += self.buffer[end..end + read].iter().filter(|&&byte| byte == b'\n').count();
+            seen += self.buffer[end..end + read].split(|byte| *byte == b'\n').count() - 1;
             end += read;
         }
         let before = replace(&mut self.spent, machine::processor_time(self.pid)?);

@@ -169,14 +169,14 @@ fn run_all(cases: &[Case], connection: &mut Connection) -> anyhow::Result<Vec<(D
 impl Load {
     fn new(keys: u32, command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
         let commands: Vec<_> = (0..keys).map(|n| of(&format!("lock:{n:06}"), &format!("{n:032x}"))).collect();
-        let pipelined = |commands: &[Cmd]| {
+        let bundle = |commands: &[Cmd]| {
             let mut pipeline = Pipeline::with_capacity(commands.len());
             for command in commands {
                 pipeline.add_command(command.clone());
             }
             pipeline
         };
-        let pipelines = commands.chunks(PIPELINED).map(pipelined).collect();
+        let pipelines = commands.chunks(PIPELINED).map(bundle).collect();
         Self { keys, command, pipelines, best: Duration::MAX }
     }
 

@@ -47,7 +47,7 @@ impl Episode {
             }
             Step::Restart => return self.restart(),
             Step::Evict => self.evict()?,
-            Step::StepClock { ms } => self.step_clock(ms)?,
+            Step::MoveClock { ms } => self.step_clock(ms)?,
             Step::AttachPeer => return self.attach_peer(),
             Step::DetachPeer => return self.detach_peer(),
             Step::CutLink { client, commands } => return self.cut_link(client, &commands),
@@ -334,7 +334,7 @@ impl Episode {
             self.demoted()?;
             thread::sleep(UNREACHABLE);
         }
-        self.control.call(&format!("REPLICAOF 127.0.0.1 {}", port_of(&self.peer)?))?;
+        self.control.call(&format!("REPLICAOF 127.0.0.1 {}", port_of(self.peer.as_ref())?))?;
         self.demoted()?;
         self.until("the server follows", |episode| {
             Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
@@ -416,7 +416,7 @@ impl Episode {
     }
 }
 
-fn port_of(server: &Option<quorlock_testkit::Server>) -> anyhow::Result<u16> {
+fn port_of(server: Option<&quorlock_testkit::Server>) -> anyhow::Result<u16> {
     match server {
         Some(server) => port(server),
         None => bail!("there is no peer"),

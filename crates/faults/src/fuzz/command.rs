@@ -209,7 +209,8 @@ impl PlainCommand {
                     line += if *only == Only::Missing { " NX" } else { " XX" };
                 }
                 if let Some(ms) = px_ms {
-                    line += &format!(" PX {ms}");
+                    line += " PX ";
+                    line += &ms.to_string();
                 }
                 line
             }

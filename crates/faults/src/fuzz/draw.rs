@@ -60,7 +60,7 @@ pub(super) enum Step {
     RewriteAppendOnlyFile,
     Restart,
     Evict,
-    StepClock {
+    MoveClock {
         ms: i64,
     },
     AttachPeer,
@@ -125,7 +125,7 @@ impl Step {
             Self::RewriteAppendOnlyFile => "rewriteaof",
             Self::Restart => "restart",
             Self::Evict => "evict",
-            Self::StepClock { .. } => "clock",
+            Self::MoveClock { .. } => "clock",
             Self::AttachPeer => "attach",
             Self::DetachPeer => "detach",
             Self::CutLink { .. } => "cut",
@@ -279,7 +279,7 @@ impl Draw<'_> {
             2 => dice.random_range(3_600_000..8_000_000),
             _ => 100_000,
         };
-        Step::StepClock { ms: if dice.random_bool(0.5) { ms } else { -ms } }
+        Step::MoveClock { ms: if dice.random_bool(0.5) { ms } else { -ms } }
     }
 
     /// A command whose deadline passes before the next packet.
@@ -434,7 +434,7 @@ impl Draw<'_> {
                     None
                 };
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
-                let fence = if self.chance(0.1) { self.wall_hint() } else { None };
+                let fence = if self.chance(0.1) { Some(self.wall_hint()) } else { None };
                 let owner = if self.chance(0.3) { Some(["host:1", "host:22"][self.below(2)]) } else { None };
                 LockCommand::Acquire { keys, token, ttl_ms, wait_ms, fence, owner }
             }
@@ -506,10 +506,10 @@ impl Draw<'_> {
     }
 
     /// A proposed fence by the wall clock, the same for the server and the model.
-    fn wall_hint(&mut self) -> Option<Hint> {
+    fn wall_hint(&mut self) -> Hint {
         let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
         let fence = self.now.wall_us + ahead_ms * 1000;
-        Some(Hint { of_server: fence, of_model: fence })
+        Hint { of_server: fence, of_model: fence }
     }
 
     /// A proposed fence beside that of the present lease, unless the wall clock decides whether it

@@ -205,12 +205,12 @@ impl Episode {
         now(self.started, &self.wall)
     }
 
-    pub(super) fn note(&mut self, line: String) {
+    pub(super) fn note(&mut self, line: impl AsRef<str>) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
         let at_ms = self.now().monotonic.us() / 1000;
-        self.history.push_back(format!("{at_ms:>8} ms  {line}"));
+        self.history.push_back(format!("{at_ms:>8} ms  {}", line.as_ref()));
     }
 
     /// All moments at which something may happen by itself.
@@ -230,7 +230,7 @@ impl Episode {
             };
             let until = next.plus_us(SLACK_US);
             thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
-            self.note("time passes".into());
+            self.note("time passes");
             let late_ms = self.now().monotonic.us_since(until) / 1000;
             self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
         }
@@ -412,10 +412,10 @@ impl Episode {
         let ticket = waiting.ticket;
         if reply != Some(&Reply::Int(1)) {
             // It was granted the lock in the same packet, and is not blocked any more.
-            return match self.model.is_woken(ticket) {
-                true => Ok(()),
-                false => Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}"))),
-            };
+            if self.model.is_woken(ticket) {
+                return Ok(());
+            }
+            return Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}")));
         }
         let expected = if with_error {
             self.model.hear(now, &ServerEvent::Disconnected(ticket));
@@ -607,7 +607,7 @@ impl Episode {
             // Each came in a turn of its own.
             self.model.run_until(now);
         }
-        self.note("all keys are inspected".into());
+        self.note("all keys are inspected");
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 

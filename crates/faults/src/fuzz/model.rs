@@ -14,6 +14,7 @@ use super::command::{Command, DBS, KEYS, LockCommand, Only, Place, PlainCommand}
 
 /// How the servers differ in what they report.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a habit of its own")]
 pub(super) struct Flavor {
     /// An expiry set into the past is reported as `expired`, and not as `del`.
     pub(super) past_expiry_is_expired: bool,
@@ -246,6 +247,7 @@ impl Model {
     }
 
     /// Carries out a command that knows nothing of locks.
+    #[expect(clippy::too_many_lines, reason = "one arm for each command")]
     fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
         match command {
             PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
@@ -283,7 +285,7 @@ impl Model {
                     if let Some(text) = &mut value_there.text {
                         text.extend_from_slice(value.as_bytes());
                     }
-                    let bytes = value_there.text.as_ref().map_or(0, |text| text.len());
+                    let bytes = value_there.text.as_ref().map_or(0, Name::len);
                     self.put((db, *key), value_there);
                     Expected::Int(i64::try_from(bytes).unwrap_or(i64::MAX))
                 }
@@ -386,20 +388,15 @@ impl Model {
     fn expire(&mut self, now: Now, place: Place, ms: i64) -> Expected {
         let (db, key) = (place.0, KEYS[place.1].as_bytes());
         let Some(value) = self.server.keys.get_mut(db, key) else { return Expected::Int(0) };
-        match u64::try_from(ms) {
-            Ok(ms @ 1..) => {
-                value.expires_at_ms = Some(now.wall_ms() + ms);
-                let value_bytes = value.text.as_ref().map(|text| text.len());
-                self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
-            }
-            _ => {
-                self.take(place);
-                let event = match self.flavor.past_expiry_is_expired {
-                    true => KeyEvent::Expired,
-                    false => KeyEvent::Removed,
-                };
-                self.hear_key(now, place, event);
-            }
+        if let Ok(ms @ 1..) = u64::try_from(ms) {
+            value.expires_at_ms = Some(now.wall_ms() + ms);
+            let value_bytes = value.text.as_ref().map(Name::len);
+            self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
+        } else {
+            self.take(place);
+            let event =
+                if self.flavor.past_expiry_is_expired { KeyEvent::Expired } else { KeyEvent::Removed };
+            self.hear_key(now, place, event);
         }
         Expected::Int(1)
     }
@@ -436,9 +433,10 @@ impl Model {
     /// The server saves its keys, or reads them from its append-only file, and loads them again.
     pub(super) fn reload(&mut self, now: Now) {
         self.acts(now);
-        let events = match self.flavor.flushes_while_loading {
-            true => [ServerEvent::LoadingBegins, ServerEvent::Flush(None)],
-            false => [ServerEvent::Flush(None), ServerEvent::LoadingBegins],
+        let events = if self.flavor.flushes_while_loading {
+            [ServerEvent::LoadingBegins, ServerEvent::Flush(None)]
+        } else {
+            [ServerEvent::Flush(None), ServerEvent::LoadingBegins]
         };
         for event in events.into_iter().chain([ServerEvent::LoadingEnds]) {
             self.server.node.hear(now, &event);
