@@ -6,7 +6,7 @@ use quorlock_core::node::{self, Holder, Inspected, Reply, Ticket, WaitReply};
 use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::{Command, Spec};
-use crate::ffi::{Args, Ctx, Name, clock};
+use crate::ffi::{Arg, Args, Ctx, Name, clock};
 use crate::keyspace::ServerKeyspace;
 use crate::module;
 use crate::request::{self, Named};
@@ -92,7 +92,7 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K
             keys: keys.as_ref(),
             token: &token,
             ttl,
-            owner: options.owner.map(|owner| owner.as_bytes()),
+            owner: options.owner.map(Arg::as_bytes),
             fence: options.fence,
             wait_ms: options.wait_ms.unwrap_or(0),
         };

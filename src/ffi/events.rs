@@ -53,9 +53,12 @@ unsafe extern "C" fn on_keyspace_event(
         let key = unsafe { Arg::new(key) };
         // In MULTI, Valkey 9 names the database of the client, and not that of the copy.
         let is_certain = name != c"copy_to" || !ctx.is_in_transaction();
-        entry::guard(|| match is_certain {
-            true => server_events::key(&ctx, name, event, key),
-            false => server_events::uncertain_key(&ctx, key),
+        entry::guard(|| {
+            if is_certain {
+                server_events::key(&ctx, name, event, key);
+            } else {
+                server_events::uncertain_key(&ctx, key);
+            }
         });
     }
     keep_moving_client_in_its_database(&ctx, name.to_bytes());
