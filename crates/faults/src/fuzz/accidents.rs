@@ -7,7 +7,7 @@ use anyhow::bail;
 use quorlock_core::node::ServerEvent;
 use quorlock_core::node::memory::Value;
 
-use super::command::{Command, DBS, KEYS};
+use super::command::{Command, DBS, KEYS, LockCommand};
 use super::draw::{Meanwhile, Step, Wrap};
 use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, Model, is_error, places, replica_abstains};
@@ -47,7 +47,7 @@ impl Episode {
             }
             Step::Restart => return self.restart(),
             Step::Evict => self.evict()?,
-            Step::MoveClock { ms } => self.step_clock(ms)?,
+            Step::MoveClock { ms } => self.move_clock(ms)?,
             Step::AttachPeer => return self.attach_peer(),
             Step::DetachPeer => return self.detach_peer(),
             Step::CutLink { client, commands } => return self.cut_link(client, &commands),
@@ -106,7 +106,7 @@ impl Episode {
         Ok(())
     }
 
-    fn step_clock(&mut self, ms: i64) -> Outcome {
+    fn move_clock(&mut self, ms: i64) -> Outcome {
         self.wall.step_ms(ms);
         self.until("the server's clock is stepped", |episode| {
             let Reply::Array(time) = episode.control.call("TIME")? else { bail!("no TIME") };
@@ -161,7 +161,7 @@ impl Episode {
                 }
                 Meanwhile::Postponed { client, db, command } => {
                     // A command that writes nothing is not postponed.
-                    if matches!(command, Command::Lock(super::command::LockCommand::Inspect { .. })) {
+                    if matches!(command, Command::Lock(LockCommand::Inspect { .. })) {
                         continue;
                     }
                     self.note(format!("  client {client}: [{db}] {}", command.shown()));
@@ -327,6 +327,9 @@ impl Episode {
     ) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         peer.call("REPLICAOF NO ONE")?;
+        if !self.peer_attached {
+            Self::give_keys(&mut peer, commands)?;
+        }
         self.peer_attached = false;
         if unreachable_first {
             // Nothing listens there.
@@ -355,6 +358,23 @@ impl Episode {
         self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
         self.peer_wire = Some(peer);
         if attach_at_once { self.attach_peer() } else { Ok(()) }
+    }
+
+    /// The peer gets what the commands are about. A server that had no replica yet, and so no
+    /// backlog, is a case of its own.
+    fn give_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
+        peer.call("FLUSHALL")?;
+        for (index, (db, command)) in commands.iter().enumerate() {
+            let Command::Lock(LockCommand::Extend { keys, token, .. } | LockCommand::Release { keys, token }) =
+                command
+            else {
+                continue;
+            };
+            let (key, ms) = (KEYS[keys.sorted()[0]], 60_000 + 1000 * index);
+            peer.call(&format!("SELECT {db}"))?;
+            peer.call(&format!("SET {key} {token} PX {ms}"))?;
+        }
+        Ok(())
     }
 
     /// The server became a replica: the clients that waited are gone.

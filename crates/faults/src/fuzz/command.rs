@@ -209,8 +209,8 @@ impl PlainCommand {
                     line += if *only == Only::Missing { " NX" } else { " XX" };
                 }
                 if let Some(ms) = px_ms {
-                    line += " PX ";
-                    line += &ms.to_string();
+                    line.push_str(" PX ");
+                    line.push_str(&ms.to_string());
                 }
                 line
             }

@@ -147,6 +147,17 @@ struct Draw<'a> {
 /// Two things that happen by themselves are so far apart, in microseconds.
 const APART_US: u64 = 80_000;
 
+/// Redis 8 blocks a client that flushes for as long as that takes, so that what follows in the
+/// packet comes in another turn.
+fn flush_lazily(commands: &mut [(u32, Command)]) {
+    for (_, command) in commands {
+        if let Command::Plain(PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily }) = command
+        {
+            *lazily = true;
+        }
+    }
+}
+
 /// The next step.
 pub(super) fn step(episode: &mut Episode) -> Step {
     let now = episode.now();
@@ -166,6 +177,9 @@ impl Draw<'_> {
     fn step(mut self) -> Step {
         let Some(client) = self.idle() else { return self.end_wait() };
         let config = self.episode.config;
+        if config.roles && self.chance(0.03) {
+            return self.change_roles();
+        }
         let rare = self.episode.dice.random_range(0..4000);
         match rare {
             0..12 => return Step::Reload,
@@ -173,21 +187,16 @@ impl Draw<'_> {
             24..28 if config.append_only => return Step::RewriteAppendOnlyFile,
             28..30 if !self.episode.peer_attached => return Step::Restart,
             30..42 => return Step::Evict,
-            42..70 if config.clock_steps => return self.step_clock(),
+            42..70 if config.clock_steps => return self.move_clock(),
             70..84 if config.peer && !self.episode.peer_attached => return Step::AttachPeer,
             84..87 if config.peer && self.episode.peer_attached => return Step::DetachPeer,
             87..97 if config.peer && self.episode.peer_attached => {
                 self.near = false;
                 return Step::CutLink { client, commands: self.commands(2, false) };
             }
-            97..112 if config.peer && config.limits.max_ttl_ms < 10_000 => {
-                self.near = false;
-                let (unreachable_first, attach_at_once) = (self.chance(0.5), self.chance(0.6));
-                let commands = self.commands(3, false);
-                return Step::ChangeRoles { unreachable_first, attach_at_once, commands };
-            }
-            112..140 => return self.pause(client),
-            140..240 => return self.late(client),
+            97..120 if config.peer && config.limits.max_ttl_ms < 10_000 => return self.change_roles(),
+            120..148 => return self.pause(client),
+            148..248 => return self.late(client),
             _ => {}
         }
         match self.episode.dice.random_range(0..100) {
@@ -227,6 +236,7 @@ impl Draw<'_> {
                     self.near = false;
                     commands.push((db, self.command(db, false)));
                 }
+                flush_lazily(&mut commands);
                 let end = self.end();
                 commands.extend(end.map(|end| (db, end)));
                 Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
@@ -271,7 +281,7 @@ impl Draw<'_> {
         self.episode.clients.iter().filter(|client| client.waiting.is_none()).count().saturating_sub(2)
     }
 
-    fn step_clock(self) -> Step {
+    fn move_clock(self) -> Step {
         let dice = &mut self.episode.dice;
         let ms = match dice.random_range(0..4) {
             0 => dice.random_range(50..2000),
@@ -280,6 +290,24 @@ impl Draw<'_> {
             _ => 100_000,
         };
         Step::MoveClock { ms: if dice.random_bool(0.5) { ms } else { -ms } }
+    }
+
+    fn change_roles(mut self) -> Step {
+        self.near = false;
+        let (unreachable_first, attach_at_once) = (self.chance(0.5), self.chance(0.6));
+        let mut commands = Vec::new();
+        // A node that abstains extends and releases what it has inherited.
+        for key in 0..KEYS.len() {
+            let db = self.db();
+            let (keys, token) = (Keys::One(key), self.token((db, key)));
+            let extend = if self.chance(0.5) { self.ttl() } else { None };
+            let command = match extend {
+                Some(ttl_ms) => LockCommand::Extend { keys, token, ttl_ms, fence: None, new_token: None },
+                None => LockCommand::Release { keys, token },
+            };
+            commands.push((db, Command::Lock(command)));
+        }
+        Step::ChangeRoles { unreachable_first, attach_at_once, commands }
     }
 
     /// A command whose deadline passes before the next packet.
@@ -375,14 +403,7 @@ impl Draw<'_> {
             let may_wait = may_wait && index + 1 == count;
             commands.push((db, self.command(db, may_wait)));
         }
-        // Redis 8 blocks the client meanwhile, so that what follows comes in another turn.
-        for (_, command) in commands.iter_mut().take(count - 1) {
-            if let Command::Plain(PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily }) =
-                command
-            {
-                *lazily = true;
-            }
-        }
+        flush_lazily(&mut commands[..count - 1]);
         commands
     }
 

@@ -247,7 +247,7 @@ impl Model {
     }
 
     /// Carries out a command that knows nothing of locks.
-    #[expect(clippy::too_many_lines, reason = "one arm for each command")]
+    #[expect(clippy::too_many_lines, reason = "a table of commands")]
     fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
         match command {
             PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
@@ -394,8 +394,8 @@ impl Model {
             self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
         } else {
             self.take(place);
-            let event =
-                if self.flavor.past_expiry_is_expired { KeyEvent::Expired } else { KeyEvent::Removed };
+            let is_expired = self.flavor.past_expiry_is_expired;
+            let event = if is_expired { KeyEvent::Expired } else { KeyEvent::Removed };
             self.hear_key(now, place, event);
         }
         Expected::Int(1)

@@ -30,6 +30,8 @@ pub(super) enum Reply {
 pub(super) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
+    /// A reply that was looked at too early.
+    unread: Option<Reply>,
     /// The server's name for this client.
     pub(super) id: i64,
 }
@@ -52,7 +54,7 @@ impl Wire {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        let mut wire = Self { stream, buffer: Vec::new(), id: 0 };
+        let mut wire = Self { stream, buffer: Vec::new(), unread: None, id: 0 };
         match wire.call("CLIENT ID")? {
             Reply::Int(id) => wire.id = id,
             other => bail!("CLIENT ID was answered {other:?}"),
@@ -114,6 +116,11 @@ impl Wire {
         }
     }
 
+    /// Keeps a reply for later.
+    pub(super) fn unread(&mut self, reply: Reply) {
+        self.unread = Some(reply);
+    }
+
     /// Reads what there is. False at the end of the connection.
     fn fill(&mut self) -> std::io::Result<bool> {
         let mut bytes = [0; 16384];
@@ -128,6 +135,9 @@ impl Wire {
     }
 
     fn parsed(&mut self) -> Result<Option<Reply>> {
+        if let Some(reply) = self.unread.take() {
+            return Ok(Some(reply));
+        }
         let mut at = 0;
         let reply = parse(&self.buffer, &mut at)?;
         if reply.is_some() {
