@@ -3,9 +3,11 @@
 //! Redis. The server module, the client, the simulator and the model checker all run this code.
 //!
 //! - [`node`]: the leases of one server and the commands upon them.
+//! - [`client`]: one client of several nodes: which nodes it admits.
 //! - [`quorum`]: one attempt over N nodes, from the first byte sent to the last straggler.
 //! - [`Fence`], [`Ttl`]: what both of them speak of.
 
+pub mod client;
 mod fence;
 pub mod node;
 pub mod quorum;
