@@ -1,14 +1,15 @@
 //! What an operator can set, and its limits. The same names, limits and defaults hold in redis.conf, for `CONFIG SET` and
 //! for the module's arguments.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::atomic::AtomicI64;
 
 use quorlock_core::Ttl;
+use quorlock_core::client::{InvalidSet, NodeSet};
 
-use crate::ffi::config::{self, Number};
-use crate::ffi::{Args, Ctx};
+use crate::ffi::config::{self, Number, Text};
+use crate::ffi::{Arg, Args, Ctx};
 use crate::module;
 
 const WEEK_MS: i64 = Ttl::MAX_MS.cast_signed();
@@ -30,7 +31,10 @@ static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, 
 /// How many clients may wait, for all locks together.
 static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, false, set_max_waiters);
 
-static ALL: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS, &MAX_WAITERS];
+/// The set of nodes that this one belongs to: `NAME ID MEMBERS`.
+static SET: Text = Text::new(c"set", normalize_set);
+
+static NUMBERS: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS, &MAX_WAITERS];
 
 const fn number(
     name: &'static CStr,
@@ -45,8 +49,9 @@ const fn number(
 
 /// Reads the module's arguments and then redis.conf, which has the last word.
 pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
-    let mut defaults = ALL.map(|number| number.default);
-    let mut given = [false; ALL.len()];
+    let mut defaults = NUMBERS.map(|number| number.default);
+    let mut given = [false; NUMBERS.len()];
+    let mut set = None;
     let mut index = 0;
     while let Some(name) = args.get(index) {
         let name = name.as_bytes();
@@ -54,13 +59,21 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
             Some((prefix, short)) if prefix.eq_ignore_ascii_case(PREFIX) => short,
             _ => name,
         };
-        let which = ALL
+        if short.eq_ignore_ascii_case(SET.name().to_bytes()) {
+            let (value, words) = set_argument(args, index + 1)?;
+            if set.replace(value).is_some() {
+                return Err(ConfigError::Repeated(SET.name()));
+            }
+            index += 1 + words;
+            continue;
+        }
+        let which = NUMBERS
             .iter()
             .position(|number| short.eq_ignore_ascii_case(number.name.to_bytes()))
             .ok_or(ConfigError::UnknownName)?;
-        let number = ALL[which];
+        let number = NUMBERS[which];
         if std::mem::replace(&mut given[which], true) {
-            return Err(ConfigError::Repeated(number));
+            return Err(ConfigError::Repeated(number.name));
         }
         let value = args.get(index + 1).and_then(crate::ffi::Arg::to_integer);
         defaults[which] = value
@@ -68,8 +81,41 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
             .ok_or(ConfigError::BadValue(number))?;
         index += 2;
     }
-    let registered = ALL.iter().zip(defaults).all(|(number, default)| number.register(ctx, default));
+    let set = CString::new(set.map_or_else(String::new, |set| set.to_string())).unwrap_or_default();
+    let registered = NUMBERS.iter().zip(defaults).all(|(number, default)| number.register(ctx, default));
+    let registered = registered && SET.register(ctx, &set);
     if registered && config::load(ctx) { Ok(()) } else { Err(ConfigError::Refused) }
+}
+
+/// The set of the module's argument at `index`, and how many arguments it takes: one in quotes, or three words.
+/// `CONFIG REWRITE` drops the quotes of a module's arguments.
+fn set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), ConfigError> {
+    let first = args.get(index).map_or(&[][..], Arg::as_bytes);
+    let words = if first.contains(&b' ') { 1 } else { 3 };
+    let value: Vec<_> =
+        (index..index + words).filter_map(|index| args.get(index)).map(Arg::as_bytes).collect();
+    let set = parse_set(&value.join(&b' ')).map_err(ConfigError::InvalidSet)?;
+    Ok((set.ok_or(ConfigError::NoSet)?, words))
+}
+
+/// `None` for an empty value: this node belongs to no set.
+fn parse_set(value: &[u8]) -> Result<Option<NodeSet>, InvalidSet> {
+    if value.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    String::from_utf8_lossy(value).parse().map(Some)
+}
+
+fn normalize_set(value: &[u8]) -> Result<String, String> {
+    match parse_set(value) {
+        Ok(set) => Ok(set.map_or_else(String::new, |set| set.to_string())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The set of nodes that this one belongs to, if there is one.
+pub(crate) fn node_set() -> Option<NodeSet> {
+    SET.with_value(parse_set).expect("the server holds only values that were checked")
 }
 
 pub(crate) fn max_ttl() -> Ttl {
@@ -102,8 +148,11 @@ fn set_max_clock_skew(ms: i64) {
 /// Why the module is not loaded.
 pub(crate) enum ConfigError {
     UnknownName,
-    Repeated(&'static Number),
+    Repeated(&'static CStr),
     BadValue(&'static Number),
+    /// The module argument `set` has no value.
+    NoSet,
+    InvalidSet(InvalidSet),
     /// The server has logged why.
     Refused,
 }
@@ -113,26 +162,32 @@ impl fmt::Display for ConfigError {
         match self {
             Self::UnknownName => {
                 write!(f, "unknown module argument; there are:")?;
-                ALL.iter().try_for_each(|number| write!(f, " {}", name(number)))
+                NUMBERS.iter().try_for_each(|number| write!(f, " {}", text(number.name)))?;
+                write!(f, " {}", text(SET.name()))
             }
-            Self::Repeated(number) => write!(f, "the module argument {} is there twice", name(number)),
+            Self::Repeated(name) => write!(f, "the module argument {} is there twice", text(name)),
             Self::BadValue(number) => write!(
                 f,
                 "the module argument {} must be a whole number between {} and {}",
-                name(number),
+                text(number.name),
                 number.min,
                 number.max
             ),
+            Self::NoSet => {
+                write!(f, "the module argument set has no value; write set NAME ID MEMBERS, or leave it out")
+            }
+            Self::InvalidSet(error) => error.fmt(f),
             Self::Refused => {
                 write!(f, "a value in the configuration is not allowed; there may be:")?;
-                ALL.iter().try_for_each(|number| {
-                    write!(f, " lock.{} {} to {}", name(number), number.min, number.max)
-                })
+                NUMBERS.iter().try_for_each(|number| {
+                    write!(f, " lock.{} {} to {}", text(number.name), number.min, number.max)
+                })?;
+                write!(f, " lock.{} NAME ID MEMBERS", text(SET.name()))
             }
         }
     }
 }
 
-fn name(number: &Number) -> &str {
-    number.name.to_str().unwrap_or_default()
+fn text(name: &CStr) -> &str {
+    name.to_str().unwrap_or_default()
 }

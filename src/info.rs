@@ -7,6 +7,7 @@ use crate::{config, module};
 pub(crate) fn write(section: &Section) {
     module::with(|state| {
         let (node, now) = (&state.node, clock::monotonic());
+        section.word(c"version", env!("CARGO_PKG_VERSION"));
         match node.abstains(now) {
             None => section.word(c"state", "voting"),
             Some((reason, left_ms)) => {
@@ -16,6 +17,11 @@ pub(crate) fn write(section: &Section) {
                     section.number(c"abstain_left_ms", left_ms);
                 }
             }
+        }
+        if let Some(set) = &state.set {
+            section.word(c"set_name", set.name());
+            section.number(c"set_id", set.id().get().into());
+            section.word(c"set_members", &set.members().to_string());
         }
         section.number(c"max_ttl_ms", node.max_ttl().ms());
         section.number(c"rejoin_delay_ms", config::rejoin_delay_ms());

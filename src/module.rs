@@ -4,6 +4,7 @@ use std::cell::{RefCell, RefMut};
 use std::hash::{BuildHasher, RandomState};
 
 use quorlock_core::Ttl;
+use quorlock_core::client::NodeSet;
 use quorlock_core::node::{Node, ServerEvent, Settings};
 
 use crate::ffi::{Args, Ctx, DetachedClient, LogLevel, MainThread, Timer, clock};
@@ -23,6 +24,8 @@ static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(
 pub(crate) struct State {
     pub(crate) node: Node,
     pub(crate) timer: Timer,
+    /// The set of nodes that this one belongs to, if there is one.
+    pub(crate) set: Option<NodeSet>,
     /// Whether to warn of a policy that evicts the keys of locks, if there is one.
     pub(crate) check_eviction_policy: bool,
 }
@@ -64,7 +67,12 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     if !DetachedClient::create(ctx) {
         return fail("the server gives the module no client of its own");
     }
-    *STATE.get().borrow_mut() = Some(State { node, timer, check_eviction_policy: true });
+    let set = config::node_set();
+    if let Some(set) = &set {
+        let line = format!("lock: this is node {} of the set {}: {}", set.id(), set.name(), set.members());
+        ctx.log(LogLevel::Notice, &line);
+    }
+    *STATE.get().borrow_mut() = Some(State { node, timer, set, check_eviction_policy: true });
     if config::rejoin_delay_ms() < config::max_ttl().ms() {
         ctx.log(
             LogLevel::Warning,

@@ -42,16 +42,23 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn every_field_is_documented_and_every_documented_field_is_there() {
-    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
+    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).arg("lock.set", "eu 1 1,2,3");
+    let abstaining = abstaining.start().unwrap();
     let fields: BTreeSet<_> = info(&mut abstaining.connection()).into_keys().collect();
     assert_eq!(fields, documented());
 
     let voting = Server::with_module().start().unwrap();
-    let only_while_abstaining: Vec<_> = {
+    let sometimes: Vec<_> = {
         let fields: BTreeSet<_> = info(&mut voting.connection()).into_keys().collect();
         documented().difference(&fields).cloned().collect()
     };
-    assert_eq!(only_while_abstaining, ["abstain_left_ms", "abstain_reason"]);
+    assert_eq!(sometimes, ["abstain_left_ms", "abstain_reason", "set_id", "set_members", "set_name"]);
+}
+
+#[test]
+fn the_version_is_the_one_of_the_package() {
+    let server = Server::with_module().start().unwrap();
+    assert_eq!(info(&mut server.connection())["version"], env!("CARGO_PKG_VERSION"));
 }
 
 #[test]
@@ -60,7 +67,7 @@ fn the_section_is_there_when_asked_for_and_among_everything() {
     let connection = &mut server.connection();
     let mut has_it = |section: &[&str]| {
         let info: String = cmd("INFO").arg(section).query(connection).expect("it answers");
-        info.contains("# lock\r\nlock_state:voting\r\n")
+        info.contains("# lock\r\nlock_version:") && info.contains("\r\nlock_state:voting\r\n")
     };
     assert!(has_it(&["lock"]) && has_it(&["everything"]) && has_it(&["modules"]));
     assert!(!has_it(&[]), "as of all modules");
@@ -85,7 +92,7 @@ fn everything_that_happens_to_locks_is_counted_once() {
     let counted = |connection: &mut Connection| {
         let mut counters = info(connection);
         counters.retain(|name, value| {
-            !["state", "max_ttl_ms", "rejoin_delay_ms"].contains(&name.as_str()) && value != "0"
+            !["version", "state", "max_ttl_ms", "rejoin_delay_ms"].contains(&name.as_str()) && value != "0"
         });
         counters.into_iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>()
     };

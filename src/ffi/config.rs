@@ -1,13 +1,14 @@
-//! Numbers that an operator sets: in redis.conf, on the command line, by `CONFIG SET`, or as the module's arguments.
+//! Values that an operator sets: in redis.conf, on the command line, by `CONFIG SET`, or as the module's arguments.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::raw;
 
-use super::Ctx;
 use super::api::api;
-use super::entry;
+use super::{Arg, Ctx, MainThread, Name, entry};
 
 /// A configuration with a whole number for its value. It lives as long as the program: the server keeps its address.
 pub(crate) struct Number {
@@ -56,6 +57,52 @@ impl Number {
     }
 }
 
+/// A configuration with a text for its value, fixed at start. It lives as long as the program: the server keeps its
+/// address.
+pub(crate) struct Text {
+    /// Without the module's name, which the server puts before it.
+    name: &'static CStr,
+    /// Checks a value and returns the form in which the server shows it. The error says what to write instead.
+    normalize: fn(&[u8]) -> Result<String, String>,
+    /// The normalized value, as the string that the server borrows when it asks.
+    value: MainThread<RefCell<Option<Name<'static>>>>,
+}
+
+impl Text {
+    pub(crate) const fn new(name: &'static CStr, normalize: fn(&[u8]) -> Result<String, String>) -> Self {
+        Self { name, normalize, value: MainThread::new(RefCell::new(None)) }
+    }
+
+    pub(crate) fn name(&self) -> &'static CStr {
+        self.name
+    }
+
+    /// Calls `f` with the value, which is empty before the configuration is loaded.
+    pub(crate) fn with_value<T>(&self, f: impl FnOnce(&[u8]) -> T) -> T {
+        f(self.value.get().borrow().as_ref().map_or(&[], AsRef::as_ref))
+    }
+
+    /// Makes it known to the server. False when the server refuses.
+    pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: &CStr) -> bool {
+        let this = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
+        // SAFETY: a live context while the module is being loaded; the server copies the default; the name and `this`
+        // live for ever, and `this` is only read through.
+        let registered = unsafe {
+            api!(RedisModule_RegisterStringConfig(
+                ctx.as_ptr(),
+                self.name.as_ptr(),
+                default.as_ptr(),
+                raw::REDISMODULE_CONFIG_IMMUTABLE,
+                Some(get_text),
+                Some(set_text),
+                None,
+                this
+            ))
+        };
+        registered == raw::REDISMODULE_OK as c_int
+    }
+}
+
 /// Sets every registered configuration, to what redis.conf says or to its default. False, with the reason in the
 /// server's log, when a value is not allowed.
 pub(crate) fn load(ctx: &Ctx<'_>) -> bool {
@@ -79,4 +126,38 @@ unsafe extern "C" fn set(
     number.value.store(value, Ordering::Relaxed);
     entry::guard(|| (number.changed)(value));
     raw::REDISMODULE_OK as c_int
+}
+
+/// The server copies the string and does not free it.
+unsafe extern "C" fn get_text(_name: *const c_char, text: *mut c_void) -> *mut raw::RedisModuleString {
+    // SAFETY: the pointer that was registered.
+    let text = unsafe { &*text.cast::<Text>() };
+    let value = text.value.get().borrow();
+    value.as_ref().map_or(std::ptr::null_mut(), |value| value.as_arg().as_ptr())
+}
+
+unsafe extern "C" fn set_text(
+    _name: *const c_char,
+    value: *mut raw::RedisModuleString,
+    text: *mut c_void,
+    error: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: the pointer that was registered.
+    let text = unsafe { &*text.cast::<Text>() };
+    let Some(value) = NonNull::new(value) else { return raw::REDISMODULE_ERR as c_int };
+    // SAFETY: the server lends the string for the time of this call.
+    let value = unsafe { Arg::new(value) };
+    match entry::guard(|| (text.normalize)(value.as_bytes())) {
+        Some(Ok(value)) => {
+            *text.value.get().borrow_mut() = Some(Name::made(value.as_bytes()));
+            raw::REDISMODULE_OK as c_int
+        }
+        Some(Err(reason)) => {
+            let (start, len) = (reason.as_ptr().cast(), reason.len());
+            // SAFETY: the bytes are copied, and `error` is a place for the string, which the server frees.
+            unsafe { *error = api!(RedisModule_CreateString(std::ptr::null_mut(), start, len)) };
+            raw::REDISMODULE_ERR as c_int
+        }
+        None => raw::REDISMODULE_ERR as c_int,
+    }
 }

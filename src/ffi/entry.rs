@@ -76,7 +76,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_EventLoopAdd RedisModule_EventLoopDel RedisModule_GetServerInfo RedisModule_RegisterNumericConfig
         RedisModule_BlockClient RedisModule_UnblockClient RedisModule_SetDisconnectCallback
         RedisModule_GetBlockedClientHandle RedisModule_GetServerVersion RedisModule_ReplyWithArray
-        RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
+        RedisModule_RegisterStringConfig RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
         RedisModule_RedactClientCommandArgument RedisModule_IsKeysPositionRequest RedisModule_KeyAtPosWithFlags
         RedisModule_ReplicateVerbatim RedisModule_GetDetachedThreadSafeContext
         RedisModule_FreeThreadSafeContext

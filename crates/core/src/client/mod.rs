@@ -6,6 +6,7 @@
 //! - [`Release`]: one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
 //! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that wait.
+//! - [`agree`]: which nodes belong to the set of the majority.
 //! - [`Renewals`]: when which lock is to be extended.
 //! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
 
@@ -23,6 +24,7 @@ mod release;
 mod renewals;
 mod request;
 mod round_trips;
+mod set;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, InvalidSpec, Outcome, Reason, Spec};
@@ -37,4 +39,8 @@ pub use release::{Release, Send};
 pub use renewals::Renewals;
 pub use request::{Command, Delivery, Request, RequestId, Response};
 pub use round_trips::RoundTrips;
+pub use set::{
+    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,
+    NodeSet, NotAdmitted, SetReport, agree,
+};
 pub use token::Token;

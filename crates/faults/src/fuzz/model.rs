@@ -401,6 +401,11 @@ impl Model {
         Expected::Int(1)
     }
 
+    /// Whether there is a key.
+    pub(super) fn has(&self, (db, key): Place) -> bool {
+        self.server.get(db, KEYS[key].as_bytes()).is_some()
+    }
+
     fn take(&mut self, (db, key): Place) -> Option<Value> {
         self.server.keys.take(db, KEYS[key].as_bytes())
     }

@@ -1,0 +1,574 @@
+//! Sets of nodes: what `lock.set` accepts, and which nodes a client admits.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select, subsequence};
+use quorlock_core::client::{Admission, AgreedSet, Agreement, NotAdmitted, SetReport, agree};
+use quorlock_core::client::{InvalidSet, MEMBERS_MAX, Members, NAME_MAX_BYTES, NodeSet};
+
+/// The IDs of one list.
+type Ids = BTreeSet<u16>;
+
+/// The MEMBERS of each node, by its ID.
+type Nodes = BTreeMap<u16, String>;
+
+fn parse(text: &str) -> Result<NodeSet, InvalidSet> {
+    text.parse()
+}
+
+fn set(text: &str) -> NodeSet {
+    parse(text).unwrap()
+}
+
+/// Reports of nodes: `?` is not heard, an empty text is unset.
+fn reports(texts: &[&str]) -> Vec<SetReport> {
+    let report = |text: &&str| match *text {
+        "?" => SetReport::Unheard,
+        "" => SetReport::Unset,
+        text => SetReport::Set(set(text)),
+    };
+    texts.iter().map(report).collect()
+}
+
+/// One letter for each node: admitted, refused or unknown.
+fn letters(agreement: &Agreement) -> String {
+    let letter = |admission: &Admission| match admission {
+        Admission::Admitted => 'A',
+        Admission::Refused(_) => 'R',
+        Admission::Unknown => '?',
+    };
+    agreement.nodes.iter().map(letter).collect()
+}
+
+/// Whether each node is admitted, without an expected name.
+fn admitted(texts: &[&str]) -> String {
+    letters(&agree(None, &reports(texts)))
+}
+
+#[track_caller]
+fn refusal(expected: Option<&str>, texts: &[&str], node: usize) -> String {
+    match &agree(expected, &reports(texts)).nodes[node] {
+        Admission::Refused(reason) => reason.to_string(),
+        other => panic!("node {node} of {texts:?}: {other:?}"),
+    }
+}
+
+mod text {
+    use super::*;
+
+    #[test]
+    fn set_displays_as_it_is_written() {
+        for text in [
+            "eu-locks 2 1,2,4,5,6",
+            "a 1 1",
+            "A.b_c-9 65535 65535",
+            "eu-locks 2 1,2,3>1,2,3,4",
+            "eu-locks 4 1,2,3>1,2,3,4",
+            "eu-locks 4 1,2,3,4>1,2,3",
+        ] {
+            assert_eq!(set(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn members_are_sorted_and_spaces_collapsed() {
+        assert_eq!(set(" eu  2\t6,2,1 ").to_string(), "eu 2 1,2,6");
+        assert_eq!(set("eu 2 3,2,1>4,1,3,2").to_string(), "eu 2 1,2,3>1,2,3,4");
+        assert_eq!(set("eu 2 10,9,2"), set("eu 02 2,9,010"), "by number and not by letter");
+    }
+
+    #[test]
+    fn accessors_return_what_was_written() {
+        let set = set("eu-locks 4 1,2,3>1,2,3,4");
+        assert_eq!((set.name(), set.id().get()), ("eu-locks", 4));
+        let Members::Changing { old, new } = set.members() else { panic!("{set}") };
+        assert_eq!((old.ids().len(), new.ids().len()), (3, 4));
+        assert!(new.contains(set.id()) && !old.contains(set.id()));
+        assert!(set.members().lists().eq([old, new]));
+    }
+
+    #[test]
+    fn limits_are_inclusive() {
+        let name = "n".repeat(NAME_MAX_BYTES);
+        assert!(parse(&format!("{name} 1 1")).is_ok());
+        assert!(matches!(parse(&format!("{name}n 1 1")), Err(InvalidSet::Name { .. })));
+        let ids = |count: usize| (1..=count).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+        assert!(parse(&format!("n 1 {}", ids(MEMBERS_MAX))).is_ok());
+        let count = MEMBERS_MAX + 1;
+        let too_many = InvalidSet::TooManyMembers { count };
+        assert_eq!(parse(&format!("n 1 {}", ids(count))), Err(too_many.clone()));
+        assert_eq!(parse(&format!("n 1 {}>{}", ids(MEMBERS_MAX), ids(count))), Err(too_many));
+    }
+
+    #[test]
+    fn refused_text_is_answered_with_what_to_write() {
+        for (text, says) in [
+            ("", "lock.set needs three words, NAME ID MEMBERS, but has 0; write"),
+            ("eu-locks 2", "but has 2; write, for example, lock.set \"eu-locks 2 1,2,4,5,6\""),
+            ("eu-locks 2 1, 2", "but has 4; write"),
+            ("eu/locks 2 1,2", "NAME \"eu/locks\" in lock.set is not valid; write 1 to 64 letters"),
+            ("eu\u{e9} 2 1,2", "NAME \"eu\\u{e9}\" in lock.set is not valid"),
+            ("eu 0 1,2", "ID \"0\" in lock.set is not valid; write this node's own ID"),
+            ("eu 65536 1,2", "ID \"65536\" in lock.set is not valid"),
+            ("eu -1 1,2", "ID \"-1\" in lock.set is not valid"),
+            ("eu +1 1,2", "ID \"+1\" in lock.set is not valid"),
+            ("eu one 1,2", "ID \"one\" in lock.set is not valid"),
+            ("eu 1 1,0", "member \"0\" in lock.set is not valid; write MEMBERS as whole numbers"),
+            ("eu 1 1,,2", "member \"\" in lock.set is not valid"),
+            ("eu 1 1,2,", "member \"\" in lock.set is not valid"),
+            ("eu 1 1;2", "member \"1;2\" in lock.set is not valid"),
+            ("eu 1 1-3", "member \"1-3\" in lock.set is not valid"),
+            ("eu 1 >1", "member \"\" in lock.set is not valid"),
+            ("eu 1 1>", "member \"\" in lock.set is not valid"),
+            ("eu 1 1,2,1", "MEMBERS in lock.set has ID 1 more than once; write each ID once"),
+            ("eu 3 1,2", "ID 3 in lock.set is not one of MEMBERS; write this node's own ID"),
+            ("eu 5 1,2,3>1,2,3,4", "ID 5 in lock.set is not one of MEMBERS"),
+            ("eu 1 1,2>1,2", "adds 0 and removes 0 members; write a change that adds one or"),
+            ("eu 1 1,2,3>1,2,4", "adds 1 and removes 1 members"),
+            ("eu 1 1,2,3>1,2,3,4,5", "adds 2 and removes 0 members"),
+            ("eu 1 1,2,3>1", "adds 0 and removes 2 members"),
+            ("eu 1 1>1,2>1,2,3", "MEMBERS in lock.set has more than one \">\"; write one change"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn error_repeats_only_a_short_printable_part() {
+        let name = format!("\u{1b}[31m{}", "x".repeat(10_000));
+        let error = parse(&format!("{name} 1 1")).unwrap_err().to_string();
+        assert!(error.contains("NAME \"\\u{1b}[31mxxx") && error.contains("x...\""), "{error}");
+        assert!(error.len() < 200, "{error}");
+        assert!(!error.contains(char::is_control), "{error}");
+    }
+
+    fn lists() -> impl Strategy<Value = Vec<u16>> {
+        let ids = proptest::collection::btree_set(1_u16.., 1..20);
+        ids.prop_map(|ids| ids.into_iter().collect::<Vec<_>>()).prop_shuffle()
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_and_displaying_round_trips(
+            name in "[a-zA-Z0-9_.-]{1,64}",
+            ids in lists(),
+            at in any::<Index>(),
+            change in 0..3,
+        ) {
+            let text = |ids: &[u16]| ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+            let (id, without) = (*at.get(&ids), text(&ids[1..]));
+            let members = match change {
+                1 if ids.len() > 1 => format!("{without}>{}", text(&ids)),
+                2 if ids.len() > 1 => format!("{}>{without}", text(&ids)),
+                _ => text(&ids),
+            };
+            let set = set(&format!("{name} {id} {members}"));
+            prop_assert_eq!((set.name(), set.id().get()), (name.as_str(), id));
+            let shown = set.to_string();
+            prop_assert_eq!(parse(&shown).unwrap(), set);
+        }
+
+        #[test]
+        fn any_text_is_parsed_or_refused(text in ".{0,80}", words in "[a1,>+ ]{0,20}") {
+            for text in [text, format!("eu 1 {words}")] {
+                if let Ok(set) = parse(&text) {
+                    prop_assert_eq!(parse(&set.to_string()).unwrap(), set);
+                }
+            }
+        }
+    }
+}
+
+mod admission {
+    use super::*;
+
+    #[test]
+    fn nodes_of_one_set_are_admitted() {
+        assert_eq!(admitted(&["eu 1 1,2,4", "eu 2 1,2,4", "eu 4 1,2,4"]), "AAA");
+        assert_eq!(admitted(&["eu 7 7"]), "A");
+        let agreement = agree(None, &reports(&["eu 2 1,2", "eu 1 1,2"]));
+        let Some(AgreedSet::Set { name, members }) = agreement.agreed else { panic!("agreed") };
+        assert_eq!((name.as_str(), members.to_string().as_str()), ("eu", "1,2"));
+    }
+
+    #[test]
+    fn nothing_is_decided_before_a_majority_is_heard() {
+        assert_eq!(admitted(&["eu 1 1,2,3", "?", "?"]), "???");
+        assert_eq!(admitted(&["eu 1 1,2,3", "us 2 1,2,3", "?"]), "???");
+        assert_eq!(admitted(&["", "?", "?"]), "???");
+        assert_eq!(admitted(&["eu 1 1,2,3", "eu 2 1,2,3", "?"]), "AA?");
+        assert_eq!(admitted(&["eu 1 1,2,3,4", "eu 2 1,2,3,4", "?", "?"]), "????");
+        assert_eq!(admitted(&[]), "");
+    }
+
+    #[test]
+    fn node_of_another_set_is_refused() {
+        let nodes = ["eu 1 1,2,3", "eu 2 1,2,3", "us 3 1,2,3"];
+        assert_eq!(admitted(&nodes), "AAR");
+        let says = "its lock.set is \"us 3 1,2,3\", but most of the client's nodes belong to eu \
+                    with the members 1,2,3; correct its lock.set and restart it, or take it off";
+        assert!(refusal(None, &nodes, 2).starts_with(says));
+        assert_eq!(admitted(&["eu 1 1,2,3", "eu 2 1,2,3", "eu 3 1,3,4"]), "AAR");
+    }
+
+    #[test]
+    fn all_are_refused_when_no_majority_is_possible() {
+        let nodes = ["eu 1 1,2,3", "us 2 1,2,3", ""];
+        assert_eq!(admitted(&nodes), "RRR");
+        let says = "its lock.set is \"eu 1 1,2,3\", and no majority";
+        assert!(refusal(None, &nodes, 0).starts_with(says));
+        assert!(refusal(None, &nodes, 2).starts_with("its lock.set is empty, and no majority"));
+        assert_eq!(admitted(&["eu 1 1,2", "us 2 1,2"]), "RR", "half is no majority");
+    }
+
+    #[test]
+    fn client_with_too_few_or_too_many_nodes_is_refused() {
+        assert_eq!(admitted(&["eu 1 1,2,3", "eu 2 1,2,3"]), "RR");
+        assert_eq!(admitted(&["eu 1 1,2", "eu 2 1,2", "?"]), "RR?");
+        let says = "its lock.set is \"eu 1 1,2,3\", but the client was given 2 nodes; give the \
+                    client every member of the set and no other node";
+        assert_eq!(refusal(None, &["eu 1 1,2,3", "?"], 0), says);
+    }
+
+    #[test]
+    fn nodes_with_the_same_id_are_refused() {
+        let nodes = ["eu 1 1,2,3", "eu 2 1,2,3", "eu 2 1,2,3"];
+        assert_eq!(admitted(&nodes), "ARR");
+        assert!(refusal(None, &nodes, 1).contains("node 3 of the client's list has the same ID"));
+        assert!(refusal(None, &nodes, 2).contains("node 2 of the client's list has the same ID"));
+    }
+
+    #[test]
+    fn unset_nodes_are_admitted_among_themselves() {
+        let agreement = agree(None, &reports(&["", "", ""]));
+        assert_eq!(letters(&agreement), "AAA");
+        assert_eq!(agreement.agreed, Some(AgreedSet::Unset));
+    }
+
+    #[test]
+    fn unset_node_is_refused_among_set_nodes_and_vice_versa() {
+        let nodes = ["eu 1 1,2,3", "", "eu 3 1,2,3"];
+        assert_eq!(admitted(&nodes), "ARA");
+        let says = "its lock.set is empty, but most of the client's nodes belong to eu with the \
+                    members 1,2,3; write lock.set \"eu ID 1,2,3\" into its redis.conf";
+        assert!(refusal(None, &nodes, 1).starts_with(says));
+        let nodes = ["", "", "eu 3 1,2,3"];
+        assert_eq!(admitted(&nodes), "AAR");
+        let says = "but most of the client's nodes have none; write lock.set into";
+        assert!(refusal(None, &nodes, 2).contains(says));
+    }
+
+    #[test]
+    fn program_that_names_a_set_gets_no_other() {
+        let nodes = ["eu 1 1,2,3", "eu 2 1,2,3", "eu 3 1,2,3"];
+        assert_eq!(letters(&agree(Some("eu"), &reports(&nodes))), "AAA");
+        assert_eq!(letters(&agree(Some("us"), &reports(&nodes))), "RRR");
+        let says = "but the program expects the set us; give";
+        assert!(refusal(Some("us"), &nodes, 0).contains(says));
+        assert_eq!(letters(&agree(Some("eu"), &reports(&["", "", ""]))), "RRR");
+        let says = "write lock.set \"eu ID MEMBERS\"";
+        assert!(refusal(Some("eu"), &["", "?", "?"], 0).contains(says));
+        let nodes = ["us 1 1,2,3", "us 2 1,2,3", "eu 3 1,2,3"];
+        assert_eq!(letters(&agree(Some("eu"), &reports(&nodes))), "RRR", "not a majority");
+    }
+
+    #[test]
+    fn clients_of_both_lists_are_admitted_during_a_change() {
+        let [one, two, three] = [1, 2, 3].map(|id| format!("eu {id} 1,2,3>1,2,3,4"));
+        for fourth in ["eu 4 1,2,3,4", "eu 4 1,2,3>1,2,3,4"] {
+            assert_eq!(admitted(&[&one, &two, &three]), "AAA");
+            assert_eq!(admitted(&[&one, &two, &three, fourth]), "AAAA");
+        }
+        // Nodes that have not been restarted yet, and nodes that have been restarted already.
+        assert_eq!(admitted(&[&one, "eu 2 1,2,3", &three]), "AAA");
+        assert_eq!(admitted(&[&one, "eu 2 1,2,3", &three, "eu 4 1,2,3,4"]), "ARAA");
+        assert_eq!(admitted(&[&one, "eu 2 1,2,3,4", &three, "eu 4 1,2,3,4"]), "AAAA");
+        assert_eq!(admitted(&[&one, "eu 2 1,2,3,4", &three]), "ARA");
+    }
+
+    #[test]
+    fn client_with_a_mixture_of_both_lists_gets_only_members() {
+        let [one, two, four] = [1, 2, 4].map(|id| format!("eu {id} 1,2,3>1,2,3,4"));
+        let nodes = [one.as_str(), &two, &four];
+        assert_eq!(admitted(&nodes), "AAR");
+        assert!(refusal(None, &nodes, 2).contains("ID 4 is not one of the 3 members 1,2,3; give"));
+    }
+}
+
+mod exclusion {
+    use super::*;
+
+    const HIGHEST_ID: u16 = 6;
+
+    fn text(ids: &Ids) -> String {
+        ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    fn ids(ids: impl IntoIterator<Item = u16>) -> Ids {
+        ids.into_iter().collect()
+    }
+
+    fn is_same_or_neighbour(a: &Ids, b: &Ids) -> bool {
+        a.symmetric_difference(b).count() <= 1
+    }
+
+    /// A client that was given these nodes.
+    struct Client {
+        nodes: usize,
+        agreed: Option<Ids>,
+        admitted: Ids,
+    }
+
+    impl Client {
+        fn new(nodes: &Nodes, given: &Ids, unheard: &Ids) -> Self {
+            let report = |id: &u16| match nodes.get(id) {
+                Some(members) if !unheard.contains(id) => {
+                    let text = format!("eu {id} {members}");
+                    SetReport::Set(set(&text))
+                }
+                _ => SetReport::Unheard,
+            };
+            let agreement = agree(None, &given.iter().map(report).collect::<Vec<_>>());
+            let admitted = given.iter().zip(&agreement.nodes);
+            let admitted = admitted.filter(|(_, admission)| **admission == Admission::Admitted);
+            let agreed = agreement.agreed.map(|agreed| match agreed {
+                AgreedSet::Set { members, .. } => members.ids().iter().map(|id| id.get()).collect(),
+                AgreedSet::Unset => panic!("every node has a set"),
+            });
+            Self { nodes: given.len(), agreed, admitted: admitted.map(|(id, _)| *id).collect() }
+        }
+
+        fn majority(&self) -> usize {
+            self.nodes / 2 + 1
+        }
+
+        fn can_win(&self) -> bool {
+            self.admitted.len() >= self.majority()
+        }
+    }
+
+    /// Whether both clients can have a majority at the same time, each node voting once.
+    fn can_both_win(a: &Client, b: &Client) -> bool {
+        let shared = a.admitted.intersection(&b.admitted).count();
+        let from_shared = |client: &Client| {
+            let own = client.admitted.len() - shared;
+            client.majority().saturating_sub(own)
+        };
+        a.can_win() && b.can_win() && from_shared(a) + from_shared(b) <= shared
+    }
+
+    fn some_ids() -> impl Strategy<Value = Ids> {
+        subsequence((1..=HIGHEST_ID).collect::<Vec<_>>(), 1..=usize::from(HIGHEST_ID)).prop_map(ids)
+    }
+
+    fn any_ids() -> impl Strategy<Value = Ids> {
+        subsequence((1..=HIGHEST_ID).collect::<Vec<_>>(), 0..=2).prop_map(ids)
+    }
+
+    /// A list, and the same list with one member more or one fewer.
+    fn neighbours() -> impl Strategy<Value = (Ids, Ids)> {
+        (some_ids(), 1..=HIGHEST_ID).prop_filter_map("a list has a member", |(list, id)| {
+            let other: Ids = list.symmetric_difference(&ids([id])).copied().collect();
+            (!other.is_empty()).then_some((list, other))
+        })
+    }
+
+    /// What a node may say that knows these two lists.
+    fn forms((a, b): (&Ids, &Ids)) -> Vec<String> {
+        let (a, b) = (text(a), text(b));
+        vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
+    }
+
+    /// Gives a node each ID for which `forms` has a form with that ID.
+    fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
+        let ids = (1..=HIGHEST_ID).zip(picks);
+        let node = |(id, pick): (u16, &Index)| {
+            let is_own = |form: &&String| parse(&format!("eu {id} {form}")).is_ok();
+            let own: Vec<_> = forms.iter().flatten().filter(is_own).collect();
+            (!own.is_empty()).then(|| (id, (*pick.get(&own)).clone()))
+        };
+        ids.filter_map(node).collect()
+    }
+
+    fn picks() -> impl Strategy<Value = Vec<Index>> {
+        proptest::collection::vec(any::<Index>(), usize::from(HIGHEST_ID))
+    }
+
+    /// A list of a client: one of those given, perhaps with a mistake in it.
+    fn clients(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
+        (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(|(mut list, id)| {
+            if id != 0 && !list.remove(&id) {
+                list.insert(id);
+            }
+            list
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn node_never_admits_clients_whose_lists_differ_by_two(
+            pairs in proptest::collection::vec(neighbours(), 1..4),
+            picks in picks(),
+            given in (some_ids(), some_ids()),
+            unheard in (any_ids(), any_ids()),
+        ) {
+            let forms: Vec<_> = pairs.iter().map(|(a, b)| forms((a, b))).collect();
+            let nodes = nodes(&forms, &picks);
+            let lists: Vec<_> = pairs.into_iter().flat_map(|(a, b)| [a, b]).collect();
+            for first in lists.iter().chain([&given.0]) {
+                for second in lists.iter().chain([&given.1]) {
+                    let a = Client::new(&nodes, first, &unheard.0);
+                    let b = Client::new(&nodes, second, &unheard.1);
+                    let (Some(of_a), Some(of_b)) = (&a.agreed, &b.agreed) else { continue };
+                    prop_assert!(a.admitted.is_subset(of_a) && b.admitted.is_subset(of_b));
+                    if is_same_or_neighbour(of_a, of_b) {
+                        prop_assert!(!can_both_win(&a, &b), "{nodes:?} {first:?} {second:?}");
+                    } else {
+                        prop_assert!(a.admitted.is_disjoint(&b.admitted), "{nodes:?}");
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn two_clients_never_both_win_while_one_change_is_under_way(
+            ((nodes, given), unheard) in (neighbours(), picks()).prop_flat_map(|((a, b), picks)| {
+                let nodes = nodes(&[forms((&a, &b))], &picks);
+                let client = clients(vec![a, b]);
+                let given = (client, some_ids(), some_ids()).prop_map(<[_; 3]>::from);
+                (Just(nodes), given)
+            }).prop_flat_map(|case| (Just(case), proptest::collection::vec(any_ids(), 3)))
+        ) {
+            let clients: Vec<_> = given
+                .iter()
+                .zip(&unheard)
+                .map(|(given, unheard)| Client::new(&nodes, given, unheard))
+                .collect();
+            for a in &clients {
+                for b in &clients {
+                    prop_assert!(!can_both_win(a, b), "{nodes:?} {given:?}");
+                    if let (true, true, Some(of_a), Some(of_b)) =
+                        (a.can_win(), b.can_win(), &a.agreed, &b.agreed)
+                    {
+                        prop_assert!(is_same_or_neighbour(of_a, of_b), "{nodes:?} {given:?}");
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn one_more_report_never_admits_a_refused_node(
+            words in proptest::collection::vec((0..5_usize, 1..4_u16), 1..6),
+            at in any::<Index>(),
+        ) {
+            let word = |(form, id): &(usize, u16)| match form {
+                0 => String::new(),
+                1 => format!("us {id} 1,2,3"),
+                2 => format!("eu {id} 1,2,3>1,2,3,4"),
+                _ => format!("eu {id} 1,2,3"),
+            };
+            let texts: Vec<_> = words.iter().map(word).collect();
+            let mut all = reports(&texts.iter().map(String::as_str).collect::<Vec<_>>());
+            let later = agree(None, &all);
+            let newcomer = at.index(all.len());
+            all[newcomer] = SetReport::Unheard;
+            let earlier = agree(None, &all);
+            let nodes = earlier.nodes.iter().zip(&later.nodes).enumerate();
+            for (_, (earlier, later)) in nodes.filter(|(node, _)| *node != newcomer) {
+                match (earlier, later) {
+                    (Admission::Refused(_), Admission::Refused(_))
+                    | (Admission::Unknown, _)
+                    | (Admission::Admitted, Admission::Admitted) => {}
+                    (Admission::Admitted, Admission::Refused(reason)) => {
+                        let has_same_id = matches!(reason,
+                            NotAdmitted::DuplicateId { other, .. } if *other == newcomer);
+                        prop_assert!(has_same_id, "{texts:?}: {reason}");
+                    }
+                    other => prop_assert!(false, "{texts:?}: {other:?}"),
+                }
+            }
+            prop_assert!(earlier.agreed.is_none() || earlier.agreed == later.agreed);
+        }
+    }
+
+    /// The nodes, with the client lists in use, after each step of a change.
+    fn assert_available(nodes: &Nodes, clients: &[Ids]) {
+        for given in clients {
+            for restarting in nodes.keys() {
+                let client = Client::new(nodes, given, &ids([*restarting]));
+                assert!(client.can_win(), "{nodes:?}: {given:?} without {restarting}");
+            }
+        }
+    }
+
+    fn step(nodes: &mut Nodes, id: u16, members: &str, clients: &[Ids]) {
+        nodes.insert(id, members.to_owned());
+        assert_available(nodes, clients);
+    }
+
+    #[test]
+    fn every_step_of_replacing_a_node_leaves_a_majority() {
+        let old = ids([1, 2, 3]);
+        let both = ids([1, 2, 3, 4]);
+        let new = ids([1, 2, 4]);
+        let mut nodes: Nodes = old.iter().map(|id| (*id, text(&old))).collect();
+
+        // Add node 4: it starts with the new list, the others are restarted with `>`.
+        step(&mut nodes, 4, "1,2,3,4", std::slice::from_ref(&old));
+        for id in [1, 2, 3] {
+            step(&mut nodes, id, "1,2,3>1,2,3,4", std::slice::from_ref(&old));
+        }
+        assert_available(&nodes, &[old, both.clone()]);
+        for id in [1, 2, 3] {
+            step(&mut nodes, id, "1,2,3,4", std::slice::from_ref(&both));
+        }
+
+        // Remove node 3: the others are restarted with `>`, and later with the new list.
+        for id in [1, 2, 4] {
+            step(&mut nodes, id, "1,2,3,4>1,2,4", std::slice::from_ref(&both));
+        }
+        assert_available(&nodes, &[both, new.clone()]);
+        for id in [1, 2, 4] {
+            step(&mut nodes, id, "1,2,4", std::slice::from_ref(&new));
+        }
+        nodes.remove(&3);
+        assert_available(&nodes, &[new]);
+    }
+
+    fn both_win(members: &[(u16, &str)], first: &Ids, second: &Ids) -> bool {
+        let nodes = members.iter().map(|(id, members)| (*id, (*members).to_owned())).collect();
+        let [a, b] = [first, second].map(|given| Client::new(&nodes, given, &Ids::new()));
+        can_both_win(&a, &b)
+    }
+
+    #[test]
+    fn two_clients_both_win_when_two_members_are_added_at_once() {
+        let (three, five) = (ids(1..=3), ids(1..=5));
+        let jump = ["1,2,3", "1,2,3", "1,2,3,4,5", "1,2,3,4,5", "1,2,3,4,5"];
+        let jump: Vec<_> = (1..).zip(jump).collect();
+        assert!(both_win(&jump, &three, &five));
+    }
+
+    #[test]
+    fn two_clients_both_win_when_a_change_begins_before_the_last_is_complete() {
+        let (three, five) = (ids(1..=3), ids(1..=5));
+        let next = "1,2,3,4>1,2,3,4,5";
+        let overlap = ["1,2,3>1,2,3,4", "1,2,3>1,2,3,4", next, next, "1,2,3,4,5"];
+        let overlap: Vec<_> = (1..).zip(overlap).collect();
+        assert!(both_win(&overlap, &three, &five));
+        let complete: Vec<_> = (1..).zip(["1,2,3,4", "1,2,3,4", next, next, "1,2,3,4,5"]).collect();
+        assert!(!both_win(&complete, &three, &five));
+    }
+
+    #[test]
+    fn two_clients_both_win_when_two_changes_begin_together() {
+        let one = [(1, "1,2>1,2,3"), (2, "1,2>1,2,4"), (3, "1,2,3"), (4, "1,2,4")];
+        assert!(both_win(&one, &ids([1, 2, 3]), &ids([1, 2, 4])));
+    }
+}

@@ -1,0 +1,228 @@
+//! The config `lock.set`: which set of nodes this one belongs to.
+
+use std::fs;
+
+use quorlock_testkit::{Server, ServerBuilder, StartError, module_path};
+use redis::{Connection, RedisResult, cmd};
+
+const SET: &str = "eu-locks 2 1,2,4,5,6";
+const CHANGE: &str = "eu-locks 2 1,2,3>1,2,3,4";
+
+/// A server whose redis.conf loads the module with these arguments and has these lines.
+struct Node {
+    /// Holds redis.conf.
+    directory: tempfile::TempDir,
+}
+
+impl Node {
+    fn new(arguments: &str, lines: &str) -> Self {
+        let node = Self { directory: tempfile::tempdir().expect("a directory can be made") };
+        node.write(arguments, lines);
+        node
+    }
+
+    fn write(&self, arguments: &str, lines: &str) {
+        let module = module_path().expect("the module is built");
+        let text = format!("loadmodule {} {arguments}\n{lines}\n", module.display());
+        fs::write(self.directory.path().join("redis.conf"), text).expect("a file can be written");
+    }
+
+    fn builder(&self) -> ServerBuilder {
+        Server::builder().config_file(self.directory.path().join("redis.conf"))
+    }
+
+    #[track_caller]
+    fn start(&self) -> Server {
+        match self.builder().start() {
+            Ok(server) => server,
+            Err(error) => panic!("{error}: {}", self.conf()),
+        }
+    }
+
+    fn conf(&self) -> String {
+        fs::read_to_string(self.directory.path().join("redis.conf")).expect("the file is there")
+    }
+
+    /// The end of the log of the server, which refuses to start.
+    #[track_caller]
+    fn log_of_refusal(&self) -> String {
+        match self.builder().start() {
+            Err(StartError::Exited { status, log_tail }) => {
+                assert_eq!(status.code(), Some(1), "it does not crash: {status}\n{log_tail}");
+                log_tail
+            }
+            Err(error) => panic!("{error}"),
+            Ok(_) => panic!("the server has started: {}", self.conf()),
+        }
+    }
+}
+
+fn config(connection: &mut Connection) -> String {
+    let [_, value]: [String; 2] =
+        cmd("CONFIG").arg("GET").arg("lock.set").query(connection).expect("the config exists");
+    value
+}
+
+/// The fields of `INFO lock` that describe the set.
+fn info(connection: &mut Connection) -> Vec<String> {
+    let text: String = cmd("INFO").arg("lock").query(connection).expect("INFO is answered");
+    text.lines().filter(|line| line.starts_with("lock_set_")).map(str::to_owned).collect()
+}
+
+fn config_set(connection: &mut Connection, value: &str) -> RedisResult<()> {
+    cmd("CONFIG").arg("SET").arg("lock.set").arg(value).exec(connection)
+}
+
+#[test]
+fn node_without_a_set_has_an_empty_config_and_no_fields() {
+    for (arguments, lines) in [("", ""), ("", "lock.set \"\""), ("", "lock.set \"  \"")] {
+        let server = Node::new(arguments, lines).start();
+        let connection = &mut server.connection();
+        assert_eq!(config(connection), "");
+        assert!(info(connection).is_empty());
+        assert!(!server.log().contains("lock: this is node"), "{}", server.log());
+    }
+}
+
+#[test]
+fn lines_and_arguments_are_accepted_with_and_without_quotes() {
+    for (arguments, lines) in [
+        ("", "lock.set eu-locks 2 1,2,4,5,6"),
+        ("", "lock.set \"eu-locks 2 1,2,4,5,6\""),
+        ("", "lock.set 'eu-locks 2 1,2,4,5,6'"),
+        ("", "LOCK.SET   eu-locks  2   6,5,4,2,1"),
+        ("set eu-locks 2 1,2,4,5,6", ""),
+        ("set \"eu-locks 2 1,2,4,5,6\"", ""),
+        ("max-ttl 5000 lock.set eu-locks 2 1,2,4,5,6 rejoin-delay 0", ""),
+        ("max-ttl 5000 SET \"eu-locks 2 4,5,6,1,2\" rejoin-delay 0", ""),
+        ("set us-locks 1 1", "lock.set eu-locks 2 1,2,4,5,6"),
+    ] {
+        let server = Node::new(arguments, lines).start();
+        let connection = &mut server.connection();
+        assert_eq!(config(connection), SET, "{arguments} {lines}");
+        let fields = ["lock_set_name:eu-locks", "lock_set_id:2", "lock_set_members:1,2,4,5,6"];
+        assert_eq!(info(connection), fields);
+    }
+}
+
+#[test]
+fn command_line_accepts_a_set() {
+    let server = Server::with_module().arg("lock.set", SET).start().expect("the set is valid");
+    assert_eq!(config(&mut server.connection()), SET);
+    let builder = ["set", "eu-locks", "2", "1,2,4,5,6"].into_iter();
+    let builder = builder.fold(Server::with_module(), ServerBuilder::module_arg);
+    let server = builder.start().expect("the set is valid");
+    assert_eq!(config(&mut server.connection()), SET);
+}
+
+#[test]
+fn change_is_shown_with_both_lists() {
+    let server = Node::new("", &format!("lock.set {CHANGE}")).start();
+    let connection = &mut server.connection();
+    assert_eq!(config(connection), CHANGE);
+    assert_eq!(info(connection)[2], "lock_set_members:1,2,3>1,2,3,4");
+    let log = server.log();
+    assert!(log.contains("lock: this is node 2 of the set eu-locks: 1,2,3>1,2,3,4"), "{log}");
+}
+
+#[test]
+fn set_is_fixed_at_start() {
+    let server = Node::new("", &format!("lock.set {SET}")).start();
+    let connection = &mut server.connection();
+    for value in ["eu-locks 1 1,2,4,5,6", "", SET] {
+        let error = config_set(connection, value).unwrap_err();
+        assert!(error.to_string().contains("immutable"), "{error}");
+    }
+    assert_eq!(config(connection), SET);
+    assert_eq!(info(connection)[1], "lock_set_id:2");
+}
+
+#[test]
+fn invalid_set_stops_the_start_and_the_log_says_what_to_write() {
+    for (value, says) in [
+        ("eu-locks 2", "needs three words, NAME ID MEMBERS, but has 2; write, for example, "),
+        ("eu-locks 2 1, 2", "needs three words"),
+        ("eu/locks 2 1,2", "NAME \"eu/locks\" in lock.set is not valid; write 1 to 64 letters"),
+        ("eu-locks 0 1,2", "ID \"0\" in lock.set is not valid; write this node's own ID"),
+        ("eu-locks 2 1,x", "member \"x\" in lock.set is not valid; write MEMBERS as whole numbers"),
+        ("eu-locks 2 1,2,2", "MEMBERS in lock.set has ID 2 more than once; write each ID once"),
+        ("eu-locks 3 1,2", "ID 3 in lock.set is not one of MEMBERS; write this node's own ID"),
+        ("eu-locks 2 1,2>1,2,3,4", "adds 2 and removes 0 members; write a change that adds one"),
+        ("eu-locks 2 1,2>2>1,2", "has more than one \">\"; write one change"),
+    ] {
+        let log = Node::new("", &format!("lock.set {value}")).log_of_refusal();
+        assert!(log.contains(says), "line {value}: {log}");
+        assert!(log.contains("lock.set NAME ID MEMBERS"), "line {value}: {log}");
+        let log = Node::new(&format!("set \"{value}\""), "").log_of_refusal();
+        assert!(log.contains("lock: not loaded: ") && log.contains(says), "{value}: {log}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused_and_not_repeated() {
+    let log = Node::new("", "lock.set \"e\\xff\\x00\\x1b 2 1,2\"").log_of_refusal();
+    assert!(log.contains("NAME \"e\\u{fffd}\\u{0}\\u{1b}\" in lock.set is not valid"), "{log}");
+    assert!(!log.contains('\u{1b}'), "{log:?}");
+}
+
+#[test]
+fn argument_without_a_value_or_given_twice_is_refused() {
+    for (arguments, says) in [
+        ("set", "the module argument set has no value; write set NAME ID MEMBERS, or leave it out"),
+        ("set \"\"", "the module argument set has no value"),
+        ("set eu-locks", "lock.set needs three words, NAME ID MEMBERS, but has 1"),
+        ("set eu-locks max-ttl 5000", "ID \"max-ttl\" in lock.set is not valid"),
+        ("set eu 1 1 lock.set eu 1 1", "the module argument set is there twice"),
+        ("sets eu 1 1", "unknown module argument; there are: max-ttl"),
+    ] {
+        let log = Node::new(arguments, "").log_of_refusal();
+        assert!(log.contains(says), "{arguments}: {log}");
+    }
+}
+
+#[test]
+fn rewritten_redis_conf_means_the_same() {
+    for (arguments, lines) in [
+        ("", "lock.set eu-locks 2 6,1,2,4,5"),
+        ("", "lock.set 'eu-locks 2 1,2,4,5,6'"),
+        ("set eu-locks 2 1,2,4,5,6 max-ttl 5000", ""),
+        // The server drops the quotes of a module's arguments.
+        ("set \"eu-locks 2 1,2,4,5,6\" max-ttl 5000", ""),
+        ("set us-locks 1 1", "lock.set eu-locks 2 1,2,4,5,6"),
+    ] {
+        let node = Node::new(arguments, lines);
+        let mut server = node.start();
+        cmd("CONFIG").arg("REWRITE").exec(&mut server.connection()).expect("it is written");
+        for _ in 0..2 {
+            server.restart().expect("what the server wrote starts it");
+            assert_eq!(config(&mut server.connection()), SET, "{}", node.conf());
+            cmd("CONFIG").arg("REWRITE").exec(&mut server.connection()).expect("it is written");
+        }
+    }
+}
+
+#[test]
+fn set_is_changed_by_a_restart() {
+    let node = Node::new("", "lock.set eu-locks 2 1,2,3");
+    let mut server = node.start();
+    assert_eq!(info(&mut server.connection())[2], "lock_set_members:1,2,3");
+    node.write("", &format!("lock.set {CHANGE}"));
+    server.restart().expect("the set is valid");
+    assert_eq!(info(&mut server.connection())[2], "lock_set_members:1,2,3>1,2,3,4");
+}
+
+#[test]
+fn module_that_is_loaded_again_has_its_new_set() {
+    let server = Server::builder().start().expect("a server starts");
+    let connection = &mut server.connection();
+    let module = module_path().expect("the module is built").display().to_string();
+    let mut load = |words: &[&str]| {
+        cmd("MODULE").arg("LOAD").arg(&module).arg(words).exec(connection).expect("it is loaded");
+        let fields = (config(connection), info(connection));
+        cmd("MODULE").arg("UNLOAD").arg("lock").exec(connection).expect("it is unloaded");
+        fields
+    };
+    assert_eq!(load(&["set", SET]).0, SET);
+    assert_eq!(load(&["set", "us", "1", "1"]).1[0], "lock_set_name:us");
+    assert_eq!(load(&[]), (String::new(), Vec::new()));
+}
