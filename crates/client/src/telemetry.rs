@@ -1,12 +1,12 @@
 //! What a client tells of itself: events for `tracing`, and with the feature `metrics` figures for the `metrics` facade.
 //! Neither ever has a token in it.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use quorlock_core::quorum::ExtensionVerdict;
 use tokio::time::Instant;
 
-use crate::held::Held;
+use crate::driver::LockInner;
 use crate::{AcquireError, Lock, Released};
 
 /// A call of `acquire` or `try_acquire` has come to an end.
@@ -27,8 +27,8 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
                 AcquireError::Held { .. } => "held",
                 AcquireError::NoQuorum { .. } => "no_quorum",
                 AcquireError::TimedOut { .. } => "timed_out",
-                AcquireError::Expired { .. } => "expired",
-                AcquireError::Unusable { .. } => "unusable",
+                AcquireError::InsufficientValidity { .. } => "insufficient_validity",
+                AcquireError::InvalidRequest { .. } => "invalid",
             }
         }
     };
@@ -36,26 +36,21 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     figures::measure("quorlock_wait_seconds", || since.elapsed());
 }
 
-/// One attempt on all nodes has come to an end.
-pub(crate) fn attempted(took: Duration) {
-    figures::measure("quorlock_acquire_seconds", || took);
-}
-
 /// A round of extends was decided for a lock.
-pub(crate) fn extended(held: &Held, verdict: ExtensionVerdict) {
+pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
     let outcome = match verdict {
         ExtensionVerdict::Extended(_) => {
-            tracing::trace!(key = %held.keys, coverage = %held.coverage(), "extended");
+            tracing::trace!(key = %lock.spec.keys, coverage = %lock.coverage(), "extended");
             "extended"
         }
-        ExtensionVerdict::Uncertain if held.is_over() => "uncertain",
+        ExtensionVerdict::Uncertain if lock.is_over() => "uncertain",
         ExtensionVerdict::Uncertain => {
-            tracing::warn!(key = %held.keys, nodes = %held.report(), "no majority confirmed the lock");
+            tracing::warn!(key = %lock.spec.keys, nodes = %lock.report(), "no majority confirmed the lock");
             "uncertain"
         }
-        ExtensionVerdict::Lost if held.is_over() => "lost",
+        ExtensionVerdict::Lost if lock.is_over() => "lost",
         ExtensionVerdict::Lost => {
-            tracing::warn!(key = %held.keys, nodes = %held.report(), "the lock is lost");
+            tracing::warn!(key = %lock.spec.keys, nodes = %lock.report(), "the lock is lost");
             "lost"
         }
     };
@@ -68,29 +63,29 @@ pub(crate) fn repaired(granted: bool) {
 }
 
 /// A release has come to an end; `None` when too few nodes have confirmed it.
-pub(crate) fn released(held: &Held, released: Option<Released>) {
+pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
     let outcome = match released {
         Some(Released::Released) => "released",
         Some(Released::AlreadyOver) => "already_over",
         None => "unconfirmed",
     };
-    gone(held, outcome);
+    gone(lock, outcome);
 }
 
 /// A lock was dropped.
-pub(crate) fn dropped(held: &Held) {
-    gone(held, "dropped");
+pub(crate) fn dropped(lock: &Arc<LockInner>) {
+    gone(lock, "dropped");
 }
 
 /// A lock was given to another process.
-pub(crate) fn handed_over(held: &Held) {
-    gone(held, "handed_over");
+pub(crate) fn detached(lock: &Arc<LockInner>) {
+    gone(lock, "detached");
 }
 
-fn gone(held: &Held, outcome: &'static str) {
-    tracing::debug!(key = %held.keys, held_for = ?held.held_for(), outcome, "given back");
+fn gone(lock: &Arc<LockInner>, outcome: &'static str) {
+    tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "released");
     figures::count("quorlock_releases_total", outcome);
-    figures::measure("quorlock_hold_seconds", || held.held_for());
+    figures::measure("quorlock_hold_seconds", || lock.held_for());
 }
 
 #[cfg(feature = "metrics")]

@@ -2,21 +2,22 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use quorlock_core::client::{Keys, Token};
 use quorlock_core::{Fence, Ttl};
 
-use crate::held::Held;
-use crate::keys::Keys;
-use crate::token::Token;
+use crate::driver::LockInner;
 
-/// What the text of a [`Handover`] begins with.
+/// What the text of a [`DetachedLock`] begins with.
 const VERSION: &str = "quorlock1";
 
-/// A lock on its way to another process: made by [`Lock::hand_over`](crate::Lock::hand_over), and made a lock again by
-/// [`Quorum::resume`](crate::Quorum::resume), there.
+/// A lock on its way to another process: made by [`Lock::detach`](crate::Lock::detach), and made a
+/// lock again by [`Quorum::attach`](crate::Quorum::attach), there.
 ///
-/// Of all who resume the same lock one at most succeeds.
-#[must_use = "the lock is nobody's until it is resumed, and ends by its deadline"]
-pub struct Handover {
+/// Of all that attach the same lock, one at most succeeds. A text that is never attached can be
+/// released by [`Quorum::release_detached`](crate::Quorum::release_detached).
+#[derive(Clone)]
+#[must_use = "a detached lock ends by its deadline unless it is attached"]
+pub struct DetachedLock {
     keys: Keys,
     token: Token,
     ttl: Ttl,
@@ -24,37 +25,25 @@ pub struct Handover {
     until: SystemTime,
 }
 
-/// Why a text is not a [`Handover`]. It does not show the text, which may be a secret.
+/// Why a text is not a [`DetachedLock`]. It does not show the text, which may be a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum HandoverError {
-    /// It is something else, or cut short.
-    ///
-    /// ```
-    /// # use quorlock_client::{Handover, HandoverError};
-    /// let error = "orders/42".parse::<Handover>().unwrap_err();
-    /// assert_eq!(error, HandoverError::NotAHandover);
-    /// ```
-    #[error("this is not the text of a handover, or not all of it")]
-    NotAHandover,
+pub enum InvalidDetached {
+    /// It is something else, or incomplete.
+    #[error("this is not the text of a detached lock, or not all of it")]
+    NotDetached,
     /// A version of this crate wrote it that this one does not know.
-    ///
-    /// ```
-    /// # use quorlock_client::{Handover, HandoverError};
-    /// let error = "quorlock9:orders/42:…:10000:1:1".parse::<Handover>().unwrap_err();
-    /// assert_eq!(error, HandoverError::OtherVersion);
-    /// ```
-    #[error("this handover is of another version of quorlock-client: give both programs the same")]
+    #[error("this text is of another version of quorlock-client: give both programs the same")]
     OtherVersion,
 }
 
-impl Handover {
-    pub(crate) fn new(held: &Held, remaining: Duration) -> Self {
+impl DetachedLock {
+    pub(crate) fn new(lock: &LockInner, token: Token, remaining: Duration) -> Self {
         Self {
-            keys: held.keys.clone(),
-            token: held.token.clone(),
-            ttl: held.ttl,
-            fence: held.fence,
+            keys: lock.spec.keys.clone(),
+            token,
+            ttl: lock.spec.ttl,
+            fence: lock.fence,
             until: SystemTime::now() + remaining,
         }
     }
@@ -66,30 +55,32 @@ impl Handover {
 
     /// The locked keys, in the order of their bytes.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.keys.iter().map(AsRef::as_ref)
+        self.keys.iter()
     }
 
     pub(crate) fn is_of(&self, keys: &Keys) -> bool {
         self.keys == *keys
     }
 
-    /// The fence of the lock so far. Who resumes it gets a larger one.
+    /// The fence of the lock so far. The process that attaches it gets a larger one.
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// How long the lock lasts once it is resumed.
+    /// How long the lock lasts once it is attached.
     pub fn ttl(&self) -> Duration {
         self.ttl.duration()
     }
 
-    /// By when it must be resumed, by the wall clock of the process that gave it. For people: the nodes decide.
+    /// By when it must be attached, by the wall clock of the process that detached it. For people:
+    /// the nodes decide.
     pub fn until(&self) -> SystemTime {
         self.until
     }
 
-    /// The text that [`Handover::from_str`] reads: one line, without spaces. It has the token in it: **whoever knows it
-    /// can take the lock, or release it.** Pass it on as you would a password.
+    /// The text that [`DetachedLock::from_str`] reads: one line without spaces. It contains the token:
+    /// **a program that knows it can take the lock, or release it.** Pass it on as you would a
+    /// password.
     pub fn to_secret_text(&self) -> String {
         let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let keys: Vec<_> = self.keys().map(to_text).collect();
@@ -97,22 +88,26 @@ impl Handover {
         format!("{VERSION}:{keys}:{token}:{}:{}:{until_ms}", self.ttl.ms(), self.fence)
     }
 
-    pub(crate) fn into_parts(self) -> (Token, Fence) {
-        (self.token, self.fence)
+    pub(crate) fn token(&self) -> Token {
+        self.token
+    }
+
+    pub(crate) fn core_ttl(&self) -> Ttl {
+        self.ttl
     }
 }
 
-impl FromStr for Handover {
-    type Err = HandoverError;
+impl FromStr for DetachedLock {
+    type Err = InvalidDetached;
 
-    fn from_str(text: &str) -> Result<Self, HandoverError> {
+    fn from_str(text: &str) -> Result<Self, InvalidDetached> {
         let parts: Vec<_> = text.trim().split(':').collect();
         let (Some(&version), [_, keys, token, ttl, fence, until]) = (parts.first(), parts.as_slice()) else {
-            return Err(HandoverError::NotAHandover);
+            return Err(InvalidDetached::NotDetached);
         };
         if version != VERSION {
             let is_later = version.starts_with("quorlock");
-            return Err(if is_later { HandoverError::OtherVersion } else { HandoverError::NotAHandover });
+            return Err(if is_later { InvalidDetached::OtherVersion } else { InvalidDetached::NotDetached });
         }
         let read = || {
             let until = Duration::from_millis(until.parse().ok()?);
@@ -124,13 +119,13 @@ impl FromStr for Handover {
                 until: UNIX_EPOCH.checked_add(until)?,
             })
         };
-        read().ok_or(HandoverError::NotAHandover)
+        read().ok_or(InvalidDetached::NotDetached)
     }
 }
 
-impl fmt::Debug for Handover {
+impl fmt::Debug for DetachedLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handover")
+        f.debug_struct("DetachedLock")
             .field("key", &format_args!("{}", self.keys))
             .field("fence", &self.fence)
             .field("until", &self.until)
@@ -138,7 +133,7 @@ impl fmt::Debug for Handover {
     }
 }
 
-/// Bytes as one word: as they are where they are letters, digits and the like, and else as `%` and two hexadecimal digits.
+/// Bytes as one word: letters, digits and the like as they are, all others as `%` and two digits.
 fn to_text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -171,10 +166,10 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    fn handover<const N: usize>(keys: [&[u8]; N]) -> Handover {
-        Handover {
+    fn detached<const N: usize>(keys: [&[u8]; N]) -> DetachedLock {
+        DetachedLock {
             keys: keys.into_iter().collect(),
-            token: Token::random().unwrap(),
+            token: Token::of_bits(0x1234_5678_9abc_def0_1122_3344_5566_7788),
             ttl: Ttl::from_ms(10_000).unwrap(),
             fence: Fence::new(1_795_249_538_261_001).unwrap(),
             until: UNIX_EPOCH + Duration::from_millis(1_795_249_548_261),
@@ -182,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_one_word_and_is_read_as_what_it_was() {
+    fn text_is_one_word_and_reads_back() {
         for key in [&b"orders/42"[..], b"", b"a:b c%\n\x00\xff", "l\u{f6}ck".as_bytes()] {
-            let given = handover([key]);
+            let given = detached([key]);
             let text = given.to_secret_text();
             assert!(text.chars().all(|c| c.is_ascii_graphic()), "{text}");
-            let read: Handover = format!("{text}\n").parse().unwrap();
+            let read: DetachedLock = format!("{text}\n").parse().unwrap();
             assert_eq!(read.key(), key);
             assert_eq!(read.token.as_str(), given.token.as_str());
             assert_eq!((read.fence, read.ttl, read.until), (given.fence, given.ttl, given.until));
@@ -195,27 +190,27 @@ mod tests {
     }
 
     #[test]
-    fn several_keys_are_read_as_they_were() {
-        let read: Handover = handover([b"b,", b"a", b""]).to_secret_text().parse().unwrap();
+    fn several_keys_read_back() {
+        let read: DetachedLock = detached([b"b,", b"a", b""]).to_secret_text().parse().unwrap();
         assert!(read.keys().eq([&b""[..], b"a", b"b,"]));
     }
 
     #[test]
-    fn what_is_not_a_handover_is_refused() {
-        let text = handover([b"k"]).to_secret_text();
+    fn other_texts_are_refused() {
+        let text = detached([b"k"]).to_secret_text();
         for other in
             ["", "quorlock1", "quorlock1:k:t:0:1:1", &text[..text.len() - 14], &text.replace(':', " ")]
         {
-            assert_eq!(other.parse::<Handover>().unwrap_err(), HandoverError::NotAHandover, "{other}");
+            assert_eq!(other.parse::<DetachedLock>().unwrap_err(), InvalidDetached::NotDetached, "{other}");
         }
         let later = text.replace("quorlock1", "quorlock2");
-        assert_eq!(later.parse::<Handover>().unwrap_err(), HandoverError::OtherVersion);
+        assert_eq!(later.parse::<DetachedLock>().unwrap_err(), InvalidDetached::OtherVersion);
     }
 
     #[test]
-    fn the_token_is_only_in_the_text() {
-        let handover = handover([b"k"]);
-        assert!(handover.to_secret_text().contains(handover.token.as_str()));
-        assert!(!format!("{handover:?}").contains(handover.token.as_str()));
+    fn token_is_only_in_the_text() {
+        let lock = detached([b"k"]);
+        assert!(lock.to_secret_text().contains(lock.token.as_str()));
+        assert!(!format!("{lock:?}").contains(lock.token.as_str()));
     }
 }

@@ -1,71 +1,42 @@
-//! Why something could not be done, with each node's own answer.
+//! Why an operation failed, with each node's own answer. `tests/errors.rs` has an example of each.
 
 use std::fmt;
 use std::time::Duration;
 
-use quorlock_core::Fence;
+pub use quorlock_core::client::{Answer, NodeError};
 
-/// Why a [`Quorum`](crate::Quorum) could not be made.
+/// Why a [`Quorum`](crate::Quorum) was not connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// No node was named.
-    ///
-    /// ```
-    /// # use quorlock_client::{ConnectError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let error = Quorum::connect(Vec::<String>::new()).await.unwrap_err();
-    /// assert!(matches!(error, ConnectError::NoNodes));
-    /// # }
-    /// ```
     #[error("no nodes were named: give the URLs of the masters, three or five of them")]
     NoNodes,
     /// A URL cannot be used.
-    ///
-    /// ```
-    /// # use quorlock_client::{ConnectError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let error = Quorum::connect(["http://user:secret@a"]).await.unwrap_err();
-    /// assert!(matches!(error, ConnectError::BadUrl { .. }));
-    /// assert!(!error.to_string().contains("secret"));
-    /// # }
-    /// ```
     #[error("{url} is not the URL of a node: {reason}")]
-    BadUrl {
+    InvalidUrl {
         /// The URL, without its password.
         url: String,
         /// What is wrong with it.
         reason: String,
     },
     /// The same address was named twice: one server would have two votes.
-    ///
-    /// ```
-    /// # use quorlock_client::{ConnectError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let error = Quorum::connect(["redis://a", "redis://a:6379/1"]).await.unwrap_err();
-    /// assert!(matches!(error, ConnectError::NamedTwice { .. }));
-    /// # }
-    /// ```
     #[error("{node} is named twice: a server must not have two votes")]
-    NamedTwice {
+    DuplicateNode {
         /// The address.
         node: String,
     },
     /// Two addresses lead to the same server, which would have two votes.
-    ///
-    /// ```
-    /// # use quorlock_client::{ConnectError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let master = quorlock_testkit::Server::with_module().start().unwrap();
-    /// # let another_way = quorlock_testkit::Proxy::start(master.url());
-    /// let error = Quorum::connect([master.url(), another_way.url()]).await.unwrap_err();
-    /// assert!(matches!(error, ConnectError::SameServer { .. }));
-    /// # }
-    /// ```
     #[error("{} and {} are the same server: a server must not have two votes", nodes[0], nodes[1])]
     SameServer {
         /// The addresses.
         nodes: [String; 2],
+    },
+    /// The certificates cannot be used, or the system's roots cannot be read.
+    #[error("TLS cannot be set up: {reason}")]
+    Tls {
+        /// What is wrong.
+        reason: String,
     },
     /// The system has no thread left for a [`blocking::Quorum`](crate::blocking::Quorum).
     #[error("no thread for the connections")]
@@ -73,114 +44,47 @@ pub enum ConnectError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// There is no tokio runtime here to run the connections on.
-    ///
-    /// ```
-    /// # use quorlock_client::{ConnectError, Quorum};
-    /// let connecting = Quorum::connect(["redis://a"]);
-    /// let error = futures_util::FutureExt::now_or_never(connecting).unwrap().unwrap_err();
-    /// assert!(matches!(error, ConnectError::NoRuntime));
-    /// ```
+    /// There is no tokio runtime to run the connections on.
     #[error("no tokio runtime: call this from within one")]
     NoRuntime,
 }
 
-/// Why a lock was not acquired. Whatever some nodes may have granted is being released in the background.
+/// Why a lock was not acquired. What some nodes may have granted is being released in the background.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Others hold the lock on so many nodes that no majority can be won.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let _lock = quorum.lock("k").acquire().await.unwrap();
-    /// let error = quorum.lock("k").try_acquire().await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::Held { .. }));
-    /// # }
-    /// ```
-    #[error("the lock is held by another: {nodes}")]
+    /// At the last look, others held the lock on so many nodes that no majority was left.
+    #[error("another holds the lock: {nodes}")]
     Held {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// No majority could be won because nodes do not answer, answer with an error, or abstain.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let quorum = Quorum::connect(["redis://127.0.0.1:1"]).await.unwrap();
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (node, error) = nodes.failed().next().unwrap();
-    /// assert_eq!(node, "127.0.0.1:1");
-    /// assert!(matches!(error, NodeError::Down { .. }));
-    /// # }
-    /// ```
-    #[error("no majority of the nodes can vote: {nodes}")]
+    /// So many nodes do not answer, refuse or abstain that there is no majority.
+    #[error("no majority of the nodes could be won: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// The wait ran out while others held the lock.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let _lock = quorum.lock("k").acquire().await.unwrap();
-    /// let error = quorum.lock("k").wait(std::time::Duration::from_millis(100)).acquire().await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::TimedOut { .. }));
-    /// # }
-    /// ```
-    #[error("the lock was still held by another after waiting {waited:?}: {nodes}")]
+    /// The wait is over, and another still held the lock at the last look.
+    #[error("another still holds the lock after {waited:?}: {nodes}")]
     TimedOut {
-        /// How long was waited.
+        /// How long the call waited.
         waited: Duration,
         /// What each node answered last.
         nodes: Nodes,
     },
-    /// When a majority had granted the lock, or it was clear that none would in time, less than the wanted validity was
-    /// left.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// // All that is left of a second after clock drift: no answer can be so fast.
-    /// let builder = quorum.lock("k").ttl(std::time::Duration::from_millis(1000)).min_validity(std::time::Duration::from_millis(988));
-    /// let error = builder.try_acquire().await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::Expired { .. }));
-    /// # }
-    /// ```
+    /// When a majority had granted the lock, less than the minimal validity was left of it.
     #[error(
-        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower min_validity"
+        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower \
+         min_validity"
     )]
-    Expired {
+    InsufficientValidity {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// What was asked for can never be a lock.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let quorum = Quorum::connect(["redis://127.0.0.1:1"]).await.unwrap();
-    /// let error = quorum.lock("k").ttl(std::time::Duration::ZERO).acquire().await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::Unusable { .. }));
-    /// # }
-    /// ```
+    /// The request can never be granted.
     #[error("{reason}")]
-    Unusable {
+    InvalidRequest {
         /// What is wrong, and what to do.
         reason: String,
     },
@@ -191,68 +95,23 @@ pub enum AcquireError {
 #[non_exhaustive]
 pub enum ExtendError {
     /// The lock is not held any more. Stop what it protected.
-    ///
-    /// ```
-    /// # use quorlock_client::{ExtendError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let mut lock = quorum.lock("k").ttl(std::time::Duration::from_millis(200)).acquire().await.unwrap();
-    /// lock.lost().await;
-    /// let error = lock.extend().await.unwrap_err();
-    /// assert!(matches!(error, ExtendError::Lost { .. }));
-    /// # }
-    /// ```
     #[error("the lock is lost: {nodes}")]
     Lost {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// Too few nodes confirmed. The lock is held until its old deadline: [`Lock::remaining`](crate::Lock::remaining).
-    ///
-    /// ```
-    /// # use quorlock_client::{ExtendError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let mut lock = quorum.lock("k").acquire().await.unwrap();
-    /// masters[0].pause();
-    /// masters[1].pause();
-    /// let error = lock.extend().await.unwrap_err();
-    /// assert!(matches!(error, ExtendError::NoQuorum { .. }));
-    /// assert!(!lock.ownership().is_lost());
-    /// # }
-    /// ```
+    /// Too few nodes confirmed. The lock is held until its old deadline:
+    /// [`Lock::remaining`](crate::Lock::remaining).
     #[error("too few nodes confirmed that the lock is held: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// The lock has been held for so long that an extension would make it last no longer. It is held until its old
-    /// deadline.
-    ///
-    /// ```
-    /// # use quorlock_client::{ExtendError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let builder = quorum.lock("k").max_hold(std::time::Duration::from_secs(6));
-    /// let mut lock = builder.acquire().await.unwrap();
-    /// let error = lock.extend().await.unwrap_err();
-    /// assert!(matches!(error, ExtendError::HeldTooLong { .. }));
-    /// # }
-    /// ```
-    #[error(
-        "the lock is not to be held for longer than max_hold, {max_hold:?}: raise it, or do less under the lock"
-    )]
+    /// The lock has been held for so long that an extension would make it last no longer. It is held
+    /// until its old deadline.
+    #[error("the lock has reached its max_hold, {max_hold:?}: raise it, or do less under the lock")]
     HeldTooLong {
-        /// What [`LockBuilder::max_hold`](crate::LockBuilder::max_hold) says.
+        /// The longest time that the lock may be held.
         max_hold: Duration,
     },
 }
@@ -261,207 +120,77 @@ pub enum ExtendError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostError {
-    /// A majority of the nodes say that this lock is not held there any more: an operator has ended it, or they have
-    /// forgotten it.
-    ///
-    /// ```
-    /// # use quorlock_client::{LostError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let mut lock = quorum.lock("k").acquire().await.unwrap();
-    /// for master in &masters {
-    ///     redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
-    /// }
-    /// lock.extend().await.unwrap_err();
-    /// assert!(matches!(lock.lost().await, LostError::Ended { .. }));
-    /// # }
-    /// ```
-    #[error("the lock has ended on the nodes: {nodes}")]
+    /// A majority of the nodes say that this lock is not held there any more: an operator ended it,
+    /// or they have forgotten it.
+    #[error("the lock has ended on a majority of the nodes: {nodes}")]
     Ended {
         /// What each node answered last.
         nodes: Nodes,
     },
-    /// Its deadline has come, and no majority has confirmed an extension before; if one was asked for at all.
-    ///
-    /// ```
-    /// # use quorlock_client::{LostError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let lock = quorum.lock("k").ttl(std::time::Duration::from_millis(200)).acquire().await.unwrap();
-    /// assert!(matches!(lock.lost().await, LostError::Expired { .. }));
-    /// # }
-    /// ```
-    #[error("the lock's time is over, and it was not extended: {nodes}")]
+    /// The deadline passed before a majority confirmed an extension: this process was paused, too few
+    /// nodes answered, or nobody extended the lock.
+    #[error(
+        "the lock expired before it was extended (was this process paused, or too few nodes \
+         reachable?). Before that: {nodes}"
+    )]
     Expired {
-        /// What each node answered last.
+        /// What each node answered last, before the deadline.
         nodes: Nodes,
     },
-    /// The lock has been held for as long as it was to be held at all.
-    ///
-    /// ```
-    /// # use quorlock_client::{LostError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let builder = quorum.lock("k").ttl(std::time::Duration::from_millis(400)).max_hold(std::time::Duration::from_millis(300));
-    /// let mut lock = builder.acquire().await.unwrap();
-    /// lock.keep_alive();
-    /// assert!(matches!(lock.lost().await, LostError::HeldTooLong { .. }));
-    /// # }
-    /// ```
+    /// The lock was held for as long as it may be held at all.
     #[error("the lock was held for max_hold, {max_hold:?}: raise it, or do less under the lock")]
     HeldTooLong {
-        /// What [`LockBuilder::max_hold`](crate::LockBuilder::max_hold) says.
+        /// The longest time that the lock may be held.
         max_hold: Duration,
     },
 }
 
-/// Why what was to be done under a lock was not done under it to its end.
-#[derive(thiserror::Error)]
+/// Why work was not done under a lock to its end.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RunError<T> {
+pub enum RunError {
     /// The lock was not acquired, and nothing was done.
-    ///
-    /// ```
-    /// # use quorlock_client::{Quorum, RunError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let quorum = Quorum::connect(["redis://127.0.0.1:1"]).await.unwrap();
-    /// let builder = quorum.lock("k").wait(std::time::Duration::ZERO);
-    /// let error = builder.run(async |_| unreachable!()).await.unwrap_err();
-    /// assert!(matches!(error, RunError::<()>::NotAcquired(_)));
-    /// # }
-    /// ```
     #[error("nothing was done, because the lock was not acquired")]
-    NotAcquired(#[source] AcquireError),
+    NotAcquired(#[from] AcquireError),
     /// The lock was lost meanwhile.
-    ///
-    /// ```
-    /// # use quorlock_client::{RunError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let builder = quorum.lock("k").ttl(std::time::Duration::from_millis(400)).max_hold(std::time::Duration::from_millis(300));
-    /// let error = builder.run(async |_| std::future::pending::<()>().await).await.unwrap_err();
-    /// assert!(matches!(error, RunError::Lost { output: None, .. }));
-    /// # }
-    /// ```
-    #[error("the lock was lost while something was done under it, which was {}", if output.is_some() { "done when that was noticed" } else { "stopped" })]
+    #[error("the lock was lost during the work, which was {}", if *finished { "finished when that was noticed" } else { "stopped" })]
     Lost {
         /// Why.
         #[source]
         lost: LostError,
-        /// What came of it, if it had come to an end before the loss was noticed: its own error, for example.
-        output: Option<T>,
+        /// Whether the work was finished when the loss was noticed. Its output is dropped.
+        finished: bool,
     },
 }
 
-impl<T> fmt::Debug for RunError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotAcquired(error) => f.debug_tuple("NotAcquired").field(error).finish(),
-            Self::Lost { lost, output } => {
-                let output = output.as_ref().map(|_| format_args!("…"));
-                f.debug_struct("Lost").field("lost", lost).field("output", &output).finish()
-            }
-        }
-    }
-}
-
-/// Why a lock that another process gave was not resumed. If some nodes have made it this one's already, they are releasing
-/// it in the background.
+/// Why a detached lock was not attached. Nodes that made it this process's own are releasing it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ResumeError {
-    /// The lock has ended, or somebody else has resumed it.
-    ///
-    /// ```
-    /// # use quorlock_client::{ResumeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let text = quorum.lock("k").acquire().await.unwrap().hand_over().to_secret_text();
-    /// let _lock = quorum.resume(text.parse().unwrap()).await.unwrap();
-    /// let error = quorum.resume(text.parse().unwrap()).await.unwrap_err();
-    /// assert!(matches!(error, ResumeError::Gone { .. }));
-    /// # }
-    /// ```
-    #[error("the lock has ended, or was resumed by another: {nodes}")]
+pub enum AttachError {
+    /// The lock has ended, or another process has attached it.
+    #[error("the lock has ended, or another process has attached it: {nodes}")]
     Gone {
         /// What each node answered.
         nodes: Nodes,
     },
     /// Too few nodes answered.
-    ///
-    /// ```
-    /// # use quorlock_client::{ResumeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let handover = quorum.lock("k").acquire().await.unwrap().hand_over();
-    /// masters[0].pause();
-    /// masters[1].pause();
-    /// let error = quorum.resume(handover).await.unwrap_err();
-    /// assert!(matches!(error, ResumeError::NoQuorum { .. }));
-    /// # }
-    /// ```
-    #[error("too few nodes answered for the lock to be resumed: {nodes}")]
+    #[error("no majority of the nodes could be won: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// When a majority had answered, less than the wanted validity was left.
-    ///
-    /// ```
-    /// # use quorlock_client::{ResumeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let handover = quorum.lock("k").acquire().await.unwrap().hand_over();
-    /// // All that is left of a second after clock drift: no answer can be so fast.
-    /// let builder = quorum.lock("k").ttl(std::time::Duration::from_millis(1000)).min_validity(std::time::Duration::from_millis(988));
-    /// let error = builder.resume(handover).await.unwrap_err();
-    /// assert!(matches!(error, ResumeError::Expired { .. }));
-    /// # }
-    /// ```
+    /// When a majority had answered, less than the minimal validity was left.
     #[error(
-        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower min_validity"
+        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower \
+         min_validity"
     )]
-    Expired {
+    InsufficientValidity {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// What was asked for can never be a lock, or is not this lock.
-    ///
-    /// ```
-    /// # use quorlock_client::{ResumeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let handover = quorum.lock("a").acquire().await.unwrap().hand_over();
-    /// let error = quorum.lock("b").resume(handover).await.unwrap_err();
-    /// assert!(matches!(error, ResumeError::Unusable { .. }));
-    /// # }
-    /// ```
+    /// The request can never be granted, or is for other keys.
     #[error("{reason}")]
-    Unusable {
+    InvalidRequest {
         /// What is wrong, and what to do.
         reason: String,
     },
@@ -471,27 +200,21 @@ pub enum ResumeError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// Too few nodes answered. The release goes on in the background, and the lock ends by its deadline at the latest.
-    ///
-    /// ```
-    /// # use quorlock_client::{ReleaseError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(3);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 3 { tokio::task::yield_now().await }
-    /// let lock = quorum.lock("k").acquire().await.unwrap();
-    /// masters[0].pause();
-    /// masters[1].pause();
-    /// let error = lock.release().await.unwrap_err();
-    /// assert!(matches!(error, ReleaseError::NoQuorum { .. }));
-    /// # }
-    /// ```
-    #[error("too few nodes confirmed the release: {nodes}")]
+    /// Too few nodes answered. The release goes on in the background, and the lock ends by its
+    /// deadline at the latest.
+    #[error("too few nodes confirmed the release, which goes on in the background: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
     },
+}
+
+/// Releases that were not confirmed within the limit of [`Quorum::flush`](crate::Quorum::flush).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{pending} releases are not confirmed by all nodes yet; those locks end by their deadlines")]
+pub struct FlushError {
+    /// How many.
+    pub pending: usize,
 }
 
 /// What every node answered.
@@ -508,244 +231,6 @@ pub struct NodeAnswer {
     pub answer: Answer,
 }
 
-/// An answer, as far as one came.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Answer {
-    /// The node did what was asked.
-    Yes(Option<Fence>),
-    /// The node did not: another holds the lock there, or this one no longer does.
-    No,
-    /// The node did not vote.
-    Failed(NodeError),
-    /// It was decided before the node answered, or was asked.
-    Pending,
-}
-
-/// Why a node did not vote.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NodeError {
-    /// There is no connection, for this reason.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError, Quorum};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let quorum = Quorum::connect(["redis://127.0.0.1:1"]).await.unwrap();
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert!(matches!(error, NodeError::Down { .. }));
-    /// # }
-    /// ```
-    #[error("not connected ({reason})")]
-    Down {
-        /// What the last attempt to connect said.
-        reason: String,
-    },
-    /// No answer within the time limit.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(1);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 1 { tokio::task::yield_now().await }
-    /// masters[0].pause();
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert_eq!(error, &NodeError::TimedOut { limit_ms: 1000 });
-    /// # }
-    /// ```
-    #[error("no answer within {limit_ms} ms")]
-    TimedOut {
-        /// The limit per node, in milliseconds.
-        limit_ms: u64,
-    },
-    /// The node may have forgotten locks and stays out until they have ended.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let server = quorlock_testkit::Server::with_module().arg("lock.rejoin-delay", 60_000).start().unwrap();
-    /// # let quorum = quorlock_client::Quorum::builder().node(server.url());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// // It was started a moment ago.
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert!(matches!(error, NodeError::Abstains { .. }));
-    /// # }
-    /// ```
-    #[error("abstains: {reason}")]
-    Abstains {
-        /// How much longer, in milliseconds, and why.
-        reason: String,
-    },
-    /// The node's clock is so far from the others' that it does not take their fence.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let with_skew = |ms: u32| quorlock_testkit::Server::with_module().arg("lock.max-clock-skew", ms).start().unwrap();
-    /// # let (ahead, behind) = (with_skew(60_000), with_skew(1000));
-    /// # let quorum = quorlock_client::Quorum::builder().nodes([ahead.url(), behind.url()]);
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 2 { tokio::task::yield_now().await }
-    /// // One counts its fences from where a clock that is a minute ahead would be, and the other allows for a second.
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert!(matches!(error, NodeError::ClockBehind { .. }));
-    /// # }
-    /// ```
-    #[error("its clock is too far behind the others': {reason}")]
-    ClockBehind {
-        /// The node's own words.
-        reason: String,
-    },
-    /// The node answered an error.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let masters = quorlock_testkit::Masters::start(1);
-    /// # let quorum = quorlock_client::Quorum::builder().nodes(masters.urls());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// # while quorum.connected().1 < 1 { tokio::task::yield_now().await }
-    /// redis::cmd("LPUSH").arg("k").arg("a list").exec(&mut masters[0].connection()).unwrap();
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert!(matches!(error, NodeError::Refused(words) if words.starts_with("WRONGTYPE")));
-    /// # }
-    /// ```
-    #[error("{0}")]
-    Refused(
-        /// Its own words.
-        String,
-    ),
-    /// The server runs, but without the module.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let server = quorlock_testkit::Server::builder().start().unwrap();
-    /// # let quorum = quorlock_client::Quorum::builder().node(server.url());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert_eq!(error, &NodeError::NoModule);
-    /// # }
-    /// ```
-    #[error(
-        "the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration"
-    )]
-    NoModule,
-    /// This is a server that another node is already: it has a vote there, and none here.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let (a, b) = (quorlock_testkit::Server::with_module().start().unwrap(), quorlock_testkit::Server::with_module().start().unwrap());
-    /// # let another_way = quorlock_testkit::Proxy::start(b.url());
-    /// # another_way.cut();
-    /// # let quorum = quorlock_client::Quorum::connect([a.url(), b.url(), another_way.url()]).await.unwrap();
-    /// # another_way.heal();
-    /// // The third address could not be reached at first, and turns out to be the second server.
-    /// let same = loop {
-    ///     let _lock = quorum.lock("k").acquire().await.unwrap();
-    ///     let AcquireError::Held { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    ///     if let Some((_, NodeError::SameServer { node })) = nodes.failed().next() {
-    ///         break node.clone();
-    ///     }
-    /// };
-    /// assert!(b.url().contains(&same));
-    /// # }
-    /// ```
-    #[error("it is the same server as {node}, which has its vote")]
-    SameServer {
-        /// The other address.
-        node: String,
-    },
-    /// The server is a Sentinel, or in cluster mode: no master that stands by itself.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let server = quorlock_testkit::Server::builder().tcp().arg("cluster-enabled", "yes").start().unwrap();
-    /// # let quorum = quorlock_client::Quorum::builder().node(server.url());
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert!(matches!(error, NodeError::NotAMaster { mode } if mode == "cluster"));
-    /// # }
-    /// ```
-    #[error("it runs in {mode} mode: a node must be a master that stands by itself")]
-    NotAMaster {
-        /// What the server calls it.
-        mode: String,
-    },
-    /// The node answered something that is not an answer to what was asked.
-    ///
-    /// ```
-    /// # use quorlock_client::{AcquireError, NodeError};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # use std::io::{Read as _, Write as _};
-    /// # let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    /// # let url = format!("redis://{}", listener.local_addr().unwrap());
-    /// # std::thread::spawn(move || {
-    /// #     for connection in listener.incoming() {
-    /// #         let mut connection = connection.unwrap();
-    /// #         std::thread::spawn(move || {
-    /// #             let mut bytes = [0; 4096];
-    /// #             while let Ok(count @ 1..) = connection.read(&mut bytes) {
-    /// #                 let commands = bytes[..count].iter().filter(|byte| **byte == b'*').count();
-    /// #                 connection.write_all("+OK\r\n".repeat(commands).as_bytes()).unwrap();
-    /// #             }
-    /// #         });
-    /// #     }
-    /// # });
-    /// # let quorum = quorlock_client::Quorum::builder().node(url);
-    /// # let quorum = quorum.node_limit(std::time::Duration::from_secs(1)).connect().await.unwrap();
-    /// // Something that says OK to everything.
-    /// let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else { panic!() };
-    /// let (_, error) = nodes.failed().next().unwrap();
-    /// assert_eq!(error, &NodeError::Nonsense);
-    /// # }
-    /// ```
-    #[error("answered nonsense")]
-    Nonsense,
-}
-
-impl NodeError {
-    /// A node has not answered within this limit.
-    pub(crate) fn timed_out(limit: Duration) -> Self {
-        Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
-    }
-
-    /// Whether it stays so until a person does something about it: the server lacks the module, does not allow the user what
-    /// is asked, or does not take it as it is. Nodes that are away, abstain, or are short of something come back by
-    /// themselves.
-    ///
-    /// ```
-    /// # use quorlock_client::NodeError;
-    /// assert!(NodeError::NoModule.is_lasting());
-    /// assert!(NodeError::Refused("NOPERM this user has no permissions".into()).is_lasting());
-    /// assert!(!NodeError::TimedOut { limit_ms: 50 }.is_lasting());
-    /// ```
-    pub fn is_lasting(&self) -> bool {
-        match self {
-            Self::NoModule | Self::NotAMaster { .. } | Self::SameServer { .. } => true,
-            Self::Refused(words) => ["NOPERM ", "NOAUTH ", "WRONGPASS ", "WRONGTYPE ", "ERR ttl "]
-                .iter()
-                .any(|kind| words.starts_with(kind)),
-            Self::Down { .. }
-            | Self::TimedOut { .. }
-            | Self::Abstains { .. }
-            | Self::ClockBehind { .. }
-            | Self::Nonsense => false,
-        }
-    }
-}
-
 impl Nodes {
     /// The nodes that did not vote.
     pub fn failed(&self) -> impl Iterator<Item = (&str, &NodeError)> {
@@ -754,18 +239,24 @@ impl Nodes {
             _ => None,
         })
     }
+
+    /// Whether so many nodes fail permanently that the others are no majority: waiting does not help.
+    pub fn is_permanent(&self) -> bool {
+        let permanent = self.failed().filter(|(_, error)| error.is_permanent()).count();
+        permanent >= self.0.len().div_ceil(2) && permanent > 0
+    }
 }
 
 impl fmt::Display for Nodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, node) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{} ", node.node)?;
+            write!(f, "{separator}{}: ", node.node)?;
             match &node.answer {
-                Answer::Yes(_) => write!(f, "said yes")?,
-                Answer::No => write!(f, "said no")?,
+                Answer::Granted(_) => write!(f, "granted")?,
+                Answer::Refused => write!(f, "refused")?,
                 Answer::Failed(error) => write!(f, "{error}")?,
-                Answer::Pending => write!(f, "was not waited for")?,
+                _ => write!(f, "no answer yet")?,
             }
         }
         Ok(())

@@ -5,10 +5,8 @@ use std::time::Duration;
 use quorlock_core::Fence;
 use quorlock_core::quorum::Standing;
 
-use crate::handover::Handover;
-use crate::held::Held;
-use crate::release::{Undo, release};
-use crate::{Answer, ExtendError, LockWatch, LostError, Ownership, ReleaseError, extend, observe};
+use crate::driver::{LockInner, extend};
+use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseError, telemetry};
 
 /// A held lock.
 ///
@@ -19,7 +17,7 @@ use crate::{Answer, ExtendError, LockWatch, LostError, Ownership, ReleaseError, 
 /// Dropping the lock releases it from a background task; [`release`](Self::release) waits for a majority to confirm.
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
-    held: Option<Arc<Held>>,
+    inner: Option<Arc<LockInner>>,
 }
 
 /// On how many of the nodes a lock is known to be held.
@@ -43,46 +41,46 @@ pub enum Released {
 }
 
 impl Lock {
-    pub(crate) fn new(held: Arc<Held>) -> Self {
-        Self { held: Some(held) }
+    pub(crate) fn new(inner: Arc<LockInner>) -> Self {
+        Self { inner: Some(inner) }
     }
 
     /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
-        self.held().keys.first()
+        self.inner().spec.keys.first()
     }
 
     /// The locked keys, in the order of their bytes.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.held().keys.iter().map(AsRef::as_ref)
+        self.inner().spec.keys.iter()
     }
 
     /// The fencing token: larger than that of every earlier holder of the key. Pass it along with every write to what the
     /// lock protects, and have that refuse anything below the largest it has seen.
     pub fn fence(&self) -> Fence {
-        self.held().fence
+        self.inner().fence
     }
 
     /// How much longer the lock is certainly held; zero when it may be another's.
     pub fn remaining(&self) -> Duration {
-        self.held().remaining()
+        self.inner().remaining()
     }
 
     /// Whether the lock is held, and until when.
     pub fn ownership(&self) -> Ownership {
-        self.held().ownership()
+        self.inner().ownership()
     }
 
     /// On how many nodes the lock is known to be held: those that said so when they were last asked, and have not been
     /// started again since. Nodes that answer late still count. A lock that was waited for is held on a majority at first. If it is
     /// still held after 10 to 20 ms, it is extended, which takes it to the nodes that were not asked for it.
     pub fn coverage(&self) -> Coverage {
-        self.held().coverage()
+        self.inner().coverage()
     }
 
     /// Another view of the same lock, for those who need to know whether it is held, and cannot end it.
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(self.held()))
+        LockWatch::new(Arc::clone(self.inner()))
     }
 
     /// Waits until the lock is lost, and says why. That is at its deadline at the latest, also when no node answers and
@@ -99,8 +97,8 @@ impl Lock {
     /// task, and those that are due at about the same time with one message per node.
     ///
     /// Nodes that missed the lock, because they were away, are given it again while a majority holds it.
-    pub fn keep_alive(&mut self) {
-        Held::keep(self.held());
+    pub fn renew(&mut self) {
+        self.inner().renew();
     }
 
     /// Makes the lock last a full ttl from now, on a majority of the nodes. Nodes that missed the lock, because they were
@@ -120,8 +118,8 @@ impl Lock {
 
     /// The same as a future of its own, for those who wait for it elsewhere.
     pub(crate) fn extension(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
-        let held = Arc::clone(self.held());
-        async move { extend::extend(&held).await }
+        let inner = Arc::clone(self.inner());
+        async move { extend(&inner).await }
     }
 
     /// Gives the lock back, on all nodes, and returns when a majority has confirmed it; or, at the nodes' time limit, when a
@@ -135,51 +133,45 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
     pub async fn release(mut self) -> Result<Released, ReleaseError> {
-        let held = self.take();
-        release(&held).await
+        self.take().release().await
     }
 
-    /// Gives the lock away to another process, which [resumes](crate::Quorum::resume) it from the text of the
-    /// [`Handover`]. This handle is gone with it, and so is the keeping alive: until the lock is resumed, or if it never
-    /// is, it ends by its deadline. [`extend`](Self::extend) it before to give the other process a full ttl of time.
+    /// Detaches the lock from this process, so that another one can
+    /// [attach](crate::Quorum::attach) it from the text of the [`DetachedLock`]. This handle is gone
+    /// with it, and so is the renewal: unless the lock is attached, it ends by its deadline.
+    /// [`extend`](Self::extend) it before to give the other process a full ttl of time.
     ///
-    /// Until it is resumed, nodes that do not have it are not given it any more: see [`coverage`](Self::coverage).
-    pub fn hand_over(mut self) -> Handover {
-        let held = self.take();
-        let remaining = held.remaining();
-        observe::handed_over(&held);
-        held.end();
-        held.forget();
-        Handover::new(&held, remaining)
-    }
-
-    /// Which nodes are not known to hold it, by index.
-    pub(crate) fn nodes_without(&self) -> impl Iterator<Item = bool> {
-        self.held().report().0.into_iter().map(|node| !matches!(node.answer, Answer::Yes(_)))
+    /// Until it is attached, nodes that missed the lock are not given it: see
+    /// [`coverage`](Self::coverage).
+    pub fn detach(mut self) -> DetachedLock {
+        let inner = self.take();
+        telemetry::detached(&inner);
+        let (token, remaining) = inner.detach();
+        DetachedLock::new(&inner, token, remaining)
     }
 
     /// Why it is lost, if it is.
     pub(crate) fn loss(&self) -> Option<LostError> {
-        match self.held().standing() {
-            Standing::Lost(end) => Some(self.held().lost_by(end)),
+        match self.inner().standing() {
+            Standing::Lost(end) => Some(self.inner().lost_by(end)),
             Standing::Held(_) | Standing::Uncertain(_) => None,
         }
     }
 
-    pub(crate) fn held(&self) -> &Arc<Held> {
-        self.held.as_ref().expect("taken only by what consumes the lock")
+    pub(crate) fn inner(&self) -> &Arc<LockInner> {
+        self.inner.as_ref().expect("taken only by what consumes the lock")
     }
 
-    fn take(&mut self) -> Arc<Held> {
-        self.held.take().expect("taken only by what consumes the lock")
+    fn take(&mut self) -> Arc<LockInner> {
+        self.inner.take().expect("taken only by what consumes the lock")
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            observe::dropped(&held);
-            Undo::of(&held).1.spawn();
+        if let Some(inner) = self.inner.take() {
+            telemetry::dropped(&inner);
+            inner.drop_lock();
         }
     }
 }
@@ -187,7 +179,7 @@ impl Drop for Lock {
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
-            .field("key", &format_args!("{}", self.held().keys))
+            .field("key", &format_args!("{}", self.inner().spec.keys))
             .field("fence", &self.fence())
             .field("ownership", &self.ownership())
             .field("coverage", &self.coverage())

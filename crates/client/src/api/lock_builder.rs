@@ -1,29 +1,20 @@
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::quorum::{Loss, reliable};
+use quorlock_core::client::{Failure, Keys, Reason, Spec};
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-use crate::acquire::acquire;
-use crate::attempt::{self, Failure, Wanted};
-use crate::keys::Keys;
-use crate::quorum::Shared;
-use crate::run::run;
-use crate::{AcquireError, Handover, Lock, LockWatch, ResumeError, RunError, observe};
+use super::run::run;
+use crate::driver::{self, Shared};
+use crate::{AcquireError, AttachError, DetachedLock, Lock, LockWatch, RunError, telemetry};
 
-/// How long a lock lasts, unless told otherwise.
+/// The default ttl.
 const TTL: Duration = Duration::from_secs(10);
-/// How long [`LockBuilder::acquire`] waits, unless told otherwise.
+/// The default wait.
 const WAIT: Duration = Duration::from_secs(10);
-/// The longest that one node is waited for, unless told otherwise. A twentieth of the ttl, if that is less.
-const NODE_LIMIT: Duration = Duration::from_millis(50);
-/// How long a lock is held at most, however often it is extended, unless told otherwise.
-const MAX_HOLD: Duration = Duration::from_secs(60 * 60);
-/// Longest owner label that a node takes, in bytes.
-const OWNER_BYTES_MAX: usize = 256;
 
 /// What lock is wanted, for how long and how patiently. Made by [`Quorum::lock`](crate::Quorum::lock)
 /// and [`Quorum::lock_all`](crate::Quorum::lock_all).
@@ -35,8 +26,8 @@ pub struct LockBuilder {
     ttl: Duration,
     wait: Duration,
     min_validity: Option<Duration>,
-    node_limit: Option<Duration>,
-    max_hold: Duration,
+    node_timeout: Option<Duration>,
+    max_hold: Option<Duration>,
     owner: Option<String>,
 }
 
@@ -48,8 +39,8 @@ impl LockBuilder {
             ttl: TTL,
             wait: WAIT,
             min_validity: None,
-            node_limit: None,
-            max_hold: MAX_HOLD,
+            node_timeout: None,
+            max_hold: None,
             owner: None,
         }
     }
@@ -74,23 +65,24 @@ impl LockBuilder {
         self
     }
 
-    /// How long one node may take to answer before it counts as silent. Default: 50 ms, or a twentieth of the ttl if
-    /// that is less. To be raised where the masters are in regions far apart, for all locks of a client by
-    /// [`QuorumBuilder::node_limit`](crate::QuorumBuilder::node_limit).
-    pub fn node_limit(mut self, limit: Duration) -> Self {
-        self.node_limit = Some(limit);
+    /// How long one node may take to answer before it counts as silent. Default: four round trips of
+    /// that node, as measured, at least 50 ms, and a quarter of the ttl at most. For all locks of a
+    /// client: [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout).
+    pub fn node_timeout(mut self, limit: Duration) -> Self {
+        self.node_timeout = Some(limit);
         self
     }
 
-    /// How long the lock is held at most, however often it is extended, counted from when it is acquired: then it is lost. So
-    /// a program that hangs does not keep others out for ever. Default: one hour; to hold a lock for longer is to be asked
-    /// for.
+    /// How long the lock is held at most, however often it is extended, counted from when it is
+    /// acquired: then it is lost. So a program that hangs does not keep others out for ever. Default:
+    /// no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = max_hold;
+        self.max_hold = Some(max_hold);
         self
     }
 
-    /// A label for people who ask with `LOCK.INSPECT` who holds the lock: at most 256 bytes.
+    /// A label for people, which `LOCK.INSPECT` shows: at most 256 bytes. Default: host name and
+    /// process id.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = Some(owner.into());
         self
@@ -104,30 +96,37 @@ impl LockBuilder {
     /// # Cancel safety
     /// Dropping the future releases, in the background, what any node may have granted.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
+        self.acquire_within(Some(Duration::ZERO)).await
+    }
+
+    async fn acquire_within(&self, wait: Option<Duration>) -> Result<Lock, AcquireError> {
         let (started, span) = (Instant::now(), self.span());
-        let outcome = self.attempt().instrument(span.clone()).await;
-        span.in_scope(|| observe::acquired(&outcome, started));
+        let outcome = match self.spec() {
+            Ok(spec) => {
+                let acquired = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
+                let waited = wait != Some(Duration::ZERO);
+                acquired.await.map(Lock::new).map_err(|failure| self.failed(failure, waited))
+            }
+            Err(reason) => Err(AcquireError::InvalidRequest { reason }),
+        };
+        span.in_scope(|| telemetry::acquired(&outcome, started));
         outcome
+    }
+
+    fn failed(&self, failure: Failure, waited: bool) -> AcquireError {
+        let nodes = self.shared.report(failure.answers.iter());
+        match failure.reason {
+            Reason::Held if waited => AcquireError::TimedOut { waited: failure.took, nodes },
+            Reason::Held => AcquireError::Held { nodes },
+            Reason::NoQuorum => AcquireError::NoQuorum { nodes },
+            Reason::InsufficientValidity => AcquireError::InsufficientValidity { nodes },
+            Reason::NoRandom => AcquireError::InvalidRequest { reason: no_random() },
+        }
     }
 
     /// A call, as observers see it.
     fn span(&self) -> Span {
         tracing::debug_span!("acquire", key = %self.keys)
-    }
-
-    async fn attempt(&self) -> Result<Lock, AcquireError> {
-        let wanted = self.check()?;
-        // Who does not wait does not get past those who do.
-        let limit = wanted.node_limit;
-        let Failure { loss, nodes, .. } = match attempt::attempt(&self.shared, &wanted, limit).await? {
-            Ok(lock) => return Ok(lock),
-            Err(failure) => failure,
-        };
-        Err(match loss {
-            Loss::Held => AcquireError::Held { nodes },
-            Loss::NoQuorum => AcquireError::NoQuorum { nodes },
-            Loss::TooLate => AcquireError::Expired { nodes },
-        })
     }
 
     /// Waits for the lock until the [`wait`](Self::wait) is over: on the server that answered first in the key's order,
@@ -141,22 +140,14 @@ impl LockBuilder {
     /// # Cancel safety
     /// Dropping the future leaves the queue and releases, in the background, what any node may have granted.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
-        let (started, span) = (Instant::now(), self.span());
-        let outcome = match self.check() {
-            Ok(wanted) => {
-                // A wait beyond the end of time has no end.
-                let until = started.checked_add(self.wait);
-                acquire(&self.shared, &wanted, started, until).instrument(span.clone()).await
-            }
-            Err(error) => Err(error),
-        };
-        span.in_scope(|| observe::acquired(&outcome, started));
-        outcome
+        // A wait beyond the end of time has no end.
+        let wait = Some(self.wait).filter(|wait| Instant::now().checked_add(*wait).is_some());
+        self.acquire_within(wait).await
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, does something under it, and releases it. Meanwhile the lock is
-    /// extended by itself, at a third of its ttl, for [`max_hold`](Self::max_hold) at most. When it is lost, what is done
-    /// under it is dropped, wherever it is.
+    /// Acquires the lock as [`acquire`](Self::acquire) does, runs `work` under it, and releases it.
+    /// Meanwhile the lock is renewed. When it is lost, the work is dropped at its next await point,
+    /// and nothing of it is polled after that.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -167,12 +158,12 @@ impl LockBuilder {
     /// ```
     ///
     /// # Errors
-    /// [`RunError::NotAcquired`] if nothing was done; [`RunError::Lost`] if it was not done under the lock to its end, with
-    /// what came of it, if it had come to an end before that was known. Errors of what is done are inside the `Ok`.
+    /// [`RunError::NotAcquired`] if nothing was done; [`RunError::Lost`] if the lock was lost before
+    /// the work was finished and the lock released. Errors of the work are inside the `Ok`.
     ///
     /// # Cancel safety
-    /// Dropping the future drops what is done under the lock, and releases it in the background.
-    pub async fn run<T, F>(&self, work: impl FnOnce(LockWatch) -> F) -> Result<T, RunError<T>>
+    /// Dropping the future drops the work and releases the lock in the background.
+    pub async fn run<T, F>(&self, work: impl FnOnce(LockWatch) -> F) -> Result<T, RunError>
     where
         F: Future<Output = T>,
     {
@@ -180,64 +171,70 @@ impl LockBuilder {
         run(lock, work).await
     }
 
-    /// Makes a lock that another process [handed over](crate::Lock::hand_over) this one's, on a majority of the nodes. It
-    /// lasts for the [`ttl`](Self::ttl) from now, and has a new fence, larger than before.
+    /// Attaches a lock that another process [detached](crate::Lock::detach), on a majority of the
+    /// nodes. It lasts for the [`ttl`](Self::ttl) from now, and has a new fence, larger than before.
     ///
     /// # Errors
-    /// See [`ResumeError`]. A handover that was not resumed is used up: nodes that had answered have released the lock.
+    /// [`AttachError`]. The text is used up then: nodes that had answered have released the lock.
     ///
     /// # Cancel safety
-    /// Dropping the future releases the lock in the background, wherever it is this one's already.
-    pub async fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
-        let unusable = |reason| ResumeError::Unusable { reason };
-        let wanted = self.check().map_err(|error| unusable(error.to_string()))?;
-        if !handover.is_of(&wanted.keys) {
-            return Err(unusable("the handover is of other keys: resume it by Quorum::resume".into()));
+    /// Dropping the future releases the lock in the background where it is this process's already.
+    pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
+        let invalid = |reason| AttachError::InvalidRequest { reason };
+        let spec = self.spec().map_err(invalid)?;
+        if !detached.is_of(&spec.keys) {
+            let reason = "the detached lock is of other keys: attach it with Quorum::attach";
+            return Err(invalid(reason.into()));
         }
-        let resumed = attempt::resume(&self.shared, &wanted, handover).await;
-        let Failure { loss, nodes, .. } = match resumed.map_err(|error| unusable(error.to_string()))? {
-            Ok(lock) => return Ok(lock),
+        self.shared.fleet.fences.learn(detached.fence(), detached.fence());
+        let failure = match driver::attach(&self.shared, spec, detached.token()).await {
+            Ok(inner) => return Ok(Lock::new(inner)),
             Err(failure) => failure,
         };
-        Err(match loss {
-            Loss::Held => ResumeError::Gone { nodes },
-            Loss::NoQuorum => ResumeError::NoQuorum { nodes },
-            Loss::TooLate => ResumeError::Expired { nodes },
+        let nodes = self.shared.report(failure.answers.iter());
+        Err(match failure.reason {
+            Reason::Held => AttachError::Gone { nodes },
+            Reason::NoQuorum => AttachError::NoQuorum { nodes },
+            Reason::InsufficientValidity => AttachError::InsufficientValidity { nodes },
+            Reason::NoRandom => invalid(no_random()),
         })
     }
 
-    /// Refuses what can never be a lock.
-    fn check(&self) -> Result<Wanted, AcquireError> {
-        let unusable = |reason: String| AcquireError::Unusable { reason };
-        let ttl = u64::try_from(self.ttl.as_millis())
-            .ok()
-            .and_then(|ms| Ttl::from_ms(ms).ok())
-            .ok_or_else(|| unusable(format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS)))?;
-        let of_the_client = self.shared.node_limit.map(|limit| limit.min(ttl.duration() / 4));
-        let of_all = || of_the_client.unwrap_or_else(|| NODE_LIMIT.min(ttl.duration() / 20));
-        let node_limit = self.node_limit.unwrap_or_else(of_all);
-        let min_validity = self.min_validity.unwrap_or(ttl.duration() / 2);
-        let lasts = reliable(ttl);
-        if lasts.saturating_sub(node_limit).is_zero() || lasts < min_validity {
-            return Err(unusable(format!(
-                "a ttl of {ttl:?} leaves {lasts:?} after clock drift, which must be more than the time limit per node \
-                 ({node_limit:?}) and no less than min_validity ({min_validity:?}): raise the ttl",
-                ttl = ttl.duration(),
-            )));
-        }
-        if self.owner.as_ref().is_some_and(|owner| owner.len() > OWNER_BYTES_MAX) {
-            return Err(unusable(format!("the owner label must be at most {OWNER_BYTES_MAX} bytes")));
-        }
-        if self.max_hold < min_validity {
-            return Err(unusable(format!(
-                "max_hold ({:?}) is less than min_validity ({min_validity:?}): raise it",
-                self.max_hold
-            )));
-        }
-        self.keys.check().map_err(unusable)?;
-        let (keys, owner) = (self.keys.clone(), self.owner.clone());
-        Ok(Wanted { keys, ttl, min_validity, node_limit, max_hold: self.max_hold, owner })
+    /// What the machines are to acquire; otherwise why that can never be a lock.
+    fn spec(&self) -> Result<Spec, String> {
+        let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
+        let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
+        let of_the_client =
+            self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
+        let spec = Spec {
+            keys: self.keys.clone(),
+            ttl,
+            min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
+            node_timeout: self.node_timeout.or(of_the_client),
+            max_hold: self.max_hold,
+            owner: match &self.owner {
+                Some(owner) => Some(owner.as_str().into()),
+                None => Some(default_owner()),
+            },
+        };
+        spec.check().map_err(|error| error.to_string())?;
+        Ok(spec)
     }
+}
+
+/// The label of locks that have none: host name and process id.
+fn default_owner() -> Arc<str> {
+    static OWNER: OnceLock<Arc<str>> = OnceLock::new();
+    let make = || {
+        let name = rustix::system::uname();
+        let host = name.nodename().to_string_lossy();
+        format!("{host}:{}", std::process::id()).into()
+    };
+    Arc::clone(OWNER.get_or_init(make))
+}
+
+fn no_random() -> String {
+    "the operating system has no random numbers for a token".into()
 }
 
 impl fmt::Debug for LockBuilder {

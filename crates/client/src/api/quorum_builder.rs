@@ -1,23 +1,24 @@
-//! URLs and certificates into clients of the nodes.
-
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo as _, TlsCertificates};
+use ::redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
 
+use crate::driver::NodeInfo;
+use crate::transport::{BlockingPool, Endpoint};
 use crate::{ConnectError, Quorum};
 
-/// Where a quorum is, and how to get there. Made by [`Quorum::builder`].
+/// Describes the nodes of a quorum, and how they are reached. Made by [`Quorum::builder`].
 ///
 /// ```no_run
+/// # #[cfg(feature = "tls")]
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use std::time::Duration;
 /// use quorlock_client::Quorum;
 ///
 /// let quorum = Quorum::builder()
 ///     .nodes(["rediss://locks:secret@a", "rediss://locks:secret@b", "rediss://locks:secret@c"])
 ///     .root_certificates(std::fs::read("ca.pem")?)
-///     .node_limit(Duration::from_millis(400)) // they are in three regions
+///     .set("eu-locks")
 ///     .connect()
 ///     .await?;
 /// # Ok(())
@@ -26,94 +27,166 @@ use crate::{ConnectError, Quorum};
 #[derive(Clone)]
 #[must_use = "nothing is connected until connect is called"]
 pub struct QuorumBuilder {
-    urls: Vec<String>,
+    nodes: Vec<Named>,
+    #[cfg(feature = "tls")]
     root_certificates: Option<Vec<u8>>,
-    client_certificate: Option<ClientTlsConfig>,
-    node_limit: Option<Duration>,
+    #[cfg(feature = "tls")]
+    client_certificate: Option<::redis::ClientTlsConfig>,
+    node_timeout: Option<Duration>,
+    set: Option<String>,
+}
+
+/// How a node was named.
+#[derive(Clone)]
+enum Named {
+    Url(String),
+    Client(Client),
 }
 
 impl QuorumBuilder {
     pub(crate) fn new() -> Self {
-        Self { urls: Vec::new(), root_certificates: None, client_certificate: None, node_limit: None }
+        Self {
+            nodes: Vec::new(),
+            #[cfg(feature = "tls")]
+            root_certificates: None,
+            #[cfg(feature = "tls")]
+            client_certificate: None,
+            node_timeout: None,
+            set: None,
+        }
     }
 
     /// Adds a node: see [`Quorum::connect`].
     pub fn node(mut self, url: impl AsRef<str>) -> Self {
-        self.urls.push(url.as_ref().to_owned());
+        self.nodes.push(Named::Url(url.as_ref().to_owned()));
         self
     }
 
     /// Adds nodes: see [`Quorum::connect`].
     pub fn nodes<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.urls.extend(urls.into_iter().map(|url| url.as_ref().to_owned()));
+        self.nodes.extend(urls.into_iter().map(|url| Named::Url(url.as_ref().to_owned())));
         self
     }
 
-    /// What signs the certificates of the `rediss://` nodes, in PEM: then nobody else does. Otherwise what this machine
-    /// trusts.
+    /// Adds a node that a client of redis-rs leads to. The quorum makes connections of its own from
+    /// it: some for all locks together, and one for each wait.
+    pub fn redis_client(mut self, client: Client) -> Self {
+        self.nodes.push(Named::Client(client));
+        self
+    }
+
+    /// The certificates, in PEM, that the `rediss://` nodes must be signed by. Default: the roots that
+    /// this system trusts, or those in the file that `SSL_CERT_FILE` names.
+    #[cfg(feature = "tls")]
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificates = Some(pem.into());
         self
     }
 
     /// The certificate and the key, both in PEM, by which the `rediss://` nodes know this client.
-    pub fn client_certificate(mut self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
-        self.client_certificate =
-            Some(ClientTlsConfig { client_cert: chain_pem.into(), client_key: key_pem.into() });
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(
+        mut self,
+        chain_pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.client_certificate = Some(::redis::ClientTlsConfig {
+            client_cert: chain_pem.into(),
+            client_key: key_pem.into(),
+        });
         self
     }
 
-    /// How long one node may take to answer before it counts as silent, for all locks that do not say otherwise by
-    /// [`LockBuilder::node_limit`](crate::LockBuilder::node_limit); a quarter of the ttl, if that is less.
-    pub fn node_limit(mut self, limit: Duration) -> Self {
-        self.node_limit = Some(limit);
+    /// How long a node may take to answer before it counts as silent, for all locks that do not set
+    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout). Default: four round trips of
+    /// that node, as measured, at least 50 ms, and a quarter of the ttl at most.
+    pub fn node_timeout(mut self, limit: Duration) -> Self {
+        self.node_timeout = Some(limit);
+        self
+    }
+
+    /// The name of the set that the nodes must belong to (`lock.set`). Default: the set that a
+    /// majority of them belongs to.
+    pub fn set(mut self, name: impl Into<String>) -> Self {
+        self.set = Some(name.into());
         self
     }
 
     /// Connects: see [`Quorum::connect`].
     ///
     /// # Errors
-    /// Only what no time can mend: see [`ConnectError`].
+    /// [`ConnectError`], for what cannot become right by itself.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
     pub async fn connect(self) -> Result<Quorum, ConnectError> {
-        let clients = self.urls.iter().map(|url| self.open(url)).collect::<Result<_, _>>()?;
-        Quorum::connected_to(clients, self.node_limit).await
+        let nodes = self.nodes.iter().map(|node| self.open(node)).collect::<Result<_, _>>()?;
+        Quorum::start(nodes, self.set, self.node_timeout).await
     }
 
-    /// A client of this URL. Errors never show a password.
-    fn open(&self, url: &str) -> Result<Client, ConnectError> {
-        let bad = |reason: String| ConnectError::BadUrl { url: without_password(url), reason };
-        if let Some(reason) = not_yet(url) {
-            return Err(bad(reason.to_owned()));
-        }
-        let info = url.into_connection_info().map_err(|error| bad(error.to_string()))?;
-        let settings = info.tcp_settings().clone().set_nodelay(true);
-        let info = info.set_tcp_settings(settings);
+    fn open(&self, node: &Named) -> Result<NodeInfo, ConnectError> {
+        let endpoint = match node {
+            Named::Client(client) => Endpoint::of_client(client),
+            Named::Url(url) => {
+                let invalid =
+                    |reason: String| ConnectError::InvalidUrl { url: without_password(url), reason };
+                if let Some(reason) = unsupported(url) {
+                    return Err(invalid(reason.to_owned()));
+                }
+                let info =
+                    url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
+                Endpoint::new(info, |info| self.open_client(info))
+            }
+        };
+        let endpoint = endpoint.map_err(|error| match node {
+            Named::Url(url) => ConnectError::InvalidUrl {
+                url: without_password(url),
+                reason: error.to_string(),
+            },
+            Named::Client(_) => ConnectError::Tls { reason: error.to_string() },
+        })?;
+        let name: Arc<str> = endpoint.address().into();
+        let pool = Arc::new(BlockingPool::new(endpoint.clone()));
+        Ok(NodeInfo { name, endpoint, pool })
+    }
+
+    #[cfg(feature = "tls")]
+    fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-            return Client::open(info).map_err(|error| bad(error.to_string()));
+            return Client::open(info);
         }
         choose_cryptography();
-        let certificates = TlsCertificates {
+        let certificates = ::redis::TlsCertificates {
             client_tls: self.client_certificate.clone(),
             root_cert: self.root_certificates.clone(),
         };
-        let is_plain = certificates.client_tls.is_none() && certificates.root_cert.is_none();
-        let client = if is_plain { Client::open(info) } else { Client::build_with_tls(info, certificates) };
-        client.map_err(|error| bad(error.to_string()))
+        if certificates.client_tls.is_none() && certificates.root_cert.is_none() {
+            Client::open(info)
+        } else {
+            Client::build_with_tls(info, certificates)
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unused_self, reason = "with the feature `tls` it has the certificates")]
+    fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        Client::open(info)
     }
 }
 
 impl fmt::Debug for QuorumBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let urls: Vec<_> = self.urls.iter().map(|url| without_password(url)).collect();
-        f.debug_struct("QuorumBuilder").field("nodes", &urls).finish_non_exhaustive()
+        let name = |node: &Named| match node {
+            Named::Url(url) => without_password(url),
+            Named::Client(_) => "a client of redis-rs".to_owned(),
+        };
+        let nodes: Vec<_> = self.nodes.iter().map(name).collect();
+        f.debug_struct("QuorumBuilder").field("nodes", &nodes).finish_non_exhaustive()
     }
 }
 
 /// Why this kind of node is refused.
-fn not_yet(url: &str) -> Option<&'static str> {
+fn unsupported(url: &str) -> Option<&'static str> {
     let scheme = url.split("://").next().unwrap_or_default();
     if scheme.contains("sentinel") {
         return Some(
@@ -126,22 +199,12 @@ fn not_yet(url: &str) -> Option<&'static str> {
     )
 }
 
-/// The program may have chosen for itself. If it has not, there must be one, and one only, or TLS would panic.
+/// Chooses the cryptography of TLS, unless the program has: without any, connecting would panic.
+#[cfg(feature = "tls")]
 fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // If somebody else was faster, that is as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
-    }
-}
-
-/// The address of a node, for people.
-pub(crate) fn address(client: &Client) -> String {
-    match client.get_connection_info().addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            format!("{host}:{port}")
-        }
-        ConnectionAddr::Unix(path) => path.display().to_string(),
-        other => other.to_string(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 
-use crate::held::Held;
+use crate::driver::LockInner;
 use crate::{Coverage, LostError, Nodes, Ownership};
 
 /// A view of a held [`Lock`](crate::Lock): it tells how things stand, and cannot end the lock. Cheap to clone.
@@ -12,42 +12,42 @@ use crate::{Coverage, LostError, Nodes, Ownership};
 /// What runs under [`LockBuilder::run`](crate::LockBuilder::run) is given one.
 #[derive(Clone)]
 pub struct LockWatch {
-    held: Arc<Held>,
+    lock: Arc<LockInner>,
 }
 
 impl LockWatch {
-    pub(crate) fn new(held: Arc<Held>) -> Self {
-        Self { held }
+    pub(crate) fn new(lock: Arc<LockInner>) -> Self {
+        Self { lock }
     }
 
     /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
     pub fn key(&self) -> &[u8] {
-        self.held.keys.first()
+        self.lock.spec.keys.first()
     }
 
     /// The locked keys, in the order of their bytes.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.held.keys.iter().map(AsRef::as_ref)
+        self.lock.spec.keys.iter()
     }
 
     /// The fencing token: see [`Lock::fence`](crate::Lock::fence).
     pub fn fence(&self) -> Fence {
-        self.held.fence
+        self.lock.fence
     }
 
     /// How much longer the lock is certainly held; zero when it may be another's, and when it was given back.
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.lock.remaining()
     }
 
     /// Whether the lock is held, and until when. A lock that was given back is [`Ownership::Lost`].
     pub fn ownership(&self) -> Ownership {
-        self.held.ownership()
+        self.lock.ownership()
     }
 
     /// On how many nodes the lock is known to be held.
     pub fn coverage(&self) -> Coverage {
-        self.held.coverage()
+        self.lock.coverage()
     }
 
     /// Waits until the lock is lost, and says why. That is at its deadline at the latest. It never returns for a lock that
@@ -68,19 +68,24 @@ impl LockWatch {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn ended(&self) -> Option<LostError> {
-        self.held.ended().await
+        self.lock.ended().await
+    }
+
+    /// How it has ended, if it has: the loss, or `None` when it was released or detached.
+    pub(crate) fn end(&self) -> Option<Option<LostError>> {
+        self.lock.end().err()
     }
 
     /// What each node answered last.
     pub(crate) fn report(&self) -> Nodes {
-        self.held.report()
+        self.lock.report()
     }
 }
 
 impl fmt::Debug for LockWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockWatch")
-            .field("key", &format_args!("{}", self.held.keys))
+            .field("key", &format_args!("{}", self.lock.spec.keys))
             .field("fence", &self.fence())
             .field("ownership", &self.ownership())
             .field("coverage", &self.coverage())

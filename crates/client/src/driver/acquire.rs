@@ -1,204 +1,237 @@
-//! Going after a lock until it is held or the time is over: carries out what [`Pursuit`] decides.
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::quorum::{Ended, Loss, Move, Pursuit};
-use rand::RngExt as _;
-use tokio::time::{Instant, sleep_until, timeout_at};
-use tracing::{Instrument as _, Span};
+use futures_util::future::{BoxFuture, FutureExt as _};
+use quorlock_core::client::{
+    Acquire, Action, Failure, NodeError, Outcome, Request, RequestId, Response, Spec, Token,
+};
+use quorlock_core::quorum::Moment;
+use tokio::time::{Instant, Sleep, sleep};
 
-use crate::attempt::{self, Failure, Wanted};
-use crate::quorum::Shared;
-use crate::slots::Turn;
-use crate::token::Token;
-use crate::wait::{Waited, wait};
-use crate::{AcquireError, Answer, Lock, NodeError, Nodes};
+use super::hold::LockInner;
+use super::local_queues::Turn;
+use super::releases::release_in_background;
+use super::shared::Shared;
+use crate::clock;
+use crate::transport::{InFlight, Outgoing, Seat};
 
-/// How far an attempt may go beyond the end of the wait.
-const LAST_ATTEMPT_LIMIT: Duration = Duration::from_millis(40);
+/// The loop of an [`Acquire`]. Dropped before its end, it leaves the clean-up to the background.
+struct Call {
+    shared: Arc<Shared>,
+    machine: Acquire,
+    in_flight: InFlight,
+    wait: Option<Wait>,
+    /// The last request that was built: most go to several nodes.
+    last_built: Option<(Request, Outgoing)>,
+    ended: bool,
+}
 
-/// Acquires a lock by `until`, or whenever it can be had.
+/// A WAIT, or the connection for one.
+pub(super) enum Wait {
+    /// There is no connection for it yet.
+    Opening(RequestId, BoxFuture<'static, Result<Seat, NodeError>>),
+    /// It was sent.
+    Sent(RequestId, BoxFuture<'static, Response>),
+}
+
+/// What happens next to a [`Wait`].
+enum WaitEvent {
+    Opened(RequestId, Result<Seat, NodeError>),
+    Answered(RequestId, Response),
+}
+
+/// Acquires a lock within `wait`, or whenever it is granted.
 pub(crate) async fn acquire(
     shared: &Arc<Shared>,
-    wanted: &Wanted,
-    started: Instant,
-    until: Option<Instant>,
-) -> Result<Lock, AcquireError> {
-    let turn = shared.slots.turn(&wanted.keys);
-    let turn = match until {
-        Some(until) => timeout_at(until, turn).await.ok(),
-        None => Some(turn.await),
-    };
-    let Some(turn) = turn else {
-        return Err(AcquireError::TimedOut { waited: started.elapsed(), nodes: Nodes(Vec::new()) });
-    };
-    let chase = Chase { shared, wanted, until, started, turn: &turn, attempts: 0, last: None };
-    chase.run().await
+    spec: Spec,
+    wait: Option<Duration>,
+) -> Result<Arc<LockInner>, Failure> {
+    let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
+    let turn = machine.takes_turn().then(|| shared.queues.enter(&machine.spec().keys));
+    Call::new(shared, machine).run(turn).await
 }
 
-struct Chase<'a> {
-    shared: &'a Arc<Shared>,
-    wanted: &'a Wanted,
-    until: Option<Instant>,
-    started: Instant,
-    turn: &'a Turn,
-    /// How many attempts there have been, waits included.
-    attempts: u32,
-    /// Why the last attempt failed, and what the nodes said.
-    last: Option<(Loss, Nodes)>,
+/// Swaps the token of a lock that another process detached.
+pub(crate) async fn attach(
+    shared: &Arc<Shared>,
+    spec: Spec,
+    old: Token,
+) -> Result<Arc<LockInner>, Failure> {
+    let machine = shared.with_context(|ctx| Acquire::attach(Arc::new(spec), old, ctx));
+    Call::new(shared, machine).finish().await
 }
 
-/// Why a wait has not come to a lock.
-enum NoLock {
-    TimedOut,
-    Refused(NodeError),
-    Gone(NodeError),
-    /// It was granted on the node, but not on enough others.
-    Lost(Failure),
-}
+impl Call {
+    fn new(shared: &Arc<Shared>, machine: Acquire) -> Self {
+        Self {
+            in_flight: InFlight::with_capacity(shared.nodes.len()),
+            shared: Arc::clone(shared),
+            machine,
+            wait: None,
+            last_built: None,
+            ended: false,
+        }
+    }
 
-impl Chase<'_> {
-    async fn run(mut self) -> Result<Lock, AcquireError> {
-        let shared = self.shared;
-        let contended = self.turn.contended();
-        // In what order the nodes come matters only to those who wait, or are refused.
-        let failed = if contended {
-            None
-        } else {
-            match self.ask_all().await? {
-                Ok(lock) => return Ok(lock),
-                Err(failure) => Some(failure),
-            }
+    /// From the turn in the local queue to the end.
+    async fn run(mut self, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
+        let Some(mut turn) = turn else {
+            self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
+            return self.finish().await;
         };
-        let mut pursuit = Pursuit::new(shared.order(self.wanted.keys.first()), shared.round_trip());
-        let mut next = match failed {
-            Some(failure) => self.lost(&mut pursuit, failure, None).await,
-            None => pursuit.first(contended),
-        };
-        loop {
-            if self.time_is_up() {
-                return Err(self.gave_up());
-            }
-            next = match next {
-                Move::AskAll => match self.ask_all().await? {
-                    Ok(lock) => return Ok(lock),
-                    Err(failure) => self.lost(&mut pursuit, failure, None).await,
-                },
-                Move::WaitOn { node } => match self.wait_on(node, &pursuit).await? {
-                    Ok(lock) => return Ok(lock),
-                    Err(NoLock::Lost(failure)) => self.lost(&mut pursuit, failure, Some(node)).await,
-                    Err(NoLock::TimedOut) => pursuit.next(Ended::NotWaited),
-                    Err(NoLock::Refused(error)) => {
-                        self.cannot_wait(node, error);
-                        pursuit.next(Ended::NotWaited)
-                    }
-                    Err(NoLock::Gone(error)) => {
-                        self.cannot_wait(node, error);
-                        pursuit.next(Ended::NodeGone)
-                    }
-                },
-                Move::Pause { at_most } => {
-                    self.pause(at_most).await;
-                    pursuit.resume()
+        if !turn.is_called() {
+            let deadline = self.machine.poll_timeout();
+            tokio::select! {
+                biased;
+                _ = turn.called() => {}
+                () = super::sleep_until(deadline) => {
+                    // It goes ahead without a turn, and nobody waits for it.
+                    drop(turn);
+                    self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
+                    return self.finish().await;
                 }
-            };
-        }
-    }
-
-    async fn ask_all(&mut self) -> Result<Result<Lock, Failure>, AcquireError> {
-        let (limit, span) = (self.node_limit(), self.span());
-        // It may turn out that it is before anybody hears of the lock.
-        self.set_contended(false);
-        attempt::attempt(self.shared, self.wanted, limit).instrument(span).await
-    }
-
-    fn set_contended(&self, contended: bool) {
-        self.turn.set_contended(contended);
-    }
-
-    /// For observers: the attempt that begins now.
-    fn span(&mut self) -> Span {
-        self.attempts += 1;
-        tracing::debug_span!("attempt", attempt = self.attempts)
-    }
-
-    async fn wait_on(
-        &mut self,
-        node: usize,
-        pursuit: &Pursuit,
-    ) -> Result<Result<Lock, NoLock>, AcquireError> {
-        let span = self.span();
-        tracing::debug!(parent: &span, node = self.shared.nodes[node].name(), "waiting");
-        // On the heap: it is much larger than the rest, and most locks are had without.
-        Box::pin(self.wait(node, pursuit)).instrument(span).await
-    }
-
-    /// Waits on a node, and takes the others when it grants.
-    async fn wait(&self, node: usize, pursuit: &Pursuit) -> Result<Result<Lock, NoLock>, AcquireError> {
-        self.set_contended(true);
-        let token = Token::random().map_err(attempt::no_token)?;
-        let granted = match wait(self.shared, self.wanted, token, node, self.until).await {
-            Waited::Granted(granted) => granted,
-            Waited::TimedOut => return Ok(Err(NoLock::TimedOut)),
-            Waited::Refused(error) => return Ok(Err(NoLock::Refused(error))),
-            Waited::Gone(error) => return Ok(Err(NoLock::Gone(error))),
-        };
-        self.set_contended(!granted.waited.is_zero());
-        let limit = self.node_limit();
-        let rest = attempt::attempt_after_wait(self.shared, self.wanted, node, granted, pursuit, limit);
-        Ok(rest.await.map_err(NoLock::Lost))
-    }
-
-    /// Where to go from an attempt that was lost, after a wait on a node if there was one.
-    async fn lost(&mut self, pursuit: &mut Pursuit, mut failure: Failure, waited_on: Option<usize>) -> Move {
-        while let Some(node) = pursuit.to_hear(&failure.heard) {
-            failure.hear(node).await;
-        }
-        let heard = &failure.heard;
-        let next = pursuit.next(match waited_on {
-            None => Ended::Lost { heard },
-            Some(node) => Ended::LostAfterWait { node, heard },
-        });
-        self.last = Some((failure.loss, failure.nodes));
-        next
-    }
-
-    fn cannot_wait(&mut self, node: usize, error: NodeError) {
-        tracing::debug!(node = self.shared.nodes[node].name(), %error, "cannot wait there");
-        if let Some((_, nodes)) = &mut self.last {
-            nodes.0[node].answer = Answer::Failed(error);
-        }
-    }
-
-    /// The first attempt takes its time. Those after it, and after a wait, do not go far beyond the end of the wait.
-    fn node_limit(&self) -> Duration {
-        match self.until {
-            Some(until) if self.attempts > 0 => {
-                let left = until.saturating_duration_since(Instant::now()).max(LAST_ATTEMPT_LIMIT);
-                self.wanted.node_limit.min(left)
             }
-            _ => self.wanted.node_limit,
+        }
+        let contended = turn.called().await;
+        self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
+        let spec = Arc::clone(self.machine.spec());
+        let shared = Arc::clone(&self.shared);
+        let (outcome, now_contended) = self.finish_and_look().await;
+        if now_contended != contended {
+            shared.queues.set_contended(&spec.keys, now_contended);
+        }
+        drop(turn);
+        outcome
+    }
+
+    async fn finish(self) -> Result<Arc<LockInner>, Failure> {
+        self.finish_and_look().await.0
+    }
+
+    /// To the end; and whether the lock is contended.
+    async fn finish_and_look(mut self) -> (Result<Arc<LockInner>, Failure>, bool) {
+        let timer = sleep(Duration::ZERO);
+        tokio::pin!(timer);
+        let mut armed: Option<Moment> = None;
+        let outcome = loop {
+            if let Some(outcome) = self.act() {
+                break outcome;
+            }
+            let deadline = self.machine.poll_timeout();
+            if let Some(deadline) = deadline
+                && armed != Some(deadline)
+            {
+                arm(timer.as_mut(), deadline);
+                armed = Some(deadline);
+            }
+            tokio::select! {
+                biased;
+                answered = self.in_flight.next() => {
+                    self.shared.sample(answered.id, &answered.response, answered.took);
+                    self.respond(answered.id, &answered.response);
+                }
+                event = next_event(&mut self.wait), if self.wait.is_some() => self.handle_wait(event),
+                () = &mut timer, if deadline.is_some() => {
+                    armed = None;
+                    self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
+                }
+            }
+        };
+        self.ended = true;
+        let contended = self.machine.is_contended();
+        let outcome = match outcome {
+            Outcome::Acquired(grant) => {
+                let stragglers = std::mem::take(&mut self.in_flight);
+                let spec = Arc::clone(self.machine.spec());
+                Ok(LockInner::new(&self.shared, spec, grant, stragglers))
+            }
+            Outcome::Failed(failure) => Err(failure),
+        };
+        (outcome, contended)
+    }
+
+    fn respond(&mut self, id: RequestId, response: &Response) {
+        self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
+    }
+
+    /// Carries out everything that the machine says. Returns the outcome when there is one.
+    fn act(&mut self) -> Option<Outcome> {
+        let mut outcome = None;
+        while let Some(action) = self.machine.poll() {
+            match action {
+                Action::Send { id, connection, request } => self.send(id, connection, &request),
+                Action::Wait { id } => {
+                    let pool = Arc::clone(&self.shared.nodes[id.node].pool);
+                    self.wait = Some(Wait::Opening(id, pool.seat().boxed()));
+                }
+                Action::StopWaiting { .. } => self.wait = None,
+                Action::Release(release) => {
+                    let wait = release.wait().and_then(|_| self.wait.take());
+                    release_in_background(&self.shared, *release, wait);
+                }
+                Action::Suspect { node, connection } => self.shared.suspect(node, connection),
+                Action::Done(done) => outcome = Some(*done),
+            }
+        }
+        outcome
+    }
+
+    fn send(&mut self, id: RequestId, connection: u64, request: &Request) {
+        let outgoing = match &self.last_built {
+            Some((built, outgoing)) if built == request => outgoing.clone(),
+            _ => {
+                let outgoing = Outgoing::new(self.machine.spec(), request);
+                self.last_built = Some((*request, outgoing.clone()));
+                outgoing
+            }
+        };
+        match self.shared.connection(id.node, connection) {
+            Some(connection) => self.in_flight.ask(id, connection, outgoing),
+            None => self.in_flight.fail(id, NodeError::Down { reason: "the connection was lost".into() }),
         }
     }
 
-    async fn pause(&self, at_most: Duration) {
-        // Two that start together must not go on together. The last attempt is at the very end.
-        let again = Instant::now() + rand::rng().random_range(at_most / 2..=at_most);
-        sleep_until(self.until.map_or(again, |until| until.min(again))).await;
+    fn handle_wait(&mut self, event: WaitEvent) {
+        match event {
+            WaitEvent::Opened(id, Ok(seat)) => {
+                self.wait = None;
+                let machine = &mut self.machine;
+                let request = self.shared.with_context(|ctx| machine.handle_wait_sent(id, ctx));
+                if let Some(request) = request {
+                    let outgoing = Outgoing::new(self.machine.spec(), &request);
+                    self.wait = Some(Wait::Sent(id, seat.ask(outgoing).boxed()));
+                }
+            }
+            WaitEvent::Opened(id, Err(error)) => {
+                self.wait = None;
+                self.respond(id, &Response::Failed(error));
+            }
+            WaitEvent::Answered(id, response) => {
+                self.wait = None;
+                self.respond(id, &response);
+            }
+        }
     }
+}
 
-    fn time_is_up(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
+    match wait {
+        Some(Wait::Opening(id, opening)) => WaitEvent::Opened(*id, opening.await),
+        Some(Wait::Sent(id, answer)) => WaitEvent::Answered(*id, answer.await),
+        None => std::future::pending().await,
     }
+}
 
-    /// The wait is over.
-    fn gave_up(self) -> AcquireError {
-        match self.last {
-            Some((Loss::NoQuorum, nodes)) => AcquireError::NoQuorum { nodes },
-            Some((Loss::TooLate, nodes)) => AcquireError::Expired { nodes },
-            Some((Loss::Held, nodes)) => AcquireError::TimedOut { waited: self.started.elapsed(), nodes },
-            None => AcquireError::TimedOut { waited: self.started.elapsed(), nodes: Nodes(Vec::new()) },
+/// Sets a timer for a deadline of a machine.
+pub(super) fn arm(timer: std::pin::Pin<&mut Sleep>, deadline: Moment) {
+    timer.reset(Instant::now() + clock::now().until(deadline));
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.shared.with_context(|ctx| self.machine.cancel(ctx));
+            self.act();
         }
     }
 }

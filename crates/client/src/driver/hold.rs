@@ -1,146 +1,150 @@
-//! Everything there is to a held lock; shared by its handle, those who watch it, and the rounds that extend it.
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use quorlock_core::quorum::{End, ExtensionVerdict, Lifetime, Moment, Standing, Tenure};
-use quorlock_core::{Fence, Ttl};
-use tokio::sync::Notify;
+use quorlock_core::Fence;
+use quorlock_core::client::{Grant, Hold, HoldAction, Send, Spec};
+use quorlock_core::quorum::{End, ExtensionVerdict, Moment, ReleaseVerdict, Standing};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
-use crate::answers::report;
-use crate::keys::Keys;
-use crate::node::{Asked, Connection, Reached, Reply};
-use crate::quorum::Shared;
-use crate::reach::Reach;
-use crate::token::Token;
-use crate::{Answer, Coverage, Deadline, LostError, NodeError, Nodes, Ownership, clock};
+use super::releases::{Releasing, release_in_background};
+use super::shared::Shared;
+use crate::transport::InFlight;
+use crate::{
+    Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
+};
 
-/// How often it is looked whether a deadline has come. Timers stand still while a machine sleeps, and the lock's time
-/// does not.
+/// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
+/// not.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-pub(crate) struct Held {
+/// A held lock: shared by its handle, its watches, and the rounds that extend it.
+pub(crate) struct LockInner {
     /// Tells the locks of one program apart.
     pub(crate) id: u64,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) keys: Keys,
-    pub(crate) token: Token,
-    pub(crate) owner: Option<String>,
-    pub(crate) ttl: Ttl,
+    pub(crate) spec: Arc<Spec>,
     pub(crate) fence: Fence,
-    pub(crate) node_limit: Duration,
-    max_hold: Duration,
-    since: Moment,
-    /// Whether the queue node of each key could have refused it.
-    yielded_to_queues: bool,
-    /// Whether it is, or was, extended by itself.
-    kept: AtomicBool,
-    reach: Reach<Connection>,
-    /// Nodes that were not asked before it was won.
-    reserve: Vec<usize>,
-    /// Nodes that had not answered when it was decided. If they grant, they hold the lock as well; nobody waits for that,
-    /// and it is looked whether they have whenever it matters.
-    stragglers: Mutex<Asked>,
-    state: Mutex<State>,
+    hold: Mutex<Hold>,
+    /// Requests that were unanswered when the lock was granted. If those nodes grant, they hold the
+    /// lock as well; nobody waits for that, and it is looked at whenever it matters.
+    stragglers: Mutex<InFlight>,
+    /// Calls that wait for the verdict of a round.
+    extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
+    /// Whether it is, or was, renewed.
+    renewed: AtomicBool,
     /// It has ended.
     changed: Notify,
 }
 
-/// What a lock begins with.
-pub(crate) struct Grant {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) keys: Keys,
-    pub(crate) token: Token,
-    pub(crate) owner: Option<String>,
-    pub(crate) ttl: Ttl,
-    pub(crate) fence: Fence,
-    pub(crate) node_limit: Duration,
-    pub(crate) max_hold: Duration,
-    pub(crate) since: Moment,
-    pub(crate) yielded_to_queues: bool,
-    pub(crate) lifetime: Lifetime,
-    pub(crate) reached: Vec<Reached>,
-    /// Nodes that were not asked.
-    pub(crate) reserve: Vec<usize>,
-    /// Which start of its server each node was asked in.
-    pub(crate) incarnations: Vec<u64>,
-    pub(crate) answers: Vec<Answer>,
-    pub(crate) stragglers: Asked,
-}
-
-struct State {
-    tenure: Tenure,
-    /// Its holder gave it back or away: what is answered from now on does not concern it.
-    over: bool,
-    nodes: Vec<Known>,
-}
-
-/// What is known of one node.
-struct Known {
-    answer: Answer,
-    /// Which start of the server the answer is of.
-    incarnation: u64,
-    /// It has answered to something after the ACQUIRE that the lock began with.
-    answered_since: bool,
-}
-
-impl Held {
-    pub(crate) fn new(grant: Grant) -> Self {
+impl LockInner {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        spec: Arc<Spec>,
+        grant: Grant,
+        stragglers: InFlight,
+    ) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(0);
-        let Grant {
-            shared,
-            keys,
-            token,
-            owner,
-            ttl,
-            fence,
-            node_limit,
-            max_hold,
-            since,
-            yielded_to_queues,
-            lifetime,
-            reached,
-            reserve,
-            incarnations,
-            answers,
-            stragglers,
-        } = grant;
-        let known = |(answer, incarnation)| Known { answer, incarnation, answered_since: false };
-        let nodes = answers.into_iter().zip(incarnations).map(known).collect();
-        let state = State { tenure: Tenure::new(lifetime, since, max_hold), over: false, nodes };
-        Self {
+        let fence = grant.fence;
+        let hold = Hold::new(Arc::clone(&spec), grant);
+        let this = Arc::new(Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            keys,
-            token,
-            owner,
-            ttl,
+            shared: Arc::clone(shared),
+            spec,
             fence,
-            node_limit,
-            max_hold,
-            since,
-            yielded_to_queues,
-            kept: AtomicBool::new(false),
-            reach: Reach::new(reached),
-            reserve,
+            hold: Mutex::new(hold),
             stragglers: Mutex::new(stragglers),
-            state: Mutex::new(state),
+            extending: Mutex::default(),
+            renewed: AtomicBool::new(false),
             changed: Notify::new(),
-            shared,
+        });
+        tracing::debug!(fence = fence.get(), coverage = %this.coverage(), "granted");
+        this
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the machine, and carries out what it says but for requests, which are returned.
+    pub(super) fn with_hold<T>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
+    ) -> (T, Vec<Send>) {
+        let mut sends = Vec::new();
+        let mut verdict = None;
+        let mut releases = Vec::new();
+        let result = {
+            let mut hold = self.hold();
+            let result = self.shared.with_context(|ctx| call(&mut hold, ctx));
+            while let Some(action) = hold.poll() {
+                match action {
+                    HoldAction::Send(send) => sends.push(send),
+                    HoldAction::Decided(decided) => verdict = Some(decided),
+                    HoldAction::Repaired(granted) => telemetry::repaired(granted),
+                    HoldAction::Contended => self.shared.queues.set_contended(&self.spec.keys, true),
+                    HoldAction::Release(release) => releases.push(release),
+                    HoldAction::Suspect { node, connection } => self.shared.suspect(node, connection),
+                }
+            }
+            result
+        };
+        for release in releases {
+            release_in_background(&self.shared, *release, None);
+        }
+        if let Some(verdict) = verdict {
+            self.decided(verdict);
+        }
+        (result, sends)
+    }
+
+    /// Takes what nodes have answered to ACQUIRE since the lock was granted.
+    pub(super) fn absorb_stragglers(self: &Arc<Self>) {
+        loop {
+            let answered = {
+                let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
+                stragglers.take_done()
+            };
+            let Some(answered) = answered else { return };
+            self.shared.sample(answered.id, &answered.response, answered.took);
+            self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn decided(self: &Arc<Self>, verdict: ExtensionVerdict) {
+        telemetry::extended(self, verdict);
+        if matches!(verdict, ExtensionVerdict::Lost) {
+            self.changed.notify_waiters();
+        }
+        if self.renewed.load(Ordering::Relaxed) {
+            self.shared.renewer.decided(self);
+        }
+        let extending = std::mem::take(
+            &mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        for tell in extending {
+            let _ = tell.send(verdict);
+        }
     }
 
-    /// How things stand; also after it was given back, when it is as good as lost.
+    /// When the nodes' time for the present round is over.
+    pub(super) fn round_deadline(&self) -> Option<Moment> {
+        self.hold().poll_timeout()
+    }
+
+    /// The verdict of the next round that is decided.
+    pub(super) fn next_verdict(&self) -> oneshot::Receiver<ExtensionVerdict> {
+        let (tell, told) = oneshot::channel();
+        self.extending.lock().unwrap_or_else(PoisonError::into_inner).push(tell);
+        told
+    }
+
+    /// Whether it is held, and for how long; also after it was released, when it is as good as lost.
     pub(crate) fn standing(&self) -> Standing {
         // In this order: what is decided in between is decided of a later moment.
         let now = clock::now();
-        let state = self.state();
-        if state.over { Standing::Lost(End::NotHeld) } else { state.tenure.standing(now) }
+        self.hold().standing(now)
     }
 
     pub(crate) fn ownership(&self) -> Ownership {
@@ -159,70 +163,48 @@ impl Held {
         }
     }
 
-    pub(crate) fn max_hold(&self) -> Duration {
-        self.max_hold
-    }
-
-    /// How long it has been held.
     pub(crate) fn held_for(&self) -> Duration {
-        clock::now().since(self.since)
+        self.hold().held_for(clock::now())
     }
 
-    /// Counts the nodes that said yes last, and have not been started again since.
-    pub(crate) fn coverage(&self) -> Coverage {
-        Coverage { held: self.holding_nodes().len(), nodes: self.shared.nodes.len() }
-    }
-
-    /// The nodes that said yes last, and have not been started again since.
-    pub(crate) fn holding_nodes(&self) -> Vec<usize> {
-        self.hear_stragglers();
-        let state = self.state();
-        let nodes = state.nodes.iter().zip(&self.shared.nodes).enumerate();
-        let holding = nodes.filter(|(_, (known, node))| {
-            matches!(known.answer, Answer::Yes(_)) && known.incarnation == node.incarnation()
-        });
-        holding.map(|(index, _)| index).collect()
+    pub(crate) fn coverage(self: &Arc<Self>) -> Coverage {
+        self.absorb_stragglers();
+        let view = self.shared.view.load();
+        Coverage { held: self.hold().coverage(&view.topology), nodes: self.shared.nodes.len() }
     }
 
     /// What each node answered last.
-    pub(crate) fn report(&self) -> Nodes {
-        self.hear_stragglers();
-        let answers: Vec<_> = self.state().nodes.iter().map(|known| known.answer.clone()).collect();
-        report(&self.shared.nodes, &answers)
+    pub(crate) fn report(self: &Arc<Self>) -> Nodes {
+        self.absorb_stragglers();
+        self.shared.report(self.hold().answers())
     }
 
     /// Whether an extension could make it last longer. `Err` when it has ended.
-    pub(crate) fn is_extensible(&self) -> Result<bool, LostError> {
+    pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
         let now = clock::now();
         match self.standing() {
             Standing::Lost(end) => Err(self.lost_by(end)),
-            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.state().tenure.is_extensible(now)),
+            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.hold().is_extensible(now)),
         }
     }
 
-    /// When it is to be extended next, if it is to be.
-    pub(crate) fn extend_in(&self) -> Option<Duration> {
-        let now = clock::now();
-        let state = self.state();
-        if state.over { None } else { state.tenure.extend_in(now, self.ttl) }
+    /// When it is to be extended next, and by how much earlier together with others.
+    pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
+        let hold = self.hold();
+        Some((hold.renew_in(clock::now())?, hold.renewal_window()))
     }
 
-    /// Waits until it has ended: why it was lost, which is at its deadline at the latest; or `None` when it was given back.
-    pub(crate) async fn ended(&self) -> Option<LostError> {
+    /// Waits until it has ended: why it was lost, which is at its deadline at the latest; or `None`
+    /// when it was released or detached.
+    pub(crate) async fn ended(self: &Arc<Self>) -> Option<LostError> {
         loop {
             // From here on no change is missed.
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let (over, standing) = {
-                let now = clock::now();
-                let state = self.state();
-                (state.over, state.tenure.standing(now))
-            };
-            let left = match standing {
-                _ if over => return None,
-                Standing::Lost(end) => return Some(self.lost_by(end)),
-                Standing::Held(left) | Standing::Uncertain(left) => left,
+            let left = match self.end() {
+                Err(end) => return end,
+                Ok(left) => left,
             };
             tokio::select! {
                 () = changed => {}
@@ -231,190 +213,94 @@ impl Held {
         }
     }
 
-    /// Takes down what a round of extends came to.
-    pub(crate) fn settle(&self, verdict: ExtensionVerdict) {
-        let mut state = self.state();
-        if state.over {
-            return;
-        }
-        state.tenure.settle(verdict, clock::now());
-        drop(state);
-        if matches!(verdict, ExtensionVerdict::Lost) {
-            self.changed.notify_waiters();
-        }
-    }
-
-    /// Takes down what a node answered to an extension that was sent through this connection.
-    pub(crate) fn heard(&self, node: usize, reply: &Reply, generation: u64) {
-        let incarnation = self.shared.nodes[node].incarnation();
-        // What it said before that.
-        self.hear_stragglers();
-        self.hear(node, reply, incarnation, |acquire| acquire.generation() == generation);
-    }
-
-    /// Takes down what a node answered to ACQUIRE when it was repaired.
-    pub(crate) fn heard_of_repair(&self, node: usize, reply: &Reply) {
-        self.hear(node, reply, self.shared.nodes[node].incarnation(), |_| true);
-    }
-
-    /// Takes down what nodes have answered to ACQUIRE since it was decided.
-    fn hear_stragglers(&self) {
-        let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some((node, reply)) = stragglers.take_done() {
-            {
-                let known = &mut self.state().nodes[node];
-                // Until then it is known which start of the server was asked.
-                if !known.answered_since {
-                    known.answer = reply.answer();
-                }
-            }
-            if matches!(reply, Reply::No) {
-                self.refused_late(node);
-            }
-            self.arrived(node, &reply, |_| true);
+    /// What is left of it; or how it has ended, as [`ended`](Self::ended) says.
+    pub(crate) fn end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
+        let (is_over, standing) = {
+            let now = clock::now();
+            let hold = self.hold();
+            (hold.is_over(), hold.standing(now))
+        };
+        match standing {
+            _ if is_over => Err(None),
+            Standing::Lost(end) => Err(Some(self.lost_by(end))),
+            Standing::Held(left) | Standing::Uncertain(left) => Ok(left),
         }
     }
 
-    /// A node refused when the lock was won already. If it is one to which that would have yielded, others wait there.
-    fn refused_late(&self, node: usize) {
-        if self.yielded_to_queues && self.shared.queue_nodes(&self.keys).contains(&node) {
-            self.shared.slots.set_contended(&self.keys);
-        }
-    }
-
-    fn hear(
-        &self,
-        node: usize,
-        reply: &Reply,
-        incarnation: u64,
-        shows_arrival: impl FnOnce(&Connection) -> bool,
-    ) {
-        self.state().nodes[node] = Known { answer: reply.answer(), incarnation, answered_since: true };
-        self.arrived(node, reply, shows_arrival);
-    }
-
-    /// With an answer that shows that the node's ACQUIRE, sent through that connection, has arrived, any connection will do
-    /// for its release.
-    fn arrived(&self, node: usize, reply: &Reply, shows_arrival: impl FnOnce(&Connection) -> bool) {
-        if !matches!(reply, Reply::Failed(_)) {
-            self.reach.arrived(node, shows_arrival);
-        }
-    }
-
-    /// A node is about to be sent an ACQUIRE through this connection; `false` if there is no lock to be repaired any more.
-    pub(crate) fn reach(&self, node: usize, connection: &Connection) -> bool {
-        self.hear_stragglers();
-        !matches!(self.standing(), Standing::Lost(_))
-            && self.reach.begin(node, connection, self.ttl.duration())
-    }
-
-    /// Whether this node was left alone when the lock was acquired, and since: it does not have it.
-    pub(crate) fn was_never_asked(&self, node: usize) -> bool {
-        self.was_in_reserve(node) && !self.reach.has_reached(node)
-    }
-
-    /// Whether this node was left alone when the lock was acquired.
-    pub(crate) fn was_in_reserve(&self, node: usize) -> bool {
-        self.reserve.contains(&node)
-    }
-
-    /// Whether it is held, and not known to be on all nodes.
-    pub(crate) fn is_narrow(&self) -> bool {
-        let coverage = self.coverage();
-        coverage.held < coverage.nodes && !self.is_over() && !matches!(self.standing(), Standing::Lost(_))
-    }
-
-    /// Whether its holder gave it back or away.
     pub(crate) fn is_over(&self) -> bool {
-        self.reach.is_over()
+        self.hold().is_over()
     }
 
-    /// Its holder gives it back or away: how things stood, and where it must be released.
-    pub(crate) fn end(&self) -> (Standing, Vec<Reached>) {
-        let standing = self.standing();
-        self.hear_stragglers();
-        // Whatever else they say is of no interest, and their connections are not kept for it.
-        *self.stragglers.lock().unwrap_or_else(PoisonError::into_inner) = Asked::new();
-        let reached = self.reach.end();
-        self.state().over = true;
+    /// Has it renewed from now on.
+    pub(crate) fn renew(self: &Arc<Self>) {
+        self.renewed.store(true, Ordering::Relaxed);
+        self.shared.renewer.renew(self);
+    }
+
+    /// Begins its release on all nodes: how it stood, and the rest of the release.
+    fn begin_release(self: &Arc<Self>) -> (Standing, Releasing) {
+        self.absorb_stragglers();
+        let ((standing, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
+        let releasing = Releasing::new(&self.shared, release);
+        self.after_end();
+        (standing, releasing)
+    }
+
+    fn after_end(&self) {
+        // What nodes answer to the grant from now on is of no interest.
+        *self.stragglers.lock().unwrap_or_else(PoisonError::into_inner) = InFlight::default();
         self.changed.notify_waiters();
-        (standing, reached)
-    }
-
-    /// Has it extended from now on.
-    pub(crate) fn keep(this: &Arc<Self>) {
-        this.kept.store(true, Ordering::Relaxed);
-        this.shared.keeper.keep(this);
-    }
-
-    /// It need not be extended any more.
-    pub(crate) fn forget(&self) {
-        if self.kept.load(Ordering::Relaxed) {
-            self.shared.keeper.forget(self);
+        if self.renewed.load(Ordering::Relaxed) {
+            self.shared.renewer.forget(self);
         }
     }
 
-    /// Takes down what the nodes answered to its release.
-    pub(crate) fn heard_of_release(&self, answers: Vec<Answer>) {
-        for (known, answer) in self.state().nodes.iter_mut().zip(answers) {
-            known.answer = answer;
-        }
+    /// Releases it in the background.
+    pub(crate) fn drop_lock(self: &Arc<Self>) {
+        self.begin_release().1.leave();
     }
 
-    /// Nodes that have not answered by the limit failed.
-    pub(crate) fn time_is_up(&self, nodes: impl Iterator<Item = usize>) {
-        let mut state = self.state();
-        for node in nodes {
-            state.nodes[node].answer = Answer::Failed(NodeError::timed_out(self.node_limit));
+    /// See [`crate::Lock::release`].
+    pub(crate) async fn release(self: &Arc<Self>) -> Result<Released, ReleaseError> {
+        let (standing, releasing) = self.begin_release();
+        if let Standing::Lost(_) = standing {
+            releasing.leave();
+            telemetry::released(self, Some(Released::AlreadyOver));
+            return Ok(Released::AlreadyOver);
         }
+        let (verdict, answers) = releasing.finish_in_background().await;
+        let released = match verdict {
+            Some(ReleaseVerdict::Released) => Ok(Released::Released),
+            Some(ReleaseVerdict::AlreadyOver) => {
+                self.hold().handle_released(answers.into_iter());
+                Ok(Released::AlreadyOver)
+            }
+            Some(ReleaseVerdict::Unconfirmed) | None => {
+                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers.iter()) })
+            }
+        };
+        telemetry::released(self, released.as_ref().ok().copied());
+        released
     }
 
-    pub(crate) fn lost_by(&self, end: End) -> LostError {
+    /// Gives it to another process: its token, and what is left of it.
+    pub(crate) fn detach(self: &Arc<Self>) -> (quorlock_core::client::Token, Duration) {
+        let now = clock::now();
+        let (token, left) = {
+            let mut hold = self.hold();
+            (hold.token(), hold.detach(now).unwrap_or_default())
+        };
+        self.after_end();
+        (token, left)
+    }
+
+    pub(crate) fn lost_by(self: &Arc<Self>, end: End) -> LostError {
         match end {
             End::NotHeld => LostError::Ended { nodes: self.report() },
             End::Expired => LostError::Expired { nodes: self.report() },
-            End::HeldTooLong => LostError::HeldTooLong { max_hold: self.max_hold },
+            End::HeldTooLong => {
+                LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }
+            }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use quorlock_testkit::Masters;
-    use tokio::time::{Duration, timeout};
-
-    use crate::clock::tests::sleep_through;
-    use crate::{LostError, Ownership, Quorum};
-
-    const SOON: Duration = Duration::from_secs(3);
-
-    #[tokio::test]
-    async fn a_machine_that_slept_through_the_deadline_has_lost_the_lock_when_it_wakes() {
-        let masters = Masters::start(3);
-        let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
-        let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
-        let watch = lock.watch();
-        let waiting = tokio::spawn(async move { watch.lost().await });
-        // It has armed its timer before the machine sleeps.
-        tokio::task::yield_now().await;
-        sleep_through(Duration::from_secs(30));
-        assert_eq!(lock.ownership(), Ownership::Lost);
-        let lost = timeout(SOON, waiting).await.expect("it is noticed without the timer").unwrap();
-        assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
-    }
-
-    #[tokio::test]
-    async fn a_kept_lock_is_extended_as_soon_as_the_machine_wakes() {
-        let masters = Masters::start(3);
-        let quorum = Quorum::builder().nodes(masters.urls()).node_limit(SOON).connect().await.unwrap();
-        let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-        lock.keep_alive();
-        tokio::task::yield_now().await;
-        sleep_through(Duration::from_secs(40));
-        assert!(lock.remaining() < Duration::from_secs(20));
-        quorlock_testkit::eventually_async(SOON, "it is extended", async || {
-            lock.remaining() > Duration::from_secs(55)
-        })
-        .await;
     }
 }

@@ -42,6 +42,13 @@ impl Outgoing {
         Self { packet, command: request.command }
     }
 
+    /// Adds it to a pipeline of others.
+    pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
+        if let Packet::One(command) = &self.packet {
+            pipeline.add_command(Cmd::clone(command));
+        }
+    }
+
     /// What a reply means.
     pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
         let value = match reply {

@@ -3,10 +3,10 @@ use std::time::{Duration, Instant};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{
-    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo as _, Pipeline, ProtocolVersion, RedisError,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion, RedisError,
     RedisResult, Value,
 };
-use quorlock_core::client::{Hello, NodeError, Response, limits};
+use quorlock_core::client::{Hello, NodeError, Response, SetReport, limits};
 use tokio::task::unconstrained;
 
 use super::command::{Outgoing, Packet, read_error};
@@ -33,10 +33,31 @@ pub(crate) struct Connection {
 }
 
 impl Endpoint {
-    pub(crate) fn new(client: Client, open: impl Fn(::redis::ConnectionInfo) -> RedisResult<Client>) -> RedisResult<Self> {
-        let info = client.get_connection_info().clone().into_connection_info()?;
+    pub(crate) fn new(
+        info: ConnectionInfo,
+        open: impl Fn(ConnectionInfo) -> RedisResult<Client>,
+    ) -> RedisResult<Self> {
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_tcp_settings(tcp);
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        Ok(Self { shared: open(info.set_redis_settings(settings))?, exclusive: client })
+        let shared = open(info.clone().set_redis_settings(settings))?;
+        Ok(Self { shared, exclusive: open(info)? })
+    }
+
+    /// The same server that a client of redis-rs leads to.
+    pub(crate) fn of_client(client: &Client) -> RedisResult<Self> {
+        Self::new(client.get_connection_info().clone(), Client::open)
+    }
+
+    /// The address, without any password.
+    pub(crate) fn address(&self) -> String {
+        match self.exclusive.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                format!("{host}:{port}")
+            }
+            ConnectionAddr::Unix(path) => path.display().to_string(),
+            other => other.to_string(),
+        }
     }
 
     /// A connection on which one command at a time waits.
@@ -89,7 +110,15 @@ fn read_info(info: &str) -> Hello {
         mode: field("redis_mode:").or(field("server_mode:")).map(str::to_owned),
         is_replica: field("role:").is_some_and(|role| role != "master"),
         module_version: module_version.map(str::to_owned),
+        set: read_set(field),
     }
+}
+
+fn read_set<'a>(field: impl Fn(&str) -> Option<&'a str>) -> SetReport {
+    let parts = ["lock_set_name:", "lock_set_id:", "lock_set_members:"].map(field);
+    let [Some(name), Some(id), Some(members)] = parts else { return SetReport::Unset };
+    // The module has checked what it prints.
+    format!("{name} {id} {members}").parse().map_or(SetReport::Unset, SetReport::Set)
 }
 
 /// Why a connection was not made.
@@ -120,6 +149,13 @@ impl Connection {
             }
             Packet::Several(pipeline) => outgoing.read_several(self.ask_all(pipeline).await),
         }
+    }
+
+    /// Whether the node answers at all.
+    pub(crate) async fn ping(&self) -> bool {
+        let ping = ::redis::cmd("PING");
+        let answered = self.wire.clone().send_packed_command(&ping).await;
+        answered.is_ok_and(|answer| !matches!(answer, Value::ServerError(_)))
     }
 
     /// Sends many commands in one packet, likewise.

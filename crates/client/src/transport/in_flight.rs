@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use pin_project_lite::pin_project;
-use quorlock_core::client::{RequestId, Response};
+use quorlock_core::client::{NodeError, RequestId, Response};
 
 use super::{Connection, Outgoing};
 
@@ -80,8 +80,10 @@ impl InFlight {
         self.requests.push(state);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.requests.is_empty()
+    /// A request that cannot be sent has failed.
+    pub(crate) fn fail(&mut self, id: RequestId, error: NodeError) {
+        let response = Response::Failed(error);
+        self.requests.push(State::Done(Answered { id, response, took: Duration::ZERO }));
     }
 
     /// A response; never without requests.

@@ -340,6 +340,15 @@ impl Hold {
         self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
     }
 
+    /// Nothing more is heard of repairs that have not been answered.
+    pub fn abandon_repairs(&mut self, ctx: &Context<'_>) {
+        for index in 0..self.nodes.len() {
+            if self.over && self.nodes[index].repair.take().is_some() {
+                self.undo_repair(index, ctx);
+            }
+        }
+    }
+
     fn undo_repair(&mut self, index: usize, ctx: &Context<'_>) {
         let nodes = 0..self.nodes.len();
         let delivery = |node| if node == index { Delivery::Arrived } else { Delivery::NotSent };

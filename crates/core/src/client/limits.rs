@@ -18,6 +18,7 @@
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
 //! | [`IDLE_PING_EVERY`] | 10 s: an idle connection is checked |
+//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys for which contention is remembered |
 
@@ -106,4 +107,12 @@ pub fn settle(round_trip: Duration) -> Duration {
 pub fn patience(round_trip: Duration, node_timeout: Duration) -> Duration {
     let most = node_timeout.max(Duration::from_millis(50));
     (round_trip * 20).max(Duration::from_millis(10)).min(most)
+}
+
+/// How long connecting waits for nodes of which it is not known whether they can be reached.
+pub const CONNECT_SETTLE: Duration = HANDSHAKE;
+
+/// How long connecting waits for the other nodes when a majority is connected.
+pub fn connect_stragglers(round_trip: Duration) -> Duration {
+    Duration::from_millis(50) + round_trip * 4
 }

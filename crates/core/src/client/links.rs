@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::context::{NodeStatus, Topology};
-use super::{Fleet, NodeError, Random, limits};
+use super::{Admission, AgreedSet, Fleet, NodeError, Random, SetReport, agree, limits};
 use crate::quorum::Moment;
 
 /// The connections of one client to all of its nodes: back-off, liveness, admission.
@@ -15,6 +15,10 @@ use crate::quorum::Moment;
 #[derive(Debug)]
 pub struct Links {
     links: Vec<Link>,
+    /// The name of the set that the program expects.
+    expected_set: Option<String>,
+    /// The set that a majority of the nodes belongs to, once one has been heard.
+    agreed: Option<AgreedSet>,
     actions: VecDeque<LinkAction>,
 }
 
@@ -29,6 +33,8 @@ pub struct Hello {
     pub is_replica: bool,
     /// The version of its lock module, if that is loaded.
     pub module_version: Option<String>,
+    /// The set that it says it belongs to.
+    pub set: SetReport,
 }
 
 /// What the driver of the links is to do.
@@ -69,6 +75,9 @@ pub enum Notice {
         /// The index of the node.
         node: usize,
     },
+    /// The nodes do not say which set they belong to: two clients with different lists of nodes
+    /// could both win.
+    NoSet,
     /// A node does not vote, for this reason.
     NotAdmitted {
         /// The index of the node.
@@ -111,6 +120,8 @@ struct Link {
     /// When the server was last known to be a particular one.
     run_id: Option<Arc<str>>,
     incarnation: u64,
+    /// The set that it belonged to when it was last connected.
+    set: SetReport,
 }
 
 #[derive(Debug)]
@@ -133,7 +144,12 @@ struct Up {
 
 impl Links {
     /// To nodes of these names, which are connected from now on.
-    pub fn new(names: impl IntoIterator<Item = Arc<str>>, now: Moment) -> Self {
+    /// The program may name the set that it expects.
+    pub fn new(
+        names: impl IntoIterator<Item = Arc<str>>,
+        expected_set: Option<String>,
+        now: Moment,
+    ) -> Self {
         let error = NodeError::Down { reason: "still connecting".into() };
         let link = |name| Link {
             name,
@@ -146,8 +162,14 @@ impl Links {
             last: 0,
             run_id: None,
             incarnation: 0,
+            set: SetReport::Unheard,
         };
-        Self { links: names.into_iter().map(link).collect(), actions: VecDeque::new() }
+        Self {
+            links: names.into_iter().map(link).collect(),
+            expected_set,
+            agreed: None,
+            actions: VecDeque::new(),
+        }
     }
 
     /// What to do next.
@@ -173,6 +195,11 @@ impl Links {
     /// Whether it is known of every node if it can be reached.
     pub fn is_settled(&self) -> bool {
         self.links.iter().all(Link::is_settled)
+    }
+
+    /// The set that a majority of the nodes belongs to, once one has been heard.
+    pub fn agreed_set(&self) -> Option<&AgreedSet> {
+        self.agreed.as_ref()
     }
 
     /// How many nodes can vote.
@@ -253,12 +280,17 @@ impl Links {
         link.pause = (link.pause * 2).min(limits::RECONNECT_PAUSE_MAX);
     }
 
-    /// A node is connected and has said what it is.
-    pub fn handle_connected(&mut self, node: usize, connection: u64, hello: Hello, now: Moment) {
+    /// A node is connected and has said what it is. Returns whether the connection is used.
+    pub fn handle_connected(
+        &mut self,
+        node: usize,
+        connection: u64,
+        hello: Hello,
+        now: Moment,
+    ) -> bool {
         let link = &mut self.links[node];
         if !link.connecting.iter().any(|(number, _)| *number == connection) {
-            self.actions.push_back(LinkAction::Close { node, connection });
-            return;
+            return false;
         }
         for (number, _) in std::mem::take(&mut link.connecting) {
             if number != connection {
@@ -276,6 +308,7 @@ impl Links {
                 self.actions.push_back(LinkAction::Notice(Notice::Restarted { node }));
             }
         }
+        link.set = hello.set.clone();
         link.state = State::Up(Up {
             connection,
             hello,
@@ -288,6 +321,7 @@ impl Links {
         link.since = now;
         self.admit();
         self.actions.push_back(LinkAction::Changed);
+        true
     }
 
     /// An attempt to connect has failed.
@@ -360,8 +394,24 @@ impl Links {
 
     /// Decides which of the servers may vote.
     fn admit(&mut self) {
-        for node in 0..self.links.len() {
-            let admission = self.admission(node);
+        let reports: Vec<_> = self.links.iter().map(|link| link.set.clone()).collect();
+        let agreement = agree(self.expected_set.as_deref(), &reports);
+        if self.agreed != agreement.agreed {
+            self.agreed = agreement.agreed;
+            if self.agreed == Some(AgreedSet::Unset) {
+                self.actions.push_back(LinkAction::Notice(Notice::NoSet));
+            }
+        }
+        for (node, of_the_set) in agreement.nodes.into_iter().enumerate() {
+            let admission = self.admission(node).and(match of_the_set {
+                Admission::Admitted => Ok(()),
+                Admission::Refused(reason) => {
+                    Err(NodeError::NotAdmitted { reason: reason.to_string() })
+                }
+                Admission::Unknown => Err(NodeError::Down {
+                    reason: "no majority of the nodes has said yet which set it belongs to".into(),
+                }),
+            });
             let link = &mut self.links[node];
             if link.admission != admission {
                 if let Err(error) = &admission {
@@ -420,12 +470,13 @@ impl Link {
             State::Up(Up { silent: Some(error), .. }) => Err(error.clone()),
             State::Up(up) => Ok(up.connection),
         };
-        NodeStatus {
-            link,
-            admission: self.admission.clone(),
-            incarnation: self.incarnation,
-            identity: self.run_id.clone(),
-        }
+        // The set's name for the node, which outlives a restart; without a set the server's.
+        let identity = match self.set.set() {
+            Some(set) => Some(format!("{} {}", set.name(), set.id()).into()),
+            None => self.run_id.clone(),
+        };
+        let (admission, incarnation) = (self.admission.clone(), self.incarnation);
+        NodeStatus { link, admission, incarnation, identity }
     }
 
     fn health(&self) -> LinkHealth {

@@ -107,6 +107,12 @@ impl Release {
         this
     }
 
+    /// Releases `token` on all nodes: of a lock that another process detached.
+    pub fn everywhere(token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+        let nodes = 0..ctx.topology.nodes().len();
+        Self::new(token, nodes.map(|_| Delivery::Arrived), spec, ctx)
+    }
+
     /// Takes a waiter out of the queue of a node. RELEASE travels through another connection than
     /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
     pub(super) fn leave(token: Token, wait: RequestId, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
