@@ -64,7 +64,7 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
 /// How long it takes to take a lock, which is given back afterwards.
 async fn acquire(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
-    let lock = quorum.lock(key).ttl(TTL).node_limit(NODE_LIMIT).try_acquire().await?;
+    let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_LIMIT).try_acquire().await?;
     let took = started.elapsed();
     ensure!(lock.release().await? == Released::Released, "a lock had ended before it was released");
     Ok(took)

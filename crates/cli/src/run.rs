@@ -43,7 +43,7 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
     // A command may run for as long as it likes: it is the command that must end.
     let mut wanted = wanted.max_hold(Duration::MAX);
     if let Some(limit) = args.node_limit {
-        wanted = wanted.node_limit(limit);
+        wanted = wanted.node_timeout(limit);
     }
     let acquired = tokio::select! {
         biased;
@@ -85,9 +85,9 @@ async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireEr
 /// Whether it makes no sense to wait: so many nodes do not take what they are asked that the others are no majority.
 fn is_hopeless(error: &AcquireError) -> bool {
     match error {
-        AcquireError::Unusable { .. } => true,
+        AcquireError::InvalidRequest { .. } => true,
         AcquireError::NoQuorum { nodes } => {
-            let lasting = nodes.failed().filter(|(_, error)| error.is_lasting()).count();
+            let lasting = nodes.failed().filter(|(_, error)| error.is_permanent()).count();
             nodes.0.len() - lasting <= nodes.0.len() / 2
         }
         _ => false,

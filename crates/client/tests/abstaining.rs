@@ -15,7 +15,7 @@ const LONG_MS: u64 = 100_000;
 
 /// A lock whose nodes have all the time that they need, on a machine that is busy.
 fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
-    quorum.lock(key).ttl(Duration::from_secs(30)).node_limit(Duration::from_secs(4))
+    quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
 
 /// Five masters, of which the first so many abstain.

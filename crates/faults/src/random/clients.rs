@@ -87,7 +87,7 @@ impl Client {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let key = format!("lock {}", self.rng.random_range(0..KEYS));
             let ttl = self.up_to(TTL_MIN, MAX_TTL);
-            let wanted = self.quorum.lock(&key).ttl(ttl).node_limit(NODE_LIMIT).min_validity(ttl / 10);
+            let wanted = self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
             match wanted.wait(self.up_to(Duration::ZERO, ttl)).acquire().await {
                 Ok(lock) => self.hold(&key, lock, ttl).await,
                 // Held by another, or no majority votes: one goes on to another lock.
