@@ -188,6 +188,7 @@ async fn nothing_is_left_of_locks_that_were_dropped_cancelled_or_cut_off_at_any_
     assert!(locks > 100 && harmed > 5, "{locks} locks, {harmed} times harmed: that is no test");
 
     quorum.flush(common::PATIENCE).await.unwrap();
+    drop(quorum);
     eventually_async(TTL_MAX + SLACK, "no key is left", async || keys(&masters) == 0).await;
     eventually_async(SLACK, "nobody waits", async || waiters(&masters) == 0).await;
     eventually_async(SLACK, "no task is left", async || {

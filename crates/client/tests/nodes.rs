@@ -74,7 +74,7 @@ async fn a_lock_is_held_through_tls_and_only_with_a_certificate_that_is_trusted(
 
     let stranger = builder.connect().await.unwrap();
     assert_eq!(connected(&stranger).1, 0, "nobody else vouches for these nodes");
-    let NodeError::Down { reason } = why(&stranger).await else { panic!("it is not connected") };
+    let NodeError::Misconfigured { reason } = why(&stranger).await else { panic!("it is not connected") };
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }
 
@@ -88,14 +88,14 @@ async fn a_node_that_wants_a_certificate_is_given_one() {
     let builder = builder.root_certificates(authority);
     works(&builder.clone().client_certificate(read("node.pem"), read("node.key")).connect().await.unwrap())
         .await;
-    assert_eq!(builder.connect().await.unwrap().connected().1, 0);
+    assert_eq!(connected(&builder.connect().await.unwrap()).1, 0);
 }
 
 #[tokio::test]
 async fn a_user_that_may_do_nothing_but_lock_is_enough() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     for master in &masters {
-        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +ping";
+        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
         redis::cmd("ACL")
             .arg("SETUSER")
             .arg("locks")
@@ -110,7 +110,7 @@ async fn a_user_that_may_do_nothing_but_lock_is_enough() {
     works(&connect(with("locks:s3cret%2F%40")).await).await;
 
     let wrong = Quorum::connect(with("locks:wr0ng")).await.unwrap();
-    let NodeError::Down { reason } = why(&wrong).await else { panic!("it is not connected") };
+    let NodeError::Denied { reason } = why(&wrong).await else { panic!("it is not connected") };
     assert!(!reason.contains("wr0ng"), "{reason}");
     let error = wrong.lock("k").try_acquire().await.unwrap_err();
     assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error:?}");

@@ -106,13 +106,13 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
 
     // A server that quotes the arguments of a command that it does not know.
     let plain = Server::builder().start().unwrap();
-    let quorum = common::connect([plain.url()]).await;
+    let quorum = quorlock_client::Quorum::connect([plain.url()]).await.unwrap();
     writeln!(shown, "{:?}", quorum.lock("k").try_acquire().await.unwrap_err()).unwrap();
     quorum.flush(PATIENCE).await.unwrap();
     net.quorum.flush(PATIENCE).await.unwrap();
 
     let told = told.0.lock().unwrap();
-    for expected in ["key=orders/42", "attempt=1", "coverage=", "said yes", "granted", "the lock is lost"] {
+    for expected in ["key=orders/42", "attempts=1", "coverage=", ": granted", "granted", "the lock is lost"] {
         assert!(told.contains(expected), "{expected} is not told:\n{told}");
     }
     for secret in secrets {

@@ -143,7 +143,10 @@ impl Call {
             Outcome::Acquired(grant) => {
                 let stragglers = std::mem::take(&mut self.in_flight);
                 let spec = Arc::clone(self.machine.spec());
-                Ok(LockInner::new(&self.shared, spec, grant, stragglers))
+                let lock = LockInner::new(&self.shared, spec, grant, stragglers);
+                let attempts = self.machine.attempts();
+                tracing::debug!(attempts, coverage = %lock.coverage(), nodes = %lock.report(), "granted");
+                Ok(lock)
             }
             Outcome::Failed(failure) => Err(failure),
         };

@@ -59,7 +59,6 @@ impl LockInner {
             renewed: AtomicBool::new(false),
             changed: Notify::new(),
         });
-        tracing::debug!(fence = fence.get(), coverage = %this.coverage(), "granted");
         this
     }
 

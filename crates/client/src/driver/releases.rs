@@ -71,6 +71,9 @@ impl Releasing {
     }
 
     fn act(&mut self) {
+        while let Some((node, connection)) = self.machine.poll_suspect() {
+            self.shared.suspect(node, connection);
+        }
         while let Some(send) = self.machine.poll() {
             let spec = self.machine.spec();
             let outgoing =

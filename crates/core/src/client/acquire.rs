@@ -381,7 +381,9 @@ impl Acquire {
             Phase::Looking { due, .. } => Some(*due),
             Phase::Waiting(waiting) => waiting.poll_timeout(),
         };
-        phase.into_iter().chain(self.deadline).reduce(Moment::earlier)
+        // Where to wait is not heard of for longer than the wait.
+        let until = self.until.filter(|_| !self.last && matches!(self.phase, Phase::Hearing(_)));
+        phase.into_iter().chain(until).chain(self.deadline).reduce(Moment::earlier)
     }
 
     /// Does what is due.
@@ -520,6 +522,7 @@ impl Acquire {
                     self.attempt_ended(end, ctx);
                 }
             }
+            Phase::Hearing(_) if !self.last => self.choose_node(ctx),
             Phase::Hearing(attempt) => {
                 let spare = ctx.fleet.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
@@ -584,6 +587,10 @@ impl Acquire {
         self.too_late = loss == Loss::TooLate;
         if !self.last && !self.is_time(ctx.now) {
             self.keep_answers(&attempt);
+            if waited_on.is_none() && self.awaits_earlier_node(&attempt, ctx) {
+                self.phase = Phase::Hearing(attempt);
+                return;
+            }
             return self.next(&attempt, waited_on, ctx);
         }
         self.last = true;
@@ -609,6 +616,28 @@ impl Acquire {
         self.phase = Phase::Ended;
         let grant = attempt.grant(win, ctx.now);
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
+    }
+
+    /// Whether a node has not answered that comes before all that refused: it says where others wait.
+    fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
+        let order = ctx.topology.order(self.spec.keys.first());
+        let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
+        let Some(holder) = order.iter().position(|&node| *answers[node] == Answer::Refused) else {
+            return false;
+        };
+        order[..holder].iter().any(|&node| *answers[node] == Answer::Pending)
+    }
+
+    /// Waits, once it is known where others wait.
+    fn choose_node(&mut self, ctx: &mut Context<'_>) {
+        let Phase::Hearing(attempt) = &self.phase else { return };
+        if self.awaits_earlier_node(attempt, ctx) && !self.is_time(ctx.now) {
+            return;
+        }
+        if let Phase::Hearing(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) {
+            self.keep_answers(&attempt);
+            self.next(&attempt, None, ctx);
+        }
     }
 
     /// What follows an attempt that was lost, while there is time.
@@ -701,6 +730,7 @@ impl Acquire {
     fn wait_on(&mut self, node: usize, ctx: &mut Context<'_>) {
         self.attempts += 1;
         self.contended = true;
+        self.deadline = self.until.map(|until| until.plus(limits::CALL_GRACE));
         let Some(token) = ctx.token() else { return self.finish(Reason::NoRandom, ctx) };
         let id = RequestId { round: self.rounds(1), node };
         self.actions.push_back(Action::Wait { id });

@@ -101,6 +101,17 @@ impl Topology {
         status.link.clone()
     }
 
+    /// The connection for a request that extends a lock, which the node `was_asked` for or not. A
+    /// server that has another node's vote must not confirm the lock twice.
+    pub(super) fn route_held(&self, node: usize, was_asked: bool) -> Result<u64, NodeError> {
+        let status = &self.nodes[node];
+        match &status.admission {
+            Err(error @ NodeError::SameServer { .. }) => Err(error.clone()),
+            Err(error) if !was_asked => Err(error.clone()),
+            Err(_) | Ok(()) => status.link.clone(),
+        }
+    }
+
     /// The connection for any other request.
     pub(super) fn route(&self, node: usize) -> Result<u64, NodeError> {
         self.nodes[node].link.clone()

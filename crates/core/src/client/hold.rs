@@ -191,7 +191,8 @@ impl Hold {
         });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
-            match ctx.topology.route(node) {
+            let was_asked = self.nodes[node].delivery != Delivery::NotSent;
+            match ctx.topology.route_held(node, was_asked) {
                 Ok(connection) => {
                     if let Some(round) = &mut self.round {
                         round.pending[node] = Some(connection);

@@ -7,7 +7,7 @@
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
-//! | [`CALL_GRACE`] | 50 ms: how far a call may go beyond its `wait` |
+//! | [`CALL_GRACE`] | 40 ms: how far a call may go beyond its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms or 2 round trips: how late a node may be with the end of a WAIT |
 //! | [`LOOK_EVERY`] | 1 s: a waiter checks the node that it waits on, and another one |
 //! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
@@ -28,8 +28,9 @@ use crate::Ttl;
 
 /// How long a new connection may take until its server has introduced itself.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How far a call may go beyond its `wait`, or beyond one time limit where that is longer.
-pub const CALL_GRACE: Duration = Duration::from_millis(50);
+/// How far a call may go beyond its `wait`, or beyond one time limit where that is longer: 50 ms,
+/// less what timers and the scheduler add.
+pub const CALL_GRACE: Duration = Duration::from_millis(40);
 /// How late a node may be with the end of a WAIT before the client stops listening.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 /// How often a waiter checks the node that it waits on, and looks at another one.

@@ -30,6 +30,8 @@ pub struct Release {
     /// Whether a request that failed is repeated.
     persistent: bool,
     sends: VecDeque<Send>,
+    /// Connections on which a request was not answered in time.
+    suspects: VecDeque<(usize, u64)>,
 }
 
 /// A request that is to be sent.
@@ -82,6 +84,7 @@ impl Release {
             ends_at: now.plus(spec.ttl.duration()),
             persistent: true,
             sends: VecDeque::new(),
+            suspects: VecDeque::new(),
         };
         for (node, delivery) in deliveries.enumerate() {
             this.nodes.push(Node {
@@ -142,6 +145,11 @@ impl Release {
     /// What is to be sent next.
     pub fn poll(&mut self) -> Option<Send> {
         self.sends.pop_front()
+    }
+
+    /// A node, and the number of its connection, that left a request unanswered: tell its link.
+    pub fn poll_suspect(&mut self) -> Option<(usize, u64)> {
+        self.suspects.pop_front()
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
@@ -225,6 +233,7 @@ impl Release {
         for index in 0..self.nodes.len() {
             match self.nodes[index].state {
                 State::Sent { connection, resend_at } if ctx.now.has_reached(resend_at) => {
+                    self.suspects.push_back((index, connection));
                     // A connection that was replaced may never answer.
                     match ctx.topology.route(index) {
                         Ok(current) if current != connection => self.send(index, ctx),
