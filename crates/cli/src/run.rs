@@ -32,7 +32,7 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
     );
     let quorum = Quorum::connect(args.node_urls()?).await?;
     let outcome = run_locked(&quorum, args, &mut signals).await;
-    let _ = timeout(CLOSE_LIMIT, quorum.close()).await;
+    let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
 }
 
@@ -40,8 +40,7 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
     let wait = args.wait();
     let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
     let wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
-    // A command may run for as long as it likes: it is the command that must end.
-    let mut wanted = wanted.max_hold(Duration::MAX);
+    let mut wanted = wanted;
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
@@ -86,10 +85,7 @@ async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireEr
 fn is_hopeless(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
-        AcquireError::NoQuorum { nodes } => {
-            let lasting = nodes.failed().filter(|(_, error)| error.is_permanent()).count();
-            nodes.0.len() - lasting <= nodes.0.len() / 2
-        }
+        AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
         _ => false,
     }
 }

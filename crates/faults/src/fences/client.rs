@@ -14,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult, cmd};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::MAX_TTL;
 use super::account::Grant;
@@ -85,7 +85,7 @@ async fn lock(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()>
         }
     }
     // What is still being released has ended by then.
-    let _ = timeout(MAX_TTL, quorum.close()).await;
+    let _ = quorum.flush(MAX_TTL).await;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use quorlock_client::{ExtendError, Lock, Quorum};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::cluster::MAX_TTL;
 use super::history::History;
@@ -70,7 +70,7 @@ pub(super) async fn run(seed: u64, groups: Vec<Vec<String>>, shared: &Arc<Shared
     }
     for quorum in quorums {
         // What is still being released has ended by then.
-        let _ = timeout(MAX_TTL, quorum.close()).await;
+        let _ = quorum.flush(MAX_TTL).await;
     }
     Ok(())
 }
