@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum, Released};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::args::Run;
 use crate::child::Child;

@@ -1,3 +1,4 @@
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,11 +119,8 @@ impl Call {
                 break outcome;
             }
             let deadline = self.machine.poll_timeout();
-            if let Some(deadline) = deadline
-                && armed != Some(deadline)
-            {
-                arm(timer.as_mut(), deadline);
-                armed = Some(deadline);
+            if let Some(deadline) = deadline {
+                arm(timer.as_mut(), &mut armed, deadline);
             }
             tokio::select! {
                 biased;
@@ -225,9 +223,13 @@ async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
     }
 }
 
-/// Sets a timer for a deadline of a machine.
-pub(super) fn arm(timer: std::pin::Pin<&mut Sleep>, deadline: Moment) {
-    timer.reset(Instant::now() + clock::now().until(deadline));
+/// Sets a timer for a deadline of a machine, unless it goes off before that anyway: setting it costs
+/// more than a call of the machine for which nothing is due.
+pub(super) fn arm(timer: Pin<&mut Sleep>, armed: &mut Option<Moment>, deadline: Moment) {
+    if armed.is_none_or(|armed| armed.earlier(deadline) != armed) {
+        timer.reset(Instant::now() + clock::now().until(deadline));
+        *armed = Some(deadline);
+    }
 }
 
 impl Drop for Call {

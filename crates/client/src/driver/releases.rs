@@ -103,10 +103,11 @@ impl Releasing {
     pub(crate) async fn run_until(&mut self, until: impl Fn(&Release) -> bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
+        let mut armed = None;
         while !until(&self.machine) && !self.machine.is_done() {
             let deadline = self.machine.poll_timeout();
             if let Some(deadline) = deadline {
-                arm(timer.as_mut(), deadline);
+                arm(timer.as_mut(), &mut armed, deadline);
             }
             tokio::select! {
                 biased;
@@ -122,6 +123,7 @@ impl Releasing {
                     self.shared.with_context(|ctx| machine.handle_response(id, &response, ctx));
                 }
                 () = &mut timer, if deadline.is_some() => {
+                    armed = None;
                     let machine = &mut self.machine;
                     self.shared.with_context(|ctx| machine.handle_timeout(ctx));
                 }

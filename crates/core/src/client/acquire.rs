@@ -320,7 +320,7 @@ impl Acquire {
             answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
             too_late: false,
             contended: false,
-            actions: VecDeque::new(),
+            actions: VecDeque::with_capacity(nodes + 1),
             spec,
         }
     }
