@@ -49,7 +49,8 @@ pub(crate) async fn acquire(
 ) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
     let turn = machine.takes_turn().then(|| shared.queues.enter(&machine.spec().keys));
-    Call::new(shared, machine).run(turn).await
+    // On the heap: it is large, and moved more often than it is used.
+    Box::new(Call::new(shared, machine)).run(turn).await
 }
 
 /// Swaps the token of a lock that another process detached.
@@ -59,7 +60,7 @@ pub(crate) async fn attach(
     old: Token,
 ) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::attach(Arc::new(spec), old, ctx));
-    Call::new(shared, machine).finish().await
+    Box::new(Call::new(shared, machine)).finish().await
 }
 
 impl Call {
@@ -75,7 +76,7 @@ impl Call {
     }
 
     /// From the turn in the local queue to the end.
-    async fn run(mut self, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
+    async fn run(mut self: Box<Self>, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
         let Some(mut turn) = turn else {
             self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
             return self.finish().await;
@@ -105,12 +106,12 @@ impl Call {
         outcome
     }
 
-    async fn finish(self) -> Result<Arc<LockInner>, Failure> {
+    async fn finish(self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
         self.finish_and_look().await.0
     }
 
     /// To the end; and whether the lock is contended.
-    async fn finish_and_look(mut self) -> (Result<Arc<LockInner>, Failure>, bool) {
+    async fn finish_and_look(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed: Option<Moment> = None;
