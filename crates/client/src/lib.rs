@@ -98,9 +98,9 @@ mod telemetry;
 mod transport;
 
 pub use api::{
-    AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError, FenceGate,
-    FlushError, InvalidDetached, Lock, LockBuilder, LockWatch, LostError, NodeAnswer, NodeError, NodeHealth, Nodes,
-    Ownership, Quorum, QuorumBuilder, ReleaseError, Released, RunError, Stale,
+    AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
+    FenceGate, FlushError, InvalidDetached, Lock, LockBuilder, LockWatch, LostError, NodeAnswer, NodeError,
+    NodeHealth, Nodes, Ownership, Quorum, QuorumBuilder, ReleaseError, Released, RunError, Stale,
 };
 pub use quorlock_core::{Fence, InvalidFence};
 

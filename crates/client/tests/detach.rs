@@ -6,8 +6,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{connected, PATIENCE, all_hold, connect, nothing_is_left, quorum};
-use quorlock_client::{AcquireError, DetachedLock, Released, AttachError};
+use common::{PATIENCE, all_hold, connect, connected, nothing_is_left, quorum};
+use quorlock_client::{AcquireError, AttachError, DetachedLock, Released};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{connected, PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
+use common::{PATIENCE, all_hold, connect, connected, exists, holding, net, nothing_is_left, quorum};
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
 use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
 use tokio::net::TcpListener;
@@ -107,8 +107,13 @@ async fn delays_nothing(quorum: &Quorum) {
         assert_eq!(lock.await.unwrap(), Released::Released);
     }
     for _ in 0..10 {
-        let lock =
-            quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT).try_acquire().await.unwrap();
+        let lock = quorum
+            .lock("k")
+            .ttl(Duration::from_secs(30))
+            .node_timeout(LONG_LIMIT)
+            .try_acquire()
+            .await
+            .unwrap();
         lock.release().await.unwrap();
     }
     assert!(started.elapsed() < AT_ONCE, "a decision waited for the sick node: {:?}", started.elapsed());
@@ -133,7 +138,8 @@ async fn replies_held_back_beyond_the_ttl_are_no_lock_and_leave_nothing() {
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
     }
-    let builder = net.quorum.lock("k").ttl(Duration::from_millis(400)).node_timeout(Duration::from_millis(380));
+    let builder =
+        net.quorum.lock("k").ttl(Duration::from_millis(400)).node_timeout(Duration::from_millis(380));
     let acquiring = tokio::spawn(async move { builder.try_acquire().await });
     eventually_async(PATIENCE, "the nodes have granted, and nobody knows", async || {
         holding(&net.masters, "k") == 3

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::{connected, PATIENCE, all_hold, connect, nothing_is_left};
+use common::{PATIENCE, all_hold, connect, connected, nothing_is_left};
 use quorlock_client::{Fence, LockBuilder, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock, eventually, eventually_async};
 

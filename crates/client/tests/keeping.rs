@@ -167,7 +167,10 @@ async fn what_is_done_under_a_lock_is_dropped_when_the_lock_is_lost_which_is_bef
     assert!(lock.ownership().is_lost());
     assert!(others.fence() > lock.fence());
     let error = running.await.unwrap().unwrap_err();
-    assert!(matches!(error, RunError::Lost { lost: LostError::Expired { .. }, finished: false }), "{error:?}");
+    assert!(
+        matches!(error, RunError::Lost { lost: LostError::Expired { .. }, finished: false }),
+        "{error:?}"
+    );
     assert!(dropped.load(Ordering::SeqCst));
 }
 
@@ -295,4 +298,33 @@ async fn a_lock_that_is_released_while_it_is_repaired_leaves_nothing() {
     for n in 0..20 {
         assert_eq!(holding(&masters, &format!("k{n}")), 0);
     }
+}
+
+#[tokio::test]
+async fn work_is_not_polled_after_the_loss_of_the_lock() {
+    use std::sync::atomic::AtomicUsize;
+
+    let (_masters, quorum) = quorum(3).await;
+    let late = std::sync::Arc::new(AtomicUsize::new(0));
+    for _ in 0..5 {
+        let late = std::sync::Arc::clone(&late);
+        let builder = quorum.lock("k").ttl(Duration::from_millis(200));
+        let work = move |lock: LockWatch| {
+            let mut blocked = false;
+            std::future::poll_fn(move |cx| {
+                if lock.ownership().is_lost() {
+                    late.fetch_add(1, Ordering::SeqCst);
+                }
+                if !std::mem::replace(&mut blocked, true) {
+                    // As a process that is paused: no timer goes off meanwhile.
+                    std::thread::sleep(Duration::from_millis(400));
+                }
+                cx.waker().wake_by_ref();
+                std::task::Poll::<()>::Pending
+            })
+        };
+        let error = builder.run(work).await.unwrap_err();
+        assert!(matches!(error, RunError::Lost { finished: false, .. }), "{error}");
+    }
+    assert_eq!(late.load(Ordering::SeqCst), 0);
 }

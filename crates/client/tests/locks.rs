@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, all_hold, exists, holding, nothing_is_left, quorum};
 use futures_util::future::join_all;
-use quorlock_client::{
-    AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released,
-};
+use quorlock_client::{AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::Instant;

@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{connected, PATIENCE, connect, net};
+use common::{PATIENCE, connect, connected, net};
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -78,6 +78,31 @@ async fn a_lock_is_held_through_tls_and_only_with_a_certificate_that_is_trusted(
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }
 
+/// What the next test runs in a process of its own, whose environment it can choose.
+#[tokio::test]
+async fn system_roots_helper() {
+    let Ok(url) = std::env::var("QUORLOCK_TEST_TLS_URL") else { return };
+    let quorum = Quorum::builder().node(url).node_timeout(PATIENCE).connect().await.unwrap();
+    works(&quorum).await;
+}
+
+#[test]
+fn roots_of_the_system_are_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let (_master, port) = tls_master(dir.path(), false);
+    let works_with = |roots: &str| {
+        let program = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new(program);
+        command.args(["--exact", "system_roots_helper"]);
+        command.env("QUORLOCK_TEST_TLS_URL", format!("rediss://127.0.0.1:{port}"));
+        command.env("SSL_CERT_FILE", dir.path().join(roots));
+        command.output().unwrap().status.success()
+    };
+    assert!(works_with("ca.pem"));
+    assert!(!works_with("node.pem"), "a node does not vouch for itself");
+}
+
 #[tokio::test]
 async fn a_node_that_wants_a_certificate_is_given_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -95,7 +120,8 @@ async fn a_node_that_wants_a_certificate_is_given_one() {
 async fn a_user_that_may_do_nothing_but_lock_is_enough() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     for master in &masters {
-        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
+        let rules =
+            "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
         redis::cmd("ACL")
             .arg("SETUSER")
             .arg("locks")

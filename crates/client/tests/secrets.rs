@@ -9,7 +9,7 @@ use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{connected, PATIENCE, all_hold, net};
+use common::{PATIENCE, all_hold, connected, net};
 use quorlock_client::DetachedLock;
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tracing::field::{Field, Visit};

@@ -204,8 +204,7 @@ impl LockBuilder {
     fn spec(&self) -> Result<Spec, String> {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
-        let of_the_client =
-            self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
+        let of_the_client = self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
         let spec = Spec {
             keys: self.keys.clone(),
             ttl,

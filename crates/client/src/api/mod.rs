@@ -14,8 +14,8 @@ mod watch;
 
 pub use detached::{DetachedLock, InvalidDetached};
 pub use error::{
-    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeAnswer, NodeError,
-    Nodes, ReleaseError, RunError,
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeAnswer,
+    NodeError, Nodes, ReleaseError, RunError,
 };
 pub use gate::{FenceGate, Stale};
 pub use health::NodeHealth;

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use crate::driver::{NodeInfo, Releasing, Shared};
 use crate::{
-    AttachError, ConnectError, DetachedLock, FlushError, Lock, LockBuilder, NodeError, NodeHealth, QuorumBuilder,
-    ReleaseError, Released, clock,
+    AttachError, ConnectError, DetachedLock, FlushError, Lock, LockBuilder, NodeError, NodeHealth,
+    QuorumBuilder, ReleaseError, Released, clock,
 };
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
@@ -40,9 +40,7 @@ impl Quorum {
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
-    pub async fn connect<U: AsRef<str>>(
-        urls: impl IntoIterator<Item = U>,
-    ) -> Result<Self, ConnectError> {
+    pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
         Self::builder().nodes(urls).connect().await
     }
 

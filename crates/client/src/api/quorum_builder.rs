@@ -85,15 +85,9 @@ impl QuorumBuilder {
 
     /// The certificate and the key, both in PEM, by which the `rediss://` nodes know this client.
     #[cfg(feature = "tls")]
-    pub fn client_certificate(
-        mut self,
-        chain_pem: impl Into<Vec<u8>>,
-        key_pem: impl Into<Vec<u8>>,
-    ) -> Self {
-        self.client_certificate = Some(::redis::ClientTlsConfig {
-            client_cert: chain_pem.into(),
-            client_key: key_pem.into(),
-        });
+    pub fn client_certificate(mut self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
+        self.client_certificate =
+            Some(::redis::ClientTlsConfig { client_cert: chain_pem.into(), client_key: key_pem.into() });
         self
     }
 
@@ -133,16 +127,14 @@ impl QuorumBuilder {
                 if let Some(reason) = unsupported(url) {
                     return Err(invalid(reason.to_owned()));
                 }
-                let info =
-                    url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
+                let info = url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
                 Endpoint::new(info, |info| self.open_client(info))
             }
         };
         let endpoint = endpoint.map_err(|error| match node {
-            Named::Url(url) => ConnectError::InvalidUrl {
-                url: without_password(url),
-                reason: error.to_string(),
-            },
+            Named::Url(url) => {
+                ConnectError::InvalidUrl { url: without_password(url), reason: error.to_string() }
+            }
             Named::Client(_) => ConnectError::Tls { reason: error.to_string() },
         })?;
         let name: Arc<str> = endpoint.address().into();

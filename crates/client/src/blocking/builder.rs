@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::quorum::Closing;
 use super::{Lock, LockWatch, Quorum};
-use crate::{AcquireError, ConnectError, DetachedLock, AttachError, RunError};
+use crate::{AcquireError, AttachError, ConnectError, DetachedLock, RunError};
 
 /// Where a quorum is, and how to get there: a [`crate::QuorumBuilder`] whose calls block.
 #[derive(Clone, Debug)]

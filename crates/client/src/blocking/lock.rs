@@ -5,7 +5,7 @@ use std::time::Duration;
 use quorlock_core::Fence;
 
 use super::quorum::Closing;
-use crate::{Coverage, ExtendError, DetachedLock, LostError, Ownership, ReleaseError, Released};
+use crate::{Coverage, DetachedLock, ExtendError, LostError, Ownership, ReleaseError, Released};
 
 /// A held lock: a [`crate::Lock`] whose calls block.
 ///

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use super::thread::Thread;
 use super::{Lock, LockBuilder, QuorumBuilder};
-use crate::{
-    AttachError, ConnectError, DetachedLock, FlushError, NodeHealth, ReleaseError, Released,
-};
+use crate::{AttachError, ConnectError, DetachedLock, FlushError, NodeHealth, ReleaseError, Released};
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block. Cheap to clone; all clones share
 /// their connections and their thread.

@@ -54,11 +54,7 @@ pub(crate) async fn acquire(
 }
 
 /// Swaps the token of a lock that another process detached.
-pub(crate) async fn attach(
-    shared: &Arc<Shared>,
-    spec: Spec,
-    old: Token,
-) -> Result<Arc<LockInner>, Failure> {
+pub(crate) async fn attach(shared: &Arc<Shared>, spec: Spec, old: Token) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::attach(Arc::new(spec), old, ctx));
     Box::new(Call::new(shared, machine)).finish().await
 }

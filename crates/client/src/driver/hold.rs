@@ -11,9 +11,7 @@ use tokio::time::sleep;
 use super::releases::{Releasing, release_in_background};
 use super::shared::Shared;
 use crate::transport::InFlight;
-use crate::{
-    Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
-};
+use crate::{Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry};
 
 /// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
 /// not.
@@ -119,9 +117,7 @@ impl LockInner {
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.decided(self);
         }
-        let extending = std::mem::take(
-            &mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner),
-        );
+        let extending = std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
         for tell in extending {
             let _ = tell.send(verdict);
         }

@@ -46,11 +46,7 @@ pub(crate) fn supervise(
     let names: Vec<_> = nodes.iter().map(|node| Arc::clone(&node.name)).collect();
     let links = Links::new(names.iter().cloned(), expected_set, clock::now());
     let connections: Vec<Option<Arc<Connection>>> = nodes.iter().map(|_| None).collect();
-    let view = View {
-        topology: links.topology(),
-        connections: connections.clone(),
-        replaced: Vec::new(),
-    };
+    let view = View { topology: links.topology(), connections: connections.clone(), replaced: Vec::new() };
     let view = Arc::new(ArcSwap::from_pointee(view));
     let (health, watched) = watch::channel(Health::default());
     let supervisor = Supervisor {

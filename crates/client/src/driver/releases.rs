@@ -47,8 +47,7 @@ impl Releasing {
 
     fn with_wait(shared: &Arc<Shared>, machine: Release, wait: Option<Wait>) -> Self {
         let in_flight = InFlight::with_capacity(shared.nodes.len());
-        let mut this =
-            Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
+        let mut this = Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
         this.act();
         this
     }
@@ -76,8 +75,7 @@ impl Releasing {
         }
         while let Some(send) = self.machine.poll() {
             let spec = self.machine.spec();
-            let outgoing =
-                self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
+            let outgoing = self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
             match self.shared.connection(send.id.node, send.connection) {
                 Some(connection) => self.in_flight.ask(send.id, connection, outgoing),
                 None => {

@@ -130,9 +130,9 @@ impl Round {
                 let asked = Instant::now();
                 let replies = match found {
                     Some(connection) => connection.ask_all(&pipeline).await,
-                    None => Err(::redis::RedisError::from(std::io::Error::from(
-                        std::io::ErrorKind::NotConnected,
-                    ))),
+                    None => {
+                        Err(::redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::NotConnected)))
+                    }
                 };
                 let failed = |error: NodeError| {
                     ids.iter().map(|&(index, id)| (index, id, Response::Failed(error.clone()))).collect()

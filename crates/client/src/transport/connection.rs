@@ -3,8 +3,8 @@ use std::time::{Duration, Instant};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion, RedisError,
-    RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
+    RedisError, RedisResult, Value,
 };
 use quorlock_core::client::{Hello, NodeError, Response, SetReport, limits};
 use tokio::task::unconstrained;

@@ -6,8 +6,7 @@ use smallvec::SmallVec;
 
 use super::attempt::{Attempt, End, Kind, Waited};
 use super::{
-    Answer, Command, Context, Delivery, Keys, NodeError, Release, Request, RequestId, Response, Token,
-    limits,
+    Answer, Command, Context, Delivery, Keys, NodeError, Release, Request, RequestId, Response, Token, limits,
 };
 use crate::quorum::{Lifetime, Loss, Moment, Win};
 use crate::{Fence, Ttl};
@@ -71,14 +70,25 @@ enum Phase {
     /// A deciding node refused. What the others answer shows whether the lock is held.
     Hearing(Attempt),
     /// So few nodes refused that the lock may be free. Then they are asked whether it is.
-    Settling { until: Moment, refused_by: usize },
+    Settling {
+        until: Moment,
+        refused_by: usize,
+    },
     /// They are asked.
-    Looking { round: u32, refused_by: usize, due: Moment, limit: Duration },
+    Looking {
+        round: u32,
+        refused_by: usize,
+        due: Moment,
+        limit: Duration,
+    },
     /// In the queue of one node.
     Waiting(Waiting),
     /// The node granted the lock, and the others are asked for it.
     Taking(Attempt, usize),
-    Pausing { until: Moment, next: Next },
+    Pausing {
+        until: Moment,
+        next: Next,
+    },
     Ended,
 }
 
@@ -289,11 +299,9 @@ impl Spec {
         let round_trip = ctx.fleet.round_trips.of(node);
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match limits::ttl_wanted(round_trip, self.ttl) {
-            Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {
-                limit_ms: ms(limit),
-                round_trip_ms: ms(round_trip),
-                ttl_ms: ms(ttl),
-            },
+            Some(ttl) if self.node_timeout.is_none() => {
+                NodeError::TooFar { limit_ms: ms(limit), round_trip_ms: ms(round_trip), ttl_ms: ms(ttl) }
+            }
             _ => NodeError::timed_out(limit),
         }
     }
@@ -415,8 +423,7 @@ impl Acquire {
                     let limit = *limit;
                     for node in 0..self.answers.len() {
                         if self.answers[node] == Answer::Pending {
-                            self.answers[node] =
-                                Answer::Failed(self.spec.timed_out(node, limit, ctx));
+                            self.answers[node] = Answer::Failed(self.spec.timed_out(node, limit, ctx));
                         }
                     }
                 }
@@ -435,11 +442,7 @@ impl Acquire {
 
     /// There is a connection for the WAIT, and the context's time is that before its first byte.
     /// Returns what to send, or nothing if the wait is over.
-    pub fn handle_wait_sent(
-        &mut self,
-        id: RequestId,
-        ctx: &mut Context<'_>,
-    ) -> Option<Request> {
+    pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
         let ends_at = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
         if waiting.id != id || ends_at.is_some_and(|ends_at| ctx.now.has_reached(ends_at)) {
@@ -606,9 +609,7 @@ impl Acquire {
 
     fn keep_answers(&mut self, attempt: &Attempt) {
         self.answers = attempt.answers().cloned().collect();
-        let silent = |(node, answer): (usize, &Answer)| {
-            matches!(answer, Answer::Failed(_)).then_some(node)
-        };
+        let silent = |(node, answer): (usize, &Answer)| matches!(answer, Answer::Failed(_)).then_some(node);
         self.silent = self.answers.iter().enumerate().filter_map(silent).collect();
     }
 

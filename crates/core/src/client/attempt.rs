@@ -135,8 +135,8 @@ impl Attempt {
         let earlier = before(&orders[0], node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
         let majority = ctx.fleet.majority;
-        let core = Acquisition::after_wait(majority, node, fence, lifetime, spec.min_validity)
-            .that_awaits(&awaits);
+        let core =
+            Acquisition::after_wait(majority, node, fence, lifetime, spec.min_validity).that_awaits(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
         this.orders = Some(orders);
         let limit = spec.node_timeout(node, ctx);
@@ -194,9 +194,7 @@ impl Attempt {
 
     fn request(&self) -> Request {
         match self.kind {
-            Kind::Attach { old } => {
-                Request { token: old, command: Command::SwapToken { new: self.token } }
-            }
+            Kind::Attach { old } => Request { token: old, command: Command::SwapToken { new: self.token } },
             Kind::First | Kind::GoAhead { .. } | Kind::AfterWait { .. } => {
                 Request { token: self.token, command: Command::Acquire { fence: self.proposed } }
             }
@@ -285,12 +283,7 @@ impl Attempt {
     }
 
     /// What is due now: nodes that are asked again, and those whose time is over.
-    pub(super) fn handle_timeout(
-        &mut self,
-        spec: &Spec,
-        ctx: &mut Context<'_>,
-        out: &mut VecDeque<Action>,
-    ) {
+    pub(super) fn handle_timeout(&mut self, spec: &Spec, ctx: &mut Context<'_>, out: &mut VecDeque<Action>) {
         for node in 0..self.nodes.len() {
             let asked = &self.nodes[node];
             if let Some((_, limit)) = asked.due.filter(|(at, _)| ctx.now.has_reached(*at)) {
@@ -329,7 +322,10 @@ impl Attempt {
         let due = |asked: &Asked| asked.due.map(|(at, _)| at);
         let nodes = self.nodes.iter().flat_map(|asked| [due(asked), asked.again_at]);
         let open = self.nodes.iter().any(|asked| asked.open);
-        nodes.chain([self.patience, self.decide_by].map(|at| at.filter(|_| open))).flatten().reduce(Moment::earlier)
+        nodes
+            .chain([self.patience, self.decide_by].map(|at| at.filter(|_| open)))
+            .flatten()
+            .reduce(Moment::earlier)
     }
 
     /// Carries out what has been decided. Returns the end, once.
@@ -385,8 +381,7 @@ impl Attempt {
                 let limit = spec.node_timeout(node, ctx);
                 asked.due = Some((ctx.now.plus(limit), limit));
                 asked.telling = true;
-                let request =
-                    Request { token: self.token, command: Command::Extend { fence: Some(fence) } };
+                let request = Request { token: self.token, command: Command::Extend { fence: Some(fence) } };
                 let id = RequestId { round: self.round + 1, node };
                 out.push_back(Action::Send { id, connection, request });
             }
@@ -405,12 +400,7 @@ impl Attempt {
     }
 
     /// Decides which refusals are final, and which nodes are asked again.
-    fn settle_refusals(
-        &mut self,
-        spec: &Spec,
-        ctx: &mut Context<'_>,
-        out: &mut VecDeque<Action>,
-    ) {
+    fn settle_refusals(&mut self, spec: &Spec, ctx: &mut Context<'_>, out: &mut VecDeque<Action>) {
         if matches!(self.kind, Kind::Attach { .. }) {
             return self.refuse_all(ctx.now);
         }

@@ -55,11 +55,7 @@ pub struct Fleet {
 impl Fleet {
     /// Of so many nodes.
     pub fn new(majority: Majority) -> Self {
-        Self {
-            majority,
-            round_trips: RoundTrips::new(majority.nodes()),
-            fences: FenceProposals::default(),
-        }
+        Self { majority, round_trips: RoundTrips::new(majority.nodes()), fences: FenceProposals::default() }
     }
 }
 

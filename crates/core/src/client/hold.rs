@@ -166,8 +166,7 @@ impl Hold {
 
     fn holding(&self, topology: &super::Topology) -> impl Iterator<Item = usize> {
         let holds = |(index, node): &(usize, &Node)| {
-            matches!(node.answer, Answer::Granted(_))
-                && node.incarnation == topology.incarnation(*index)
+            matches!(node.answer, Answer::Granted(_)) && node.incarnation == topology.incarnation(*index)
         };
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
     }

@@ -145,11 +145,7 @@ struct Up {
 impl Links {
     /// To nodes of these names, which are connected from now on.
     /// The program may name the set that it expects.
-    pub fn new(
-        names: impl IntoIterator<Item = Arc<str>>,
-        expected_set: Option<String>,
-        now: Moment,
-    ) -> Self {
+    pub fn new(names: impl IntoIterator<Item = Arc<str>>, expected_set: Option<String>, now: Moment) -> Self {
         let error = NodeError::Down { reason: "still connecting".into() };
         let link = |name| Link {
             name,
@@ -281,13 +277,7 @@ impl Links {
     }
 
     /// A node is connected and has said what it is. Returns whether the connection is used.
-    pub fn handle_connected(
-        &mut self,
-        node: usize,
-        connection: u64,
-        hello: Hello,
-        now: Moment,
-    ) -> bool {
+    pub fn handle_connected(&mut self, node: usize, connection: u64, hello: Hello, now: Moment) -> bool {
         let link = &mut self.links[node];
         if !link.connecting.iter().any(|(number, _)| *number == connection) {
             return false;
@@ -325,13 +315,7 @@ impl Links {
     }
 
     /// An attempt to connect has failed.
-    pub fn handle_connect_failed(
-        &mut self,
-        node: usize,
-        connection: u64,
-        error: NodeError,
-        now: Moment,
-    ) {
+    pub fn handle_connect_failed(&mut self, node: usize, connection: u64, error: NodeError, now: Moment) {
         let link = &mut self.links[node];
         let before = link.connecting.len();
         link.connecting.retain(|(number, _)| *number != connection);
@@ -405,9 +389,7 @@ impl Links {
         for (node, of_the_set) in agreement.nodes.into_iter().enumerate() {
             let admission = self.admission(node).and(match of_the_set {
                 Admission::Admitted => Ok(()),
-                Admission::Refused(reason) => {
-                    Err(NodeError::NotAdmitted { reason: reason.to_string() })
-                }
+                Admission::Refused(reason) => Err(NodeError::NotAdmitted { reason: reason.to_string() }),
                 Admission::Unknown => Err(NodeError::Down {
                     reason: "no majority of the nodes has said yet which set it belongs to".into(),
                 }),
@@ -456,9 +438,7 @@ impl Link {
         let connect_at = self.connect_at.filter(|_| self.connecting.len() < limits::CONNECTS_MAX);
         let connecting = self.connecting.iter().map(|(_, due)| *due);
         let up = match &self.state {
-            State::Up(up) if up.silent.is_none() => {
-                Some(up.ping_due.map_or(up.check_at, |(due, _)| due))
-            }
+            State::Up(up) if up.silent.is_none() => Some(up.ping_due.map_or(up.check_at, |(due, _)| due)),
             State::Up(_) | State::Down(_) => None,
         };
         connecting.chain(connect_at).chain(up).reduce(Moment::earlier)

@@ -33,7 +33,9 @@ pub enum NodeError {
         limit_ms: u64,
     },
     /// The node is too far away for the ttl: two round trips do not fit into a quarter of it.
-    #[error("no answer within {limit_ms} ms, with a round trip of {round_trip_ms} ms: set a ttl of at least {ttl_ms} ms")]
+    #[error(
+        "no answer within {limit_ms} ms, with a round trip of {round_trip_ms} ms: set a ttl of at least {ttl_ms} ms"
+    )]
     TooFar {
         /// The time limit, in milliseconds.
         limit_ms: u64,
@@ -80,7 +82,9 @@ pub enum NodeError {
         reason: String,
     },
     /// The server runs without the module.
-    #[error("the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration")]
+    #[error(
+        "the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration"
+    )]
     NoModule,
     /// The server is a node of this client already, under another address. It has one vote.
     #[error("it is the same server as {node}, which has its vote")]
@@ -125,9 +129,7 @@ impl NodeError {
             | Self::Denied { .. }
             | Self::NotAdmitted { .. }
             | Self::Misconfigured { .. } => true,
-            Self::Refused(words) => {
-                ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind))
-            }
+            Self::Refused(words) => ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind)),
             Self::Down { .. }
             | Self::TimedOut { .. }
             | Self::TooFar { .. }

@@ -58,9 +58,14 @@ struct Node {
 enum State {
     Done,
     /// Sent through this connection. Also through a newer one, if it is not answered by then.
-    Sent { connection: u64, resend_at: Moment },
+    Sent {
+        connection: u64,
+        resend_at: Moment,
+    },
     /// It failed, and is repeated then.
-    Failed { repeat_at: Moment },
+    Failed {
+        repeat_at: Moment,
+    },
 }
 
 impl Release {
