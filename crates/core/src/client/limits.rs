@@ -9,7 +9,7 @@
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may go beyond its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms or 2 round trips: how late a node may be with the end of a WAIT |
-//! | [`LOOK_EVERY`] | 1 s: a waiter checks the node that it waits on, and another one |
+//! | [`LOOK_EVERY`] | 1.2 s: a waiter checks the node that it waits on, and another one |
 //! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
 //! | [`TIE_REPEATS`] | 3: how often the winner of a tie repeats its request |
@@ -17,7 +17,7 @@
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
-//! | [`IDLE_PING_EVERY`] | 10 s: an idle connection is checked |
+//! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys for which contention is remembered |
@@ -34,7 +34,7 @@ pub const CALL_GRACE: Duration = Duration::from_millis(40);
 /// How late a node may be with the end of a WAIT before the client stops listening.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 /// How often a waiter checks the node that it waits on, and looks at another one.
-pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub const LOOK_EVERY: Duration = Duration::from_millis(1200);
 /// How often a client that its queue node granted repeats its request to nodes that refused.
 pub const TIE_REPEATS: u8 = 3;
 /// The shortest pause between two attempts.
@@ -58,7 +58,7 @@ pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
 /// How often an idle connection is checked.
-pub const IDLE_PING_EVERY: Duration = Duration::from_secs(10);
+pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
 /// How many connections of one client to one node may wait.
 pub const SEATS_MAX: usize = 256;
 /// For how many idle keys a client remembers whether they were contended.
