@@ -1,0 +1,210 @@
+//! What must hold in every run.
+
+use std::sync::Arc;
+
+use quorlock_core::Fence;
+use quorlock_core::client::Reason;
+use quorlock_core::quorum::{End, Majority, Standing};
+
+use super::claims::Kind;
+use super::clock::{MS, Ns, SECOND};
+use super::plan::Plan;
+use super::process::{Lock, Machine, Process};
+use super::world::{Note, World};
+
+/// The checkers of a run.
+pub(super) struct Checks {
+    majority: Majority,
+    /// The locks that may be held.
+    held: Vec<(usize, u64)>,
+    /// The last fence of each key.
+    fences: Vec<Fence>,
+}
+
+impl Checks {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            majority: Majority::of(plan.nodes).expect("a fleet has nodes"),
+            held: Vec::new(),
+            fences: vec![Fence::ZERO; plan.names.len()],
+        }
+    }
+
+    /// Checks what has happened in the last event.
+    pub(super) fn take_notes(&mut self, world: &mut World, processes: &[Process]) {
+        for note in std::mem::take(&mut world.notes) {
+            match note {
+                Note::Granted { process, machine } => {
+                    self.fence_grows(process, machine, world, processes);
+                    self.excludes_others(process, machine, world, processes);
+                    self.held.push((process, machine));
+                    self.is_held_on_majority(process, machine, world, processes);
+                }
+                Note::Extended { process, machine } => {
+                    self.excludes_others(process, machine, world, processes);
+                    self.is_held_on_majority(process, machine, world, processes);
+                }
+                Note::Released { process, call, standing, renewed, call_started, ttl } => {
+                    self.forget(process, call);
+                    let _ = ttl;
+                    if let (Standing::Lost(end), true) = (standing, renewed) {
+                        self.was_lost_for_a_reason(process, call, end, call_started, world);
+                    }
+                }
+                Note::Detached { process, call } => self.forget(process, call),
+                Note::Failed { process, call, keys, reason, started, last_look } => {
+                    let _ = started;
+                    if reason == Reason::Held {
+                        self.was_taken(process, call, keys, last_look, world);
+                    }
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, process: usize, call: u64) {
+        let machine = call & ((1 << 40) - 1);
+        self.held.retain(|&held| held != (process, machine));
+    }
+
+    /// Fences grow in the order of the grants.
+    fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        let fence = lock.hold.fence();
+        for &key in &world.plan.members[lock.keys].clone() {
+            if fence <= self.fences[key] {
+                let before = self.fences[key];
+                world.violate(format!(
+                    "p{process}/{machine} has fence {fence} for key {key}, after {before}"
+                ));
+            }
+            self.fences[key] = fence;
+        }
+    }
+
+    /// No two locks that share a key are held at a time.
+    fn excludes_others(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        if !is_held(all, process, lock, world.now) {
+            return;
+        }
+        for &(other_process, other_machine) in &self.held {
+            if (other_process, other_machine) == (process, machine) {
+                continue;
+            }
+            let Some(other) = lock_of(all, other_process, other_machine) else { continue };
+            let overlaps = world.plan.overlap(lock.keys, other.keys);
+            if overlaps && is_held(all, other_process, other, world.now) {
+                world.violate(format!(
+                    "two holders: p{process}/{machine} and p{other_process}/{other_machine}"
+                ));
+            }
+        }
+    }
+
+    /// On so many nodes that no other can have it, the token holds the lock, or the node abstains
+    /// since it may have forgotten that.
+    fn is_held_on_majority(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        if !is_held(all, process, lock, world.now) {
+            return;
+        }
+        let (token, now) = (lock.hold.token(), world.now);
+        let members = &world.plan.members[lock.keys];
+        let holds = |&node: &usize| {
+            let has = |key: &usize| {
+                let mut claims = world.claims.at(node, *key, now);
+                claims.any(|claim| claim.token == token && claim.kind != Kind::Waiter)
+            };
+            members.iter().all(has) || !votes(world, node)
+        };
+        let count = (0..world.plan.nodes).filter(holds).count();
+        if count < self.majority.size() {
+            world.violate(format!("p{process}/{machine} is held, but on {count} nodes only"));
+        }
+    }
+
+    /// A lock that is renewed is not lost while a majority is well.
+    fn was_lost_for_a_reason(
+        &mut self,
+        process: usize,
+        call: u64,
+        end: End,
+        call_started: Ns,
+        world: &mut World,
+    ) {
+        let well = world.plan.well(process, call_started, world.now);
+        if well >= self.majority.size() {
+            let machine = call & ((1 << 40) - 1);
+            world.violate(format!(
+                "p{process}/{machine} lost a renewed lock ({end:?}) while {well} nodes were well"
+            ));
+        }
+    }
+
+    /// Others had the lock, or waited for it, on so many nodes that no majority was left.
+    fn was_taken(&mut self, process: usize, call: u64, keys: usize, last_look: Ns, world: &mut World) {
+        let plan = Arc::clone(&world.plan);
+        let (members, majority) = (&plan.members[keys], self.majority.size());
+        if !world.claims.were_taken(members, call, (last_look, world.now), majority) {
+            let machine = call & ((1 << 40) - 1);
+            let look = (world.now - last_look) / 1000;
+            world.violate(format!(
+                "p{process}/{machine} reports Held, but in the last {look} µs a majority was free"
+            ));
+        }
+    }
+
+    /// Looks at the fleet from time to time.
+    pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
+        let held = std::mem::take(&mut self.held);
+        for &(process, machine) in &held {
+            self.is_held_on_majority(process, machine, world, processes);
+        }
+        self.held = held;
+    }
+
+    /// Nothing is left when all is over.
+    pub(super) fn end(&mut self, world: &mut World, processes: &[Process]) {
+        for process in processes {
+            if !process.is_idle() {
+                let what = process.describe();
+                world.violate(format!("p{} is not idle: {what:?}", process.index));
+            }
+        }
+        for node in 0..world.hosts.len() {
+            let now = world.now;
+            let host = &mut world.hosts[node];
+            host.server.expire_keys(host.clock.at(now));
+            let (leases, waiters) = (host.server.node.leases(), host.server.node.waiters());
+            let (keys, blocked) = (host.server.keys.iter().count(), host.blocked());
+            if leases + waiters + keys + blocked > 0 {
+                world.violate(format!(
+                    "n{node} is left with {leases} leases, {waiters} waiters, {keys} keys and \
+                     {blocked} blocked clients"
+                ));
+            }
+        }
+    }
+}
+
+fn votes(world: &World, node: usize) -> bool {
+    let host = &world.hosts[node];
+    host.server.node.abstains(host.clock.at(world.now).monotonic).is_none()
+        && host.state == super::host::State::Up
+}
+
+fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock> {
+    match &processes[process].machines.get(&machine)?.machine {
+        Machine::Lock(lock) => Some(lock),
+        Machine::Call(_) | Machine::Release(_) => None,
+    }
+}
+
+fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {
+    let now = processes[process].shared.now(now);
+    !matches!(lock.hold.standing(now), Standing::Lost(_))
+}
+
+/// How long a free lock may stay free.
+pub(super) const _FREE_FOR_AT_MOST: Ns = 2 * SECOND + 4 * MS;
