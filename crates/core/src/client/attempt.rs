@@ -265,7 +265,8 @@ impl Attempt {
                 }
                 Response::No => {
                     asked.refusals = asked.refusals.saturating_add(1);
-                    asked.open = true;
+                    // Once it is decided, no node is asked again.
+                    asked.open = !self.ended;
                 }
                 Response::Failed(error) => self.failed(node, error.clone(), ctx.now),
                 Response::Yes | Response::FenceAfterWait { .. } => {
