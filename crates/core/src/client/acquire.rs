@@ -751,6 +751,7 @@ impl Acquire {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let id = waiting.id;
         waiting.answered = true;
+        self.actions.push_back(Action::StopWaiting { id });
         match response {
             Response::FenceAfterWait { fence, waited } => {
                 let Some(sent) = waiting.sent else { return };
@@ -763,7 +764,6 @@ impl Acquire {
                     incarnation: ctx.topology.incarnation(waiting.node),
                     silent: self.silent.clone(),
                 };
-                self.actions.push_back(Action::StopWaiting { id });
                 if waiting.ahead.is_some() {
                     // That attempt is soon over, one way or the other.
                     waiting.granted = Some(granted);
@@ -773,7 +773,6 @@ impl Acquire {
                 }
             }
             Response::No => {
-                self.actions.push_back(Action::StopWaiting { id });
                 let ended = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
                 self.last |= waiting.ends_at.is_some_and(ended);
                 self.stop_ahead(ctx);
