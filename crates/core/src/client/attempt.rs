@@ -454,9 +454,12 @@ impl Attempt {
                 if ctx.now.has_reached(decide_by) {
                     self.refuse_all(ctx.now);
                 }
+            } else {
+                self.decide_by = None;
             }
             return;
         }
+        self.decide_by = None;
         let exhausted = |asked: &Asked| asked.open && asked.refusals > limits::TIE_REPEATS;
         for node in 0..self.nodes.len() {
             if exhausted(&self.nodes[node]) {
