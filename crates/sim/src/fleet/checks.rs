@@ -52,9 +52,8 @@ impl Checks {
                     }
                 }
                 Note::Detached { process, call } => self.forget(process, call),
-                Note::Failed { process, call, keys, reason, started, last_look } => {
-                    let _ = started;
-                    if reason == Reason::Held {
+                Note::Failed { process, call, keys, reason, attached, last_look } => {
+                    if reason == Reason::Held && !attached {
                         self.was_taken(process, call, keys, last_look, world);
                     }
                 }

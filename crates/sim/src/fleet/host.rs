@@ -94,6 +94,7 @@ impl World {
     /// A message has arrived at a node's machine.
     pub(super) fn arrive(&mut self, conn: Conn, message: Up) {
         let node = self.network.connection(conn).node;
+        self.activity += 1;
         let host = &mut self.hosts[node];
         match (host.state, &message) {
             (State::MachineDown, _) | (State::ServerDown, Up::Close) => {}
@@ -232,7 +233,7 @@ impl World {
                     self.claims.end(node, key, blocked.token, Kind::Waiter, now, now);
                 }
             }
-            host.server.node.disconnect(ticket);
+            let _ = host.server.node.disconnect(ticket);
             self.turn(node);
         }
     }

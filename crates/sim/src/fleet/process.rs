@@ -97,6 +97,8 @@ pub(super) struct Call {
     pub(super) has_asked: bool,
     place: Place,
     pub(super) renews: bool,
+    /// The lock was held by this token, which is swapped.
+    pub(super) attaches: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -480,6 +482,7 @@ impl Process {
                 return;
             }
             slot.timer = None;
+            world.activity += 1;
             slot.spins = match slot.spins {
                 (at, spins) if at == world.now => (at, spins + 1),
                 _ => (world.now, 0),
@@ -498,6 +501,7 @@ impl Process {
             self.drive(timer, world);
         } else if is_due(self.timers.get(&timer).copied()) {
             self.timers.remove(&timer);
+            world.activity += 1;
             match timer {
                 LINKS => self.links_time_out(world),
                 RENEWALS => self.renew_due(world),
@@ -624,6 +628,9 @@ impl Process {
         let acquire = Acquire::attach(Arc::clone(spec), old, &mut ctx);
         let machine = self.add_call(acquire, caller, keys, Some(due), false, world.now);
         trace!(world, "p{}/{machine} attaches {keys}", self.index);
+        if let Some(Machine::Call(call)) = self.machines.get_mut(&machine).map(|slot| &mut slot.machine) {
+            call.attaches = true;
+        }
         self.drive(machine, world);
         machine
     }
@@ -648,6 +655,7 @@ impl Process {
             has_asked: false,
             place: Place::None,
             renews,
+            attaches: false,
         })))
     }
 
@@ -720,6 +728,7 @@ impl Process {
     }
 
     fn call_ends(&mut self, machine: u64, outcome: Outcome, world: &mut World) {
+        let global = self.global(machine);
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut slot.machine else { return };
         if call.acquire.poll().is_some() {
@@ -761,13 +770,13 @@ impl Process {
             }
             Outcome::Failed(failure) => {
                 trace!(world, "p{}/{machine} fails: {failure:?}", self.index);
-                let (started, last_look) = (call.started, call.last_look);
+                let last_look = call.last_look;
                 world.notes.push(Note::Failed {
                     process: self.index,
-                    call: self.global(machine),
+                    call: global,
                     keys,
                     reason: failure.reason,
-                    started,
+                    attached: call.attaches,
                     last_look,
                 });
                 self.machines.remove(&machine);

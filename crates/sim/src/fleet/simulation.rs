@@ -35,7 +35,7 @@ struct Simulation {
     ended_at: Option<Ns>,
     /// When all calls were over.
     quiet_at: Option<Ns>,
-    events_when_quiet: u64,
+    activity_when_quiet: u64,
     events: u64,
 }
 
@@ -80,6 +80,7 @@ impl Simulation {
             violation: None,
             is_ending: false,
             commands: 0,
+            activity: 0,
             locks: 0,
             repairs: 0,
             unconfirmed: 0,
@@ -107,7 +108,7 @@ impl Simulation {
             checks,
             ended_at: None,
             quiet_at: None,
-            events_when_quiet: 0,
+            activity_when_quiet: 0,
             events: 0,
         };
         this.begin(&mut rng);
@@ -304,7 +305,7 @@ impl Simulation {
             if self.quiet_at.is_none() && callers.all(Caller::is_finished) {
                 trace!(self.world, "all calls are over");
                 self.quiet_at = Some(self.world.now.max(faults_end));
-                self.events_when_quiet = self.events;
+                self.activity_when_quiet = self.world.activity;
             }
         }
         let next = self.world.now + SAMPLE_EVERY;
@@ -320,9 +321,9 @@ impl Simulation {
                 self.checks.end(&mut self.world, &self.processes);
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let members = (plan_size(&self.world.plan) + 4) as u64;
-                let events = self.events - self.events_when_quiet;
-                if events > 200 * members + seconds * members * 2 {
-                    self.world.violate(format!("{events} events in {seconds} idle seconds"));
+                let activity = self.world.activity - self.activity_when_quiet;
+                if activity > 200 * members + seconds * members * 2 {
+                    self.world.violate(format!("{activity} events in {seconds} idle seconds"));
                 }
                 return true;
             }

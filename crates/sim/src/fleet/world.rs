@@ -33,6 +33,8 @@ pub(super) struct World {
     /// No more calls are made.
     pub(super) is_ending: bool,
     pub(super) commands: u64,
+    /// Timers that fired and messages that arrived.
+    pub(super) activity: u64,
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
@@ -64,7 +66,7 @@ pub(super) enum Note {
         call: u64,
         keys: usize,
         reason: Reason,
-        started: Ns,
+        attached: bool,
         last_look: Ns,
     },
 }
