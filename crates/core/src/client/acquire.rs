@@ -523,7 +523,7 @@ impl Acquire {
             Phase::Hearing(attempt) => {
                 let spare = ctx.fleet.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
-                if refused > spare || attempt.count(|answer| *answer == Answer::Pending) == 0 {
+                if refused > spare || attempt.has_heard_all() {
                     self.heard_all(ctx);
                 }
             }
@@ -532,7 +532,9 @@ impl Acquire {
                 let free = self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
                 if free.count() >= ctx.fleet.majority.size() {
                     let past = *refused_by;
-                    self.start(Kind::GoAhead { past }, ctx);
+                    let is_free = matches!(self.answers[past], Answer::Granted(_));
+                    let kind = if is_free { Kind::First } else { Kind::GoAhead { past } };
+                    self.start(kind, ctx);
                     self.proceed(ctx);
                 } else if !pending {
                     self.fail(ctx);
@@ -678,7 +680,7 @@ impl Acquire {
         let round = self.rounds(1);
         let Some(token) = ctx.token() else { return self.finish(Reason::NoRandom, ctx) };
         let limit = self.spec.longest_timeout(ctx);
-        for node in (0..self.answers.len()).filter(|&node| node != refused_by) {
+        for node in 0..self.answers.len() {
             self.answers[node] = match ctx.topology.route_acquire(node) {
                 Ok(connection) => {
                     let request = Request { token, command: Command::Inspect };

@@ -503,6 +503,13 @@ impl Attempt {
         self.yielded
     }
 
+    /// Whether each node that was asked has answered, or its time is over.
+    pub(super) fn has_heard_all(&self) -> bool {
+        let is_past = |node: usize| matches!(self.kind, Kind::GoAhead { past } if past == node);
+        let mut nodes = self.nodes.iter().enumerate();
+        nodes.all(|(node, asked)| is_past(node) || asked.answer != Answer::Pending)
+    }
+
     /// How many nodes have answers of this kind.
     pub(super) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
         self.nodes.iter().filter(|asked| is(&asked.answer)).count()
