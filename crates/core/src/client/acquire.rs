@@ -175,6 +175,8 @@ pub struct Grant {
     pub since: Moment,
     /// The round of its ACQUIREs.
     pub round: u32,
+    /// The first round that no request of the call has used.
+    pub(super) next_round: u32,
     pub(super) nodes: SmallVec<[GrantNode; 5]>,
 }
 
@@ -609,7 +611,7 @@ impl Acquire {
 
     fn won(&mut self, attempt: &mut Attempt, win: Win, ctx: &Context<'_>) {
         self.phase = Phase::Ended;
-        let grant = attempt.grant(win, ctx.now);
+        let grant = Grant { next_round: self.round, ..attempt.grant(win, ctx.now) };
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 

@@ -532,6 +532,7 @@ impl Attempt {
             lifetime: win.lifetime,
             since: now,
             round: self.round,
+            next_round: self.round + Self::ROUNDS,
             nodes: nodes.collect(),
         }
     }

@@ -107,7 +107,7 @@ impl Hold {
             over: false,
             nodes: nodes.collect(),
             acquire_round: grant.round,
-            next_round: grant.round + 2,
+            next_round: grant.next_round,
             round: None,
             actions: VecDeque::new(),
         }

@@ -94,8 +94,9 @@ impl Claims {
         claims.filter(move |claim| claim.since <= now && now < claim.until)
     }
 
-    /// Whether at some instant between two times others than `call` had claims on one of these keys
-    /// on so many nodes that fewer than `majority` were left.
+    /// Whether between two times others than `call` had claims on one of these keys on so many nodes
+    /// that fewer than `majority` were left. A look at several nodes is no snapshot, so these claims
+    /// need not have been there at the same instant.
     pub(super) fn were_taken(
         &self,
         keys: &[usize],
@@ -103,21 +104,11 @@ impl Claims {
         (from, to): (Ns, Ns),
         majority: usize,
     ) -> bool {
-        let others = |claim: &&Claim| {
+        let others = |claim: &Claim| {
             self.call_of(claim.token) != Some(call) && claim.since <= to && claim.until > from
         };
-        let on_node = |node: usize| {
-            let claims = keys.iter().flat_map(move |&key| &self.places[node][key]);
-            claims.filter(others).map(|claim| (claim.since, claim.until)).collect::<Vec<_>>()
-        };
-        let nodes: Vec<_> = (0..self.places.len()).map(on_node).collect();
-        let begins = nodes.iter().flatten().map(|(since, _)| *since.max(&from));
-        let taken_at = |at: Ns| {
-            let taken = |claims: &&Vec<(Ns, Ns)>| {
-                claims.iter().any(|&(since, until)| since <= at && at < until)
-            };
-            nodes.iter().filter(taken).count()
-        };
-        begins.into_iter().any(|at| nodes.len() - taken_at(at) < majority)
+        let is_taken = |node: &&Vec<Vec<Claim>>| keys.iter().any(|&key| node[key].iter().any(others));
+        let taken = self.places.iter().filter(is_taken).count();
+        self.places.len() - taken < majority
     }
 }

@@ -54,10 +54,12 @@ struct Blocked {
 
 impl Host {
     pub(super) fn new(node: usize, settings: Settings, clock: NodeClock) -> Self {
-        // The first start is long ago.
-        let young = Settings { rejoin_delay_ms: 0, ..settings };
+        // It was started long ago, so that its counters are far below its wall clock.
+        let settled = Settings { rejoin_delay_ms: 0, ..settings };
+        let now = clock.at(0);
+        let long_ago = Now { wall_us: now.wall_us - 2 * 1000 * settings.max_clock_skew_ms, ..now };
         Self {
-            server: Server::new(young, clock.at(0)),
+            server: Server::new(settled, long_ago),
             settings,
             clock,
             state: State::Up,
