@@ -10,10 +10,13 @@ use quorlock_core::{Fence, Ttl};
 use std::time::Duration;
 
 use super::claims::{Claim, Kind};
-use super::clock::{NodeClock, Ns};
+use super::clock::{NodeClock, Ns, SECOND};
 use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
 use super::world::World;
+
+/// When a process notices that the other end of a silent connection is gone.
+const KEEPALIVE: Ns = 15 * SECOND;
 
 /// A node and its machine.
 pub(super) struct Host {
@@ -167,8 +170,13 @@ impl World {
         for conn in self.network.of_node(node) {
             let accepted = self.network.connection(conn).accepted_by.take().is_some();
             // A machine that is off says nothing. That of a process that has ended does.
-            if accepted && state == State::ServerDown {
-                self.send_down(conn, Down::Closed);
+            match state {
+                State::ServerDown if accepted => self.send_down(conn, Down::Closed),
+                State::MachineDown => {
+                    let at = self.now + KEEPALIVE;
+                    self.events.add(at, Event::ProcessLosesConnection { conn });
+                }
+                _ => {}
             }
         }
         self.claims.clear(node, self.now);

@@ -447,6 +447,8 @@ impl Process {
     fn deliver(&mut self, machine: u64, id: RequestId, response: &Response, world: &mut World) {
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         slot.in_flight = slot.in_flight.saturating_sub(1);
+        let (node, round) = (id.node, id.round);
+        trace!(world, "p{}/{machine} hears n{node} in round {round}: {response:?}", self.index);
         let mut ctx = self.shared.context(world.now);
         match &mut slot.machine {
             Machine::Call(call) => call.acquire.handle_response(id, response, &mut ctx),
