@@ -445,12 +445,15 @@ impl Acquire {
         if waiting.id != id || ends_at.is_some_and(|ends_at| ctx.now.has_reached(ends_at)) {
             return None;
         }
-        let grace = limits::WAIT_GRACE.max(ctx.fleet.round_trips.of(waiting.node) * 2);
         waiting.sent = Some(ctx.now);
         waiting.ends_at = ends_at;
-        waiting.late_at = ends_at.map(|ends_at| ends_at.plus(grace));
+        waiting.late_at = ends_at.map(|ends_at| ends_at.plus(limits::WAIT_GRACE));
         waiting.look_at = ctx.now.plus(limits::LOOK_EVERY);
-        let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| ctx.now.until(ends_at));
+        let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| {
+            // The node is to answer by then, however far away it is.
+            let left = ctx.now.until(ends_at);
+            left - ctx.fleet.round_trips.of(waiting.node).min(left / 2)
+        });
         // A wait of zero does not wait at all.
         let wait = wait.max(Duration::from_millis(1));
         let fence = ctx.fleet.fences.propose(ctx.wall_us);
@@ -982,7 +985,13 @@ impl Acquire {
                 attempt.time_is_up(&self.spec, ctx);
                 self.keep_answers(&attempt);
             }
-            Phase::Waiting(waiting) => self.leave(waiting, ctx),
+            Phase::Waiting(mut waiting) => {
+                if let Some(ahead) = &mut waiting.ahead {
+                    ahead.time_is_up(&self.spec, ctx);
+                    self.keep_answers(ahead);
+                }
+                self.leave(waiting, ctx);
+            }
             _ => {}
         }
         self.fail(ctx);

@@ -8,7 +8,7 @@
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`CALL_GRACE`] | 50 ms: how far a call may go beyond its `wait` |
-//! | [`WAIT_GRACE`] | 20 ms or 2 round trips: how late a node may be with the end of a WAIT |
+//! | [`WAIT_GRACE`] | 20 ms: how late a node may be with the end of a WAIT |
 //! | [`LOOK_EVERY`] | 1 s: a waiter checks the node that it waits on, and another one |
 //! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
