@@ -442,7 +442,10 @@ impl Acquire {
     ) -> Option<Request> {
         let ends_at = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        if waiting.id != id || ends_at.is_some_and(|ends_at| ctx.now.has_reached(ends_at)) {
+        // A WAIT that could not be answered in time would only stand in the way of the last attempt.
+        let round_trip = ctx.fleet.round_trips.of(waiting.node);
+        let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
+        if waiting.id != id || ends_at.is_some_and(is_too_late) {
             return None;
         }
         waiting.sent = Some(ctx.now);
@@ -451,8 +454,7 @@ impl Acquire {
         waiting.look_at = ctx.now.plus(limits::LOOK_EVERY);
         let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| {
             // The node is to answer by then, however far away it is.
-            let left = ctx.now.until(ends_at);
-            left - ctx.fleet.round_trips.of(waiting.node).min(left / 2)
+            ctx.now.until(ends_at).saturating_sub(round_trip)
         });
         // A wait of zero does not wait at all.
         let wait = wait.max(Duration::from_millis(1));

@@ -16,7 +16,7 @@ use super::network::{Conn, Down, Packet, Up};
 use super::world::World;
 
 /// When a process notices that the other end of a silent connection is gone.
-const KEEPALIVE: Ns = 15 * SECOND;
+const KEEPALIVE: Ns = 8 * SECOND;
 
 /// A node and its machine.
 pub(super) struct Host {
