@@ -17,6 +17,7 @@
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
+//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
 //! | [`IDLE_PING_EVERY`] | 10 s: an idle connection is checked |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys for which contention is remembered |
@@ -55,6 +56,8 @@ pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
+/// How soon a lock that is renewed is extended when a node does not hold it. It doubles.
+pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
 /// How often an idle connection is checked.
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(10);
 /// How many connections of one client to one node may wait.

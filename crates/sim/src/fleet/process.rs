@@ -968,6 +968,11 @@ impl Process {
                 HoldAction::Repaired(is_held) => {
                     world.repairs += u64::from(is_held);
                 }
+                HoldAction::Incomplete => {
+                    if lock.renews {
+                        self.schedule_renewal(machine, world);
+                    }
+                }
                 HoldAction::Contended => {
                     let keys = lock.keys;
                     self.lines[keys].is_contended = true;
