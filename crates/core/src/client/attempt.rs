@@ -521,6 +521,10 @@ impl Attempt {
 
     /// What the lock begins with.
     pub(super) fn grant(&mut self, win: Win, now: Moment) -> Grant {
+        if let Kind::GoAhead { past } = self.kind {
+            // It was not asked since, and is to be repaired.
+            self.nodes[past].answer = Answer::Refused;
+        }
         let nodes = self.nodes.drain(..).map(|asked| GrantNode {
             answer: asked.answer,
             delivery: asked.delivery,

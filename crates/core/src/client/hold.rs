@@ -187,9 +187,11 @@ impl Hold {
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
     }
 
-    /// Begins a round of extensions, unless the lock has ended.
+    /// Begins a round of extensions, unless the lock has ended, or an earlier round is undecided:
+    /// then that one's end is the end of this one, too.
     pub fn extend(&mut self, ctx: &Context<'_>) {
-        if self.over || matches!(self.standing(ctx.now), Standing::Lost(_)) {
+        let is_lost = matches!(self.standing(ctx.now), Standing::Lost(_));
+        if self.over || is_lost || self.round.as_ref().is_some_and(|round| !round.decided) {
             return;
         }
         let number = self.next_round;

@@ -44,11 +44,10 @@ impl Checks {
                     self.excludes_others(process, machine, world, processes);
                     self.is_held_on_majority(process, machine, world, processes);
                 }
-                Note::Released { process, call, standing, renewed, call_started, ttl } => {
+                Note::Released { process, call, keys, standing, renewed, call_started } => {
                     self.forget(process, call);
-                    let _ = ttl;
                     if let (Standing::Lost(end), true) = (standing, renewed) {
-                        self.was_lost_for_a_reason(process, call, end, call_started, world);
+                        self.was_lost_for_a_reason(process, call, end, (keys, call_started), world);
                     }
                 }
                 Note::Detached { process, call } => self.forget(process, call),
@@ -123,16 +122,24 @@ impl Checks {
         }
     }
 
-    /// A lock that is renewed is not lost while a majority is well.
+    /// A lock that is renewed is not lost while a majority is well, and held by no other there. What
+    /// was not released before a fault may have been.
     fn was_lost_for_a_reason(
         &mut self,
         process: usize,
         call: u64,
         end: End,
-        call_started: Ns,
+        (keys, call_started): (usize, Ns),
         world: &mut World,
     ) {
-        let well = world.plan.well(process, call_started, world.now);
+        let plan = Arc::clone(&world.plan);
+        let (from, to) = (call_started, world.now);
+        let is_free = |node: &usize| {
+            let members = &plan.members[keys];
+            !members.iter().any(|&key| world.claims.was_orphan(*node, key, call, (from, to)))
+        };
+        let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
+        let well = nodes.filter(is_free).count();
         if well >= self.majority.size() {
             let machine = call & ((1 << 40) - 1);
             world.violate(format!(

@@ -34,6 +34,8 @@ pub(super) enum Kind {
 /// Claims that ended longer ago than this are forgotten.
 const KEPT: Ns = 30 * super::clock::SECOND;
 const FORGET_BEYOND: usize = 256;
+/// No attempt holds a node for longer.
+const LONG: Ns = 100 * super::clock::MS;
 
 impl Claims {
     pub(super) fn new(nodes: usize, keys: usize) -> Self {
@@ -92,6 +94,15 @@ impl Claims {
     pub(super) fn at(&self, node: usize, key: usize, now: Ns) -> impl Iterator<Item = Claim> {
         let claims = self.places[node][key].iter().copied();
         claims.filter(move |claim| claim.since <= now && now < claim.until)
+    }
+
+    /// Whether another's lease, or a foreign string, was on a key for long between two times.
+    pub(super) fn was_orphan(&self, node: usize, key: usize, call: u64, (from, to): (Ns, Ns)) -> bool {
+        let is_orphan = |claim: &Claim| {
+            let time = claim.until.min(to).saturating_sub(claim.since.max(from));
+            claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call) && time > LONG
+        };
+        self.places[node][key].iter().any(is_orphan)
     }
 
     /// Whether between two times others than `call` had claims on one of these keys on so many nodes

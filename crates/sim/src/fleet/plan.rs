@@ -195,11 +195,6 @@ impl Plan {
         })
     }
 
-    /// On how many nodes that is so.
-    pub(super) fn well(&self, process: usize, from: Ns, to: Ns) -> usize {
-        (0..self.nodes).filter(|&node| self.is_well(process, node, from, to)).count()
-    }
-
     fn draw_faults(&mut self, rng: &mut StdRng) {
         let kinds: Vec<u32> = (0..9).filter(|_| rng.random_range(0..10) < 4).collect();
         let often = pick(rng, &[1, 2, 4]);

@@ -1002,10 +1002,10 @@ impl Process {
         world.notes.push(Note::Released {
             process: self.index,
             call,
+            keys: lock.keys,
             standing,
             renewed: lock.renews,
             call_started: lock.call_started,
-            ttl: lock.hold.spec().ttl,
         });
         self.release(release, None, caller, world);
         self.drive(machine, world);

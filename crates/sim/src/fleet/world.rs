@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use quorlock_core::Ttl;
 use quorlock_core::client::{Reason, Spec, Token};
 use quorlock_core::quorum::Standing;
 
@@ -55,10 +54,10 @@ pub(super) enum Note {
     Released {
         process: usize,
         call: u64,
+        keys: usize,
         standing: Standing,
         renewed: bool,
         call_started: Ns,
-        ttl: Ttl,
     },
     Detached { process: usize, call: u64 },
     Failed {
