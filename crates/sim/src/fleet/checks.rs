@@ -1,5 +1,6 @@
 //! What must hold in every run.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quorlock_core::Fence;
@@ -12,13 +13,19 @@ use super::plan::Plan;
 use super::process::{Lock, Machine, Process};
 use super::world::{Note, World};
 
+/// The time between two looks at the fleet.
+const SAMPLED: Ns = 250 * MS;
+
 /// The checkers of a run.
 pub(super) struct Checks {
     majority: Majority,
     /// The locks that may be held.
     held: Vec<(usize, u64)>,
-    /// The last fence of each key.
+    /// The last fence of each key, and when it was granted.
     fences: Vec<Fence>,
+    granted: Vec<Ns>,
+    /// Since when nothing has kept a call from its lock.
+    unhindered: BTreeMap<(usize, u64), Ns>,
 }
 
 impl Checks {
@@ -27,6 +34,8 @@ impl Checks {
             majority: Majority::of(plan.nodes).expect("a fleet has nodes"),
             held: Vec::new(),
             fences: vec![Fence::ZERO; plan.names.len()],
+            granted: vec![0; plan.names.len()],
+            unhindered: BTreeMap::new(),
         }
     }
 
@@ -77,6 +86,7 @@ impl Checks {
                 ));
             }
             self.fences[key] = fence;
+            self.granted[key] = world.now;
         }
     }
 
@@ -168,6 +178,65 @@ impl Checks {
             self.is_held_on_majority(process, machine, world, processes);
         }
         self.held = held;
+        self.free_locks_are_granted(world, processes);
+    }
+
+    /// A free lock is granted to one of the calls that are after it.
+    fn free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
+        let (plan, now) = (Arc::clone(&world.plan), world.now);
+        let mut unhindered = BTreeMap::new();
+        let waits = |process: &Process| process.calls().map(|(_, call)| call.keys).collect::<Vec<_>>();
+        let wanted: Vec<Vec<usize>> = processes.iter().map(waits).collect();
+        let held: Vec<usize> = (self.held.iter())
+            .filter_map(|&(process, machine)| {
+                let lock = lock_of(processes, process, machine)?;
+                is_held(processes, process, lock, now).then_some(lock.keys)
+            })
+            .collect();
+        // An attempt may hold a node for so long.
+        let at_most = 100 * MS + 4 * plan.round_trip;
+        let is_free = |keys: usize, node: usize| {
+            plan.members[keys].iter().all(|&key| {
+                let mut claims = world.claims.at(node, key, now);
+                claims.all(|claim| claim.kind == Kind::Waiter || claim.since + at_most > now)
+            })
+        };
+        let reaches_majority = |process: usize, keys: usize| {
+            let is_good = |&node: &usize| {
+                plan.is_well(process, node, now.saturating_sub(SAMPLED), now)
+                    && votes(world, node)
+                    && is_free(keys, node)
+            };
+            processes[process].paused == 0
+                && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
+        };
+        let mut stuck = None;
+        for process in processes {
+            for (machine, call) in process.calls() {
+                let overlaps = |keys: &usize| plan.overlap(*keys, call.keys);
+                let is_held = held.iter().any(overlaps);
+                let is_fair = !is_held
+                    && (wanted.iter().enumerate())
+                        .filter(|(_, wanted)| wanted.iter().any(overlaps))
+                        .all(|(other, _)| reaches_majority(other, call.keys));
+                if !is_fair {
+                    continue;
+                }
+                let known = self.unhindered.get(&(process.index, machine)).copied().unwrap_or(now);
+                let granted = plan.members[call.keys].iter().map(|&key| self.granted[key]).max();
+                let since = known.max(granted.unwrap_or_default());
+                let limit = u64::try_from(process.longest_timeout(call.acquire.spec()).as_nanos());
+                let most = 2 * SECOND + 4 * limit.unwrap_or_default() + SAMPLED;
+                if now - since > most {
+                    stuck = Some((process.index, machine, (now - since) / MS));
+                }
+                unhindered.insert((process.index, machine), since);
+            }
+        }
+        self.unhindered = unhindered;
+        if let Some((process, machine, ms)) = stuck {
+            world.violate(format!("p{process}/{machine} has waited {ms} ms for a free lock"));
+        }
     }
 
     /// Nothing is left when all is over.
@@ -211,6 +280,3 @@ fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool 
     let now = processes[process].shared.now(now);
     !matches!(lock.hold.standing(now), Standing::Lost(_))
 }
-
-/// How long a free lock may stay free.
-pub(super) const _FREE_FOR_AT_MOST: Ns = 2 * SECOND + 4 * MS;

@@ -188,6 +188,8 @@ impl Plan {
     pub(super) fn is_well(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
         let after = |kind: &FaultKind| match kind {
             FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
+            // Until then its fences lie too far ahead of the others' clocks, or theirs of its own.
+            FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs() * 2000 + RECOVERY,
             _ => RECOVERY,
         };
         !self.faults.iter().any(|fault| {

@@ -1128,6 +1128,14 @@ impl Machine {
 }
 
 impl Process {
+    /// Calls that have not ended, and have asked a node.
+    pub(super) fn calls(&self) -> impl Iterator<Item = (u64, &Call)> {
+        self.machines.iter().filter_map(|(&number, slot)| match &slot.machine {
+            Machine::Call(call) if call.has_asked => Some((number, &**call)),
+            _ => None,
+        })
+    }
+
     /// The keys of a lock.
     pub(super) fn keys_of(&self, machine: u64) -> usize {
         match self.machines.get(&machine).map(|slot| &slot.machine) {
