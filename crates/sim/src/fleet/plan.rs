@@ -14,6 +14,8 @@ use super::network::Direction;
 
 /// No ttl of a run is longer, in milliseconds.
 const TTL_MAX_MS: u64 = 10_000;
+/// How far the wall clocks are off at the begin, at most.
+pub(super) const WALL_OFFSET_US: i64 = 500_000;
 /// How long a connection, or a process that polls, may take to recover from a fault.
 pub(super) const RECOVERY: Ns = 3 * SECOND;
 
@@ -186,6 +188,9 @@ impl Plan {
 
     /// Whether no fault has come between a process and a node, from `from` to `to`.
     pub(super) fn is_well(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
+        if self.fences_disagree(from, to) {
+            return false;
+        }
         let after = |kind: &FaultKind| match kind {
             FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
             // Until then its fences lie too far ahead of the others' clocks, or theirs of its own.
@@ -194,6 +199,22 @@ impl Plan {
         };
         !self.faults.iter().any(|fault| {
             fault.kind.concerns(process, node) && fault.from <= to && fault.to + after(&fault.kind) > from
+        })
+    }
+
+    /// Whether a node that has rejoined may give fences that others do not accept yet: its counters
+    /// begin as far ahead as its clock allows, which is too far for clocks that are behind it.
+    fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
+        let steps = self.faults.iter().map(|fault| match fault.kind {
+            FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs(),
+            _ => 0,
+        });
+        let spread = (2 * WALL_OFFSET_US.unsigned_abs() + steps.sum::<u64>()) * 1100;
+        let delay = self.rejoin_delay_ms * MS;
+        self.faults.iter().any(|fault| {
+            let rejoins = fault.to + delay * 98 / 100;
+            let restarts = matches!(fault.kind, FaultKind::Restart { .. });
+            restarts && rejoins <= to && rejoins + delay / 20 + spread > from
         })
     }
 

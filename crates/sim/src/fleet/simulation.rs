@@ -15,7 +15,7 @@ use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
 use super::events::{Event, Events};
 use super::host::{Host, State};
 use super::network::{Direction, Network, Path};
-use super::plan::{FaultKind, Plan};
+use super::plan::{FaultKind, Plan, WALL_OFFSET_US};
 use super::process::Process;
 use super::trace::Trace;
 use super::world::World;
@@ -62,10 +62,10 @@ impl Simulation {
             hash_seed: node as u64,
             defer_wakes: node % 2 == 1,
         };
-        let skew_us = i64::try_from(plan.max_clock_skew_ms * 1000 / 8).unwrap_or_default();
+        let off_us = -WALL_OFFSET_US..=WALL_OFFSET_US;
         let hosts = (0..plan.nodes).map(|node| {
             let offset_us = rng.random_range(0..1_000_000_000);
-            let wall_us = rng.random_range(-skew_us..=skew_us);
+            let wall_us = rng.random_range(off_us.clone());
             Host::new(node, settings(node), NodeClock::new(plan.node_ppm[node], offset_us, wall_us))
         });
         let world = World {
@@ -90,7 +90,7 @@ impl Simulation {
             let (raw_ppm, boot_ppm) = plan.client_ppm[index];
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));
             let clock =
-                ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(-skew_us..=skew_us));
+                ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
             let mut process = Process::new(index, clock, rng.random(), &world);
             process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
             if plan.one_set_each {
