@@ -70,7 +70,7 @@ impl LockInner {
         call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
     ) -> (T, Vec<Send>) {
         let mut sends = Vec::new();
-        let mut verdict = None;
+        let (mut verdict, mut incomplete) = (None, false);
         let mut releases = Vec::new();
         let result = {
             let mut hold = self.hold();
@@ -80,6 +80,7 @@ impl LockInner {
                     HoldAction::Send(send) => sends.push(send),
                     HoldAction::Decided(decided) => verdict = Some(decided),
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
+                    HoldAction::Incomplete => incomplete = true,
                     HoldAction::Contended => self.shared.queues.set_contended(&self.spec.keys, true),
                     HoldAction::Release(release) => releases.push(release),
                     HoldAction::Suspect { node, connection } => self.shared.suspect(node, connection),
@@ -92,6 +93,8 @@ impl LockInner {
         }
         if let Some(verdict) = verdict {
             self.decided(verdict);
+        } else if incomplete && self.renewed.load(Ordering::Relaxed) {
+            self.shared.renewer.decided(self);
         }
         (result, sends)
     }

@@ -185,6 +185,8 @@ pub struct Grant {
     pub since: Moment,
     /// The round of its ACQUIREs.
     pub round: u32,
+    /// The first round that no request of the call has used.
+    pub(super) next_round: u32,
     pub(super) nodes: SmallVec<[GrantNode; 5]>,
 }
 
@@ -445,15 +447,20 @@ impl Acquire {
     pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
         let ends_at = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        if waiting.id != id || ends_at.is_some_and(|ends_at| ctx.now.has_reached(ends_at)) {
+        // A WAIT that could not be answered in time would only stand in the way of the last attempt.
+        let round_trip = ctx.fleet.round_trips.of(waiting.node);
+        let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
+        if waiting.id != id || ends_at.is_some_and(is_too_late) {
             return None;
         }
-        let grace = limits::WAIT_GRACE.max(ctx.fleet.round_trips.of(waiting.node) * 2);
         waiting.sent = Some(ctx.now);
         waiting.ends_at = ends_at;
-        waiting.late_at = ends_at.map(|ends_at| ends_at.plus(grace));
+        waiting.late_at = ends_at.map(|ends_at| ends_at.plus(limits::WAIT_GRACE));
         waiting.look_at = ctx.now.plus(limits::LOOK_EVERY);
-        let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| ctx.now.until(ends_at));
+        let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| {
+            // The node is to answer by then, however far away it is.
+            ctx.now.until(ends_at).saturating_sub(round_trip)
+        });
         // A wait of zero does not wait at all.
         let wait = wait.max(Duration::from_millis(1));
         let fence = ctx.fleet.fences.propose(ctx.wall_us);
@@ -529,7 +536,7 @@ impl Acquire {
             Phase::Hearing(attempt) => {
                 let spare = ctx.fleet.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
-                if refused > spare || attempt.count(|answer| *answer == Answer::Pending) == 0 {
+                if refused > spare || attempt.has_heard_all() {
                     self.heard_all(ctx);
                 }
             }
@@ -538,7 +545,9 @@ impl Acquire {
                 let free = self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
                 if free.count() >= ctx.fleet.majority.size() {
                     let past = *refused_by;
-                    self.start(Kind::GoAhead { past }, ctx);
+                    let is_free = matches!(self.answers[past], Answer::Granted(_));
+                    let kind = if is_free { Kind::First } else { Kind::GoAhead { past } };
+                    self.start(kind, ctx);
                     self.proceed(ctx);
                 } else if !pending {
                     self.fail(ctx);
@@ -615,7 +624,7 @@ impl Acquire {
 
     fn won(&mut self, attempt: &mut Attempt, win: Win, ctx: &Context<'_>) {
         self.phase = Phase::Ended;
-        let grant = attempt.grant(win, ctx.now);
+        let grant = Grant { next_round: self.round, ..attempt.grant(win, ctx.now) };
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
@@ -708,7 +717,7 @@ impl Acquire {
         let round = self.rounds(1);
         let Some(token) = ctx.token() else { return self.finish(Reason::NoRandom, ctx) };
         let limit = self.spec.longest_timeout(ctx);
-        for node in (0..self.answers.len()).filter(|&node| node != refused_by) {
+        for node in 0..self.answers.len() {
             self.answers[node] = match ctx.topology.route_acquire(node) {
                 Ok(connection) => {
                     let request = Request { token, command: Command::Inspect };
@@ -782,6 +791,7 @@ impl Acquire {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let id = waiting.id;
         waiting.answered = true;
+        self.actions.push_back(Action::StopWaiting { id });
         match response {
             Response::FenceAfterWait { fence, waited } => {
                 let Some(sent) = waiting.sent else { return };
@@ -794,7 +804,6 @@ impl Acquire {
                     incarnation: ctx.topology.incarnation(waiting.node),
                     silent: self.silent.clone(),
                 };
-                self.actions.push_back(Action::StopWaiting { id });
                 if waiting.ahead.is_some() {
                     // That attempt is soon over, one way or the other.
                     waiting.granted = Some(granted);
@@ -804,7 +813,6 @@ impl Acquire {
                 }
             }
             Response::No => {
-                self.actions.push_back(Action::StopWaiting { id });
                 let ended = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
                 self.last |= waiting.ends_at.is_some_and(ended);
                 self.stop_ahead(ctx);
@@ -1010,7 +1018,13 @@ impl Acquire {
                 attempt.time_is_up(&self.spec, ctx);
                 self.keep_answers(&attempt);
             }
-            Phase::Waiting(waiting) => self.leave(waiting, ctx),
+            Phase::Waiting(mut waiting) => {
+                if let Some(ahead) = &mut waiting.ahead {
+                    ahead.time_is_up(&self.spec, ctx);
+                    self.keep_answers(ahead);
+                }
+                self.leave(waiting, ctx);
+            }
             _ => {}
         }
         self.fail(ctx);

@@ -263,7 +263,8 @@ impl Attempt {
                 }
                 Response::No => {
                     asked.refusals = asked.refusals.saturating_add(1);
-                    asked.open = true;
+                    // Once it is decided, no node is asked again.
+                    asked.open = !self.ended;
                 }
                 Response::Failed(error) => self.failed(node, error.clone(), ctx.now),
                 Response::Yes | Response::FenceAfterWait { .. } => {
@@ -443,9 +444,12 @@ impl Attempt {
                 if ctx.now.has_reached(decide_by) {
                     self.refuse_all(ctx.now);
                 }
+            } else {
+                self.decide_by = None;
             }
             return;
         }
+        self.decide_by = None;
         let exhausted = |asked: &Asked| asked.open && asked.refusals > limits::TIE_REPEATS;
         for node in 0..self.nodes.len() {
             if exhausted(&self.nodes[node]) {
@@ -489,6 +493,13 @@ impl Attempt {
         self.yielded
     }
 
+    /// Whether each node that was asked has answered, or its time is over.
+    pub(super) fn has_heard_all(&self) -> bool {
+        let is_past = |node: usize| matches!(self.kind, Kind::GoAhead { past } if past == node);
+        let mut nodes = self.nodes.iter().enumerate();
+        nodes.all(|(node, asked)| is_past(node) || asked.answer != Answer::Pending)
+    }
+
     /// How many nodes have answers of this kind.
     pub(super) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
         self.nodes.iter().filter(|asked| is(&asked.answer)).count()
@@ -500,6 +511,10 @@ impl Attempt {
 
     /// What the lock begins with.
     pub(super) fn grant(&mut self, win: Win, now: Moment) -> Grant {
+        if let Kind::GoAhead { past } = self.kind {
+            // It was not asked since, and is to be repaired.
+            self.nodes[past].answer = Answer::Refused;
+        }
         let nodes = self.nodes.drain(..).map(|asked| GrantNode {
             answer: asked.answer,
             delivery: asked.delivery,
@@ -511,6 +526,7 @@ impl Attempt {
             lifetime: win.lifetime,
             since: now,
             round: self.round,
+            next_round: self.round + Self::ROUNDS,
             nodes: nodes.collect(),
         }
     }

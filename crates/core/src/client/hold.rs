@@ -31,6 +31,8 @@ pub struct Hold {
     acquire_round: u32,
     /// The number of the next round.
     next_round: u32,
+    /// How many rounds in a row began because a node did not hold it.
+    repair_rounds: u32,
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
 }
@@ -73,6 +75,8 @@ pub enum HoldAction {
     Decided(ExtensionVerdict),
     /// A repair was answered: whether the node holds the lock again.
     Repaired(bool),
+    /// A node does not hold the lock. The next round is due as [`Hold::renew_in`] says.
+    Incomplete,
     /// Another client waits for the lock on the node where it would be waited for.
     Contended,
     /// Run this machine.
@@ -107,7 +111,8 @@ impl Hold {
             over: false,
             nodes: nodes.collect(),
             acquire_round: grant.round,
-            next_round: grant.round + 2,
+            next_round: grant.next_round,
+            repair_rounds: 0,
             round: None,
             actions: VecDeque::new(),
         }
@@ -149,9 +154,19 @@ impl Hold {
     }
 
     /// When it is to be extended next, if it is to be renewed: a third of the ttl after the last
-    /// extension, and sooner after one that no majority confirmed.
+    /// extension, sooner after one that no majority confirmed, and soon while a node that answers does
+    /// not hold it. Until that is repaired, one failing node may be one too many.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
-        if self.over { None } else { self.tenure.extend_in(now, self.spec.ttl) }
+        if self.over {
+            return None;
+        }
+        let regular = self.tenure.extend_in(now, self.spec.ttl)?;
+        let is_missing = |node: &Node| node.answer == Answer::Refused && node.repair.is_none();
+        if !self.nodes.iter().any(is_missing) {
+            return Some(regular);
+        }
+        let doublings = 2_u32.saturating_pow(self.repair_rounds);
+        Some(regular.min(limits::REPAIR_AFTER.saturating_mul(doublings)))
     }
 
     /// What each node answered last, by index.
@@ -171,13 +186,17 @@ impl Hold {
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
     }
 
-    /// Begins a round of extensions, unless the lock has ended.
+    /// Begins a round of extensions, unless the lock has ended, or an earlier round is undecided:
+    /// then that one's end is the end of this one, too.
     pub fn extend(&mut self, ctx: &Context<'_>) {
-        if self.over || matches!(self.standing(ctx.now), Standing::Lost(_)) {
+        let is_lost = matches!(self.standing(ctx.now), Standing::Lost(_));
+        if self.over || is_lost || self.round.as_ref().is_some_and(|round| !round.decided) {
             return;
         }
         let number = self.next_round;
         self.next_round += 2;
+        let is_missing = |node: &Node| node.answer == Answer::Refused;
+        self.repair_rounds = if self.nodes.iter().any(is_missing) { self.repair_rounds + 1 } else { 0 };
         let core = Extension::new(ctx.fleet.majority, ctx.now, self.spec.ttl)
             .known_to_hold(self.holding(ctx.topology));
         let limit = self.spec.longest_timeout(ctx);
@@ -268,6 +287,9 @@ impl Hold {
         }
         if !node.answered_since {
             node.answer = response.to_answer();
+            if *response == Response::No {
+                self.actions.push_back(HoldAction::Incomplete);
+            }
         }
         if *response == Response::No && self.is_queue_node(index, ctx) {
             self.actions.push_back(HoldAction::Contended);
@@ -288,6 +310,8 @@ impl Hold {
         self.heard(index, response.to_answer(), ctx);
         if self.over {
             self.undo_repair(index, ctx);
+        } else if *response == Response::No {
+            self.actions.push_back(HoldAction::Incomplete);
         }
     }
 

@@ -8,7 +8,7 @@
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may go beyond its `wait` |
-//! | [`WAIT_GRACE`] | 20 ms or 2 round trips: how late a node may be with the end of a WAIT |
+//! | [`WAIT_GRACE`] | 20 ms: how late a node may be with the end of a WAIT |
 //! | [`LOOK_EVERY`] | 1.2 s: a waiter checks the node that it waits on, and another one |
 //! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
@@ -17,6 +17,7 @@
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
+//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
 //! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
@@ -57,6 +58,8 @@ pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
+/// How soon a lock that is renewed is extended when a node does not hold it. It doubles.
+pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
 /// How often an idle connection is checked.
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
 /// How many connections of one client to one node may wait.
