@@ -1,8 +1,8 @@
 //! Runs fleets: `quorlock-sim [--seeds N] [--from SEED] [--seed SEED [--trace]] [--no-faults]`.
 
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use quorlock_sim::fleet::{Plan, run};
@@ -41,7 +41,13 @@ fn main() -> ExitCode {
                     let t = Instant::now();
                     let report = run(&plan(seed), false);
                     if has("--times") && t.elapsed().as_millis() > 200 {
-                        println!("seed {seed}: {} ms, {} events, {} commands, {:?}", t.elapsed().as_millis(), report.events, report.commands, report.lasted);
+                        println!(
+                            "seed {seed}: {} ms, {} events, {} commands, {:?}",
+                            t.elapsed().as_millis(),
+                            report.events,
+                            report.commands,
+                            report.lasted
+                        );
                     }
                     events.fetch_add(report.events, Ordering::Relaxed);
                     commands.fetch_add(report.commands, Ordering::Relaxed);
@@ -57,7 +63,13 @@ fn main() -> ExitCode {
     });
     let seconds = began.elapsed().as_secs_f64();
     let ran = next.load(Ordering::Relaxed).min(from + seeds) - from;
-    println!("{ran} seeds in {seconds:.1} s, {:.0} a minute, {} events, {} commands, {} locks, {} violations",
-        ran as f64 / seconds * 60.0, events.into_inner(), commands.into_inner(), locks.into_inner(), bad.lock().unwrap().len());
+    println!(
+        "{ran} seeds in {seconds:.1} s, {:.0} a minute, {} events, {} commands, {} locks, {} violations",
+        ran as f64 / seconds * 60.0,
+        events.into_inner(),
+        commands.into_inner(),
+        locks.into_inner(),
+        bad.lock().unwrap().len()
+    );
     ExitCode::SUCCESS
 }

@@ -102,9 +102,7 @@ impl Caller {
         match self.rng.random_range(0..100) {
             n if n < none => Some(Duration::ZERO),
             n if n < none + short => Some(Duration::from_millis(self.rng.random_range(1..=300))),
-            n if n < none + short + long => {
-                Some(Duration::from_millis(self.rng.random_range(300..=10_000)))
-            }
+            n if n < none + short + long => Some(Duration::from_millis(self.rng.random_range(300..=10_000))),
             _ => None,
         }
     }

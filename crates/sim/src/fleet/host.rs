@@ -215,9 +215,10 @@ impl World {
             }
         }
         for (key, token, until) in strings {
-            let known = self.claims.at(node, key, self.now).any(|claim| {
-                claim.token == token && claim.kind != Kind::Waiter
-            });
+            let known = self
+                .claims
+                .at(node, key, self.now)
+                .any(|claim| claim.token == token && claim.kind != Kind::Waiter);
             if known {
                 self.claims.end(node, key, token, Kind::Foreign, self.now, until);
             } else {
@@ -317,14 +318,8 @@ impl World {
             fence: Some(fence),
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
-        let extend = |fence, new_token| node::Extend {
-            db,
-            keys: &names,
-            token: &token,
-            ttl,
-            fence,
-            new_token,
-        };
+        let extend =
+            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, fence, new_token };
         let response = match request.command {
             Command::Acquire { fence } => {
                 host.server.keys.client = None;

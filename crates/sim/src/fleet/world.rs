@@ -51,23 +51,9 @@ pub(super) struct Text {
 pub(super) enum Note {
     Granted { process: usize, machine: u64 },
     Extended { process: usize, machine: u64 },
-    Released {
-        process: usize,
-        call: u64,
-        keys: usize,
-        standing: Standing,
-        renewed: bool,
-        call_started: Ns,
-    },
+    Released { process: usize, call: u64, keys: usize, standing: Standing, renewed: bool, call_started: Ns },
     Detached { process: usize, call: u64 },
-    Failed {
-        process: usize,
-        call: u64,
-        keys: usize,
-        reason: Reason,
-        attached: bool,
-        last_look: Ns,
-    },
+    Failed { process: usize, call: u64, keys: usize, reason: Reason, attached: bool, last_look: Ns },
 }
 
 impl World {
