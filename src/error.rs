@@ -84,7 +84,7 @@ impl fmt::Display for CommandError {
             }
             Self::QueueFull { max_waiters } => write!(
                 f,
-                "ERR {max_waiters} clients wait already (lock.max-waiters): try again later, or raise it"
+                "QUEUEFULL {max_waiters} clients wait already (lock.max-waiters): try again later, or raise it"
             ),
             Self::Fence(error) => write!(f, "BADFENCE {error}"),
             Self::UnknownOption { takes } => {

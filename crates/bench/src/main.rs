@@ -4,7 +4,6 @@
 //! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
 //! - [`plain`]: plain commands of others, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
-//! - [`fences`]: what it costs there that the nodes agree on a fence
 //! - [`throughput`]: many tasks that take locks at the same time, beside a bare loop and `rslock`
 //! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
 //! - [`growth`]: the slowest command and the longest turn on the way to three million leases and back, and memory
@@ -19,7 +18,6 @@
 
 mod bounds;
 mod faults;
-mod fences;
 mod growth;
 mod latencies;
 mod limits;
@@ -89,8 +87,6 @@ enum Group {
     Plain,
     /// Acquire and release on three nodes
     Quorum,
-    /// Agreement of three nodes on a fence
-    Fences,
     /// Locks per second of many tasks
     Throughput,
     /// Acquire and release with one of three nodes out of order
@@ -127,7 +123,6 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             Group::ServerTime => server_time::measure(&progress)?,
             Group::Plain => plain::measure(&progress)?,
             Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
-            Group::Fences => in_task(&runtime, fences::measure(progress.clone()))?,
             Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Growth => {
@@ -165,13 +160,12 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Group {
     /// What the table of the README is made of.
-    const OF_THE_README: [Self; 8] = [
+    const OF_THE_README: [Self; 7] = [
         Self::ServerTime,
         Self::Plain,
         Self::Growth,
         Self::Bounds,
         Self::Quorum,
-        Self::Fences,
         Self::Throughput,
         Self::Faults,
     ];
@@ -182,7 +176,6 @@ impl Group {
             Self::ServerTime => server_time::STEPS,
             Self::Plain => plain::STEPS,
             Self::Quorum => quorum::STEPS,
-            Self::Fences => fences::STEPS,
             Self::Throughput => throughput::STEPS,
             Self::Faults => faults::STEPS,
             Self::Growth => growth::STEPS,

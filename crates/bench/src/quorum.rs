@@ -82,7 +82,7 @@ pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
 /// How long it takes to take a lock and to give it back, until both are confirmed.
 pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
-    let lock = quorum.lock(key).ttl(TTL).node_limit(NODE_LIMIT).acquire().await?;
+    let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_LIMIT).acquire().await?;
     let released = lock.release().await?;
     let took = started.elapsed();
     ensure!(released == Released::Released, "a lock had ended before it was released");

@@ -37,6 +37,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const ROUNDS: u32 = 48;
 /// How long a lock lasts, in milliseconds: longer than anybody has one.
 const TTL_MS: u64 = 30_000;
+/// The owner label of the bare loop's locks.
+const OWNER: &str = "host.example.com:12345";
 /// How many commands a connection of the bare loop takes before it has written the first of them.
 const QUEUE_MAX: usize = 65_536;
 /// A throughput of 0.9 × the bare loop's.
@@ -191,6 +193,8 @@ impl Bare {
         let fence = UNIX_EPOCH.elapsed().context("the clock is before 1970")?.as_micros();
         let mut acquire = cmd("LOCK.ACQUIRE");
         acquire.arg(key).arg(&token).arg(TTL_MS).arg("FENCE").arg(u64::try_from(fence)?);
+        // As long as the label that the client sends unless it is given another one.
+        acquire.arg("OWNER").arg(OWNER);
         self.ask_all(acquire, asked).await?;
         self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), asked).await
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum, Released};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::args::Run;
 use crate::child::Child;
@@ -32,7 +32,7 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
     );
     let quorum = Quorum::connect(args.node_urls()?).await?;
     let outcome = run_locked(&quorum, args, &mut signals).await;
-    let _ = timeout(CLOSE_LIMIT, quorum.close()).await;
+    let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
 }
 
@@ -40,10 +40,9 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
     let wait = args.wait();
     let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
     let wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
-    // A command may run for as long as it likes: it is the command that must end.
-    let mut wanted = wanted.max_hold(Duration::MAX);
+    let mut wanted = wanted;
     if let Some(limit) = args.node_limit {
-        wanted = wanted.node_limit(limit);
+        wanted = wanted.node_timeout(limit);
     }
     let acquired = tokio::select! {
         biased;
@@ -85,11 +84,8 @@ async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireEr
 /// Whether it makes no sense to wait: so many nodes do not take what they are asked that the others are no majority.
 fn is_hopeless(error: &AcquireError) -> bool {
     match error {
-        AcquireError::Unusable { .. } => true,
-        AcquireError::NoQuorum { nodes } => {
-            let lasting = nodes.failed().filter(|(_, error)| error.is_lasting()).count();
-            nodes.0.len() - lasting <= nodes.0.len() / 2
-        }
+        AcquireError::InvalidRequest { .. } => true,
+        AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
         _ => false,
     }
 }

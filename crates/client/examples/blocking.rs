@@ -27,6 +27,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         steps
     })?;
     println!("{steps} steps under the lock");
-    quorum.close();
+    quorum.flush(Duration::from_secs(10))?;
     Ok(())
 }

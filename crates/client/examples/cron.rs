@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Err(error) => return Err(error.into()),
     };
     // However long it takes.
-    lock.keep_alive();
+    lock.renew();
     tokio::select! {
         pages = write_report(lock.fence()) => println!("{pages} pages"),
         // It may be another's by now, and nothing of this is to be written any more.
@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     sleep_until(started + CLOCKS_DIFFER).await;
     let _ = lock.release().await;
-    quorum.close().await;
+    quorum.flush(Duration::from_secs(10)).await?;
     Ok(())
 }
 

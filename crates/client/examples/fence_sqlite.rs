@@ -54,7 +54,7 @@ async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), 
     };
     println!("{}", if rows == 1 { "wrote" } else { "refused" });
     drop(lock);
-    quorum.close().await;
+    quorum.flush(Duration::from_secs(10)).await?;
     Ok(())
 }
 

@@ -43,7 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("{} left", count_left(&database)?);
     let _ = last.release().await;
     // Without it, what is released in the background may not be, when the program ends.
-    quorum.close().await;
+    quorum.flush(Duration::from_secs(10)).await?;
     Ok(())
 }
 

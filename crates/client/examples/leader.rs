@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    quorum.close().await;
+    quorum.flush(Duration::from_secs(10)).await?;
     Ok(())
 }
 

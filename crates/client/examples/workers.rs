@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let done: usize = workers.join_all().await.iter().sum();
     println!("{done} jobs done by {WORKERS} workers");
-    quorum.close().await;
+    quorum.flush(Duration::from_secs(10)).await?;
     Ok(())
 }
 
@@ -46,7 +46,7 @@ async fn work(quorum: Quorum, open: Jobs) -> usize {
                 Ok(mut lock) => {
                     // It may have been done, and its lock given back, since the list was read.
                     if open.lock().expect("nobody panics").contains(&job) {
-                        lock.keep_alive();
+                        lock.renew();
                         sleep(Duration::from_millis(20)).await;
                         open.lock().expect("nobody panics").remove(&job);
                         done += 1;

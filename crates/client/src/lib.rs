@@ -90,50 +90,19 @@
 //!
 //! A token is in none of it.
 
-mod acquire;
-mod answers;
-mod attempt;
+mod api;
 pub mod blocking;
-mod builder;
 mod clock;
-mod connect;
-mod error;
-mod extend;
-mod gate;
-mod handover;
-mod held;
-mod keeper;
-mod keys;
-mod leftovers;
-mod lock;
-mod node;
-mod observe;
-mod ownership;
-mod quorum;
-mod reach;
-pub mod redis;
-mod release;
-mod run;
-mod slots;
-mod sync;
-mod token;
-mod wait;
-mod watch;
-mod widen;
+mod driver;
+mod telemetry;
+mod transport;
 
-pub use builder::LockBuilder;
-pub use connect::QuorumBuilder;
-pub use error::{
-    AcquireError, Answer, ConnectError, ExtendError, LostError, NodeAnswer, NodeError, Nodes, ReleaseError,
-    ResumeError, RunError,
+pub use api::{
+    AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
+    FenceGate, FlushError, InvalidDetached, Lock, LockBuilder, LockWatch, LostError, NodeAnswer, NodeError,
+    NodeHealth, Nodes, Ownership, Quorum, QuorumBuilder, ReleaseError, Released, RunError, Stale,
 };
-pub use gate::{FenceGate, Stale};
-pub use handover::{Handover, HandoverError};
-pub use lock::{Coverage, Lock, Released};
-pub use ownership::{Deadline, Ownership};
-pub use quorlock_core::{Fence, NotAFence};
-pub use quorum::Quorum;
-pub use watch::LockWatch;
+pub use quorlock_core::{Fence, InvalidFence};
 
 /// The example of the README, compiled.
 #[cfg(doctest)]

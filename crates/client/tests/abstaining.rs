@@ -15,7 +15,7 @@ const LONG_MS: u64 = 100_000;
 
 /// A lock whose nodes have all the time that they need, on a machine that is busy.
 fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
-    quorum.lock(key).ttl(Duration::from_secs(30)).node_limit(Duration::from_secs(4))
+    quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
 
 /// Five masters, of which the first so many abstain.
@@ -51,7 +51,7 @@ async fn a_majority_that_abstains_is_named_with_each_ones_own_words() {
         let (ms, why) = reason.split_once(' ').unwrap();
         assert!((1..=LONG_MS).contains(&ms.parse::<u64>().unwrap()), "{reason}");
         assert!(why.starts_with("start: "), "{reason}");
-        assert!(said.contains(&format!("{node} abstains: {reason}")), "{said}");
+        assert!(said.contains(&format!("{node}: abstains: {reason}")), "{said}");
     }
 }
 
@@ -79,8 +79,8 @@ async fn a_user_who_may_only_lock_can_lock() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     let mut urls = Vec::new();
     for master in &masters {
-        let rules =
-            ["on", ">pw", "~lock:*", "+lock.acquire", "+lock.extend", "+lock.release", "+lock.inspect"];
+        let commands = ["+lock.acquire", "+lock.extend", "+lock.release", "+lock.inspect", "+info"];
+        let rules = [&["on", ">pw", "~lock:*"], &commands[..]].concat();
         redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();
         urls.push(master.url().replace("redis://", "redis://locker:pw@"));
     }

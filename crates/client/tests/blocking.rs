@@ -15,8 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 fn quorum() -> (Masters, Quorum) {
     let masters = Masters::start(3);
-    let quorum = Quorum::builder().nodes(masters.urls()).node_limit(PATIENCE).connect().unwrap();
-    eventually(PATIENCE, "all are connected", || quorum.connected() == (3, 3));
+    let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
+    eventually(PATIENCE, "all are connected", || quorum.health().iter().all(|node| node.error.is_none()));
     (masters, quorum)
 }
 
@@ -33,7 +33,7 @@ fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
     let held = quorum.lock("k").try_acquire();
     assert!(matches!(held, Err(AcquireError::Held { .. })), "{held:?}");
     lock.extend().unwrap();
-    lock.keep_alive();
+    lock.renew();
     assert_eq!(lock.release().unwrap(), Released::Released);
     drop(quorum.lock("k").acquire().unwrap());
     eventually(PATIENCE, "a dropped lock is released", || holding(masters, "k") == 0);
@@ -43,7 +43,7 @@ fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
 fn a_lock_lives_and_ends_without_tokio() {
     let (masters, quorum) = quorum();
     life_of_a_lock(&masters, &quorum);
-    quorum.close();
+    quorum.flush(PATIENCE).unwrap();
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn it_works_inside_a_program_that_uses_tokio() {
         runtime.block_on(async {
             let (masters, quorum) = quorum();
             life_of_a_lock(&masters, &quorum);
-            quorum.close();
+            quorum.flush(PATIENCE).unwrap();
         });
     }
 }
@@ -71,15 +71,17 @@ fn what_is_done_under_a_lock_gives_its_result_and_tells_when_the_lock_was_lost_m
     });
     assert!(matches!(kept, Ok(Ownership::Held(_))), "{kept:?}");
 
+    let mut told = None;
     let lost = builder.run(|lock| {
         for master in &masters {
             redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
         }
-        lock.ended().map(|lost| lost.to_string())
+        told = lock.ended().map(|lost| lost.to_string());
     });
-    let Err(RunError::Lost { lost: LostError::Ended { .. }, output: Some(Some(told)) }) = lost else {
+    let Err(RunError::Lost { lost: LostError::Ended { .. }, finished: true }) = lost else {
         panic!("{lost:?}")
     };
+    let told = told.unwrap();
     assert!(told.contains("has ended"), "{told}");
 }
 
@@ -106,9 +108,9 @@ fn threads_exclude_each_other() {
 #[test]
 fn a_lock_goes_to_another_process_as_a_text() {
     let (masters, giver) = quorum();
-    let taker = Quorum::builder().nodes(masters.urls()).node_limit(PATIENCE).connect().unwrap();
-    let text = giver.lock("k").acquire().unwrap().hand_over().to_secret_text();
-    let lock = taker.resume(text.parse().unwrap()).unwrap();
+    let taker = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
+    let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
+    let lock = taker.attach(text.parse().unwrap()).unwrap();
     assert_eq!(lock.release().unwrap(), Released::Released);
 }
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
+use common::{PATIENCE, all_hold, connect, connected, exists, holding, net, nothing_is_left, quorum};
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
 use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
 use tokio::net::TcpListener;
@@ -55,7 +55,7 @@ async fn a_paused_master_delays_nothing() {
     masters[1].pause();
     delays_nothing(&quorum).await;
     masters[1].resume();
-    quorum.close().await;
+    quorum.flush(PATIENCE).await.unwrap();
     nothing_is_left(&masters, "k").await;
 }
 
@@ -96,7 +96,7 @@ async fn a_master_that_answers_garbage_delays_nothing() {
 async fn delays_nothing(quorum: &Quorum) {
     let started = Instant::now();
     let ten = (0..10).map(|n| {
-        let builder = quorum.lock(format!("k{n}")).ttl(Duration::from_secs(30)).node_limit(LONG_LIMIT);
+        let builder = quorum.lock(format!("k{n}")).ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT);
         tokio::spawn(async move {
             let mut lock = builder.try_acquire().await.unwrap();
             lock.extend().await.unwrap();
@@ -107,8 +107,13 @@ async fn delays_nothing(quorum: &Quorum) {
         assert_eq!(lock.await.unwrap(), Released::Released);
     }
     for _ in 0..10 {
-        let lock =
-            quorum.lock("k").ttl(Duration::from_secs(30)).node_limit(LONG_LIMIT).try_acquire().await.unwrap();
+        let lock = quorum
+            .lock("k")
+            .ttl(Duration::from_secs(30))
+            .node_timeout(LONG_LIMIT)
+            .try_acquire()
+            .await
+            .unwrap();
         lock.release().await.unwrap();
     }
     assert!(started.elapsed() < AT_ONCE, "a decision waited for the sick node: {:?}", started.elapsed());
@@ -122,7 +127,7 @@ async fn a_held_lock_beside_a_black_hole_is_refused_at_once() {
     net.proxies[2].hold(Direction::ToClient);
     let started = Instant::now();
     let refused =
-        net.quorum.lock("k").ttl(Duration::from_secs(30)).node_limit(LONG_LIMIT).try_acquire().await;
+        net.quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT).try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::Held { .. })));
     assert!(started.elapsed() < AT_ONCE);
 }
@@ -133,14 +138,15 @@ async fn replies_held_back_beyond_the_ttl_are_no_lock_and_leave_nothing() {
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
     }
-    let builder = net.quorum.lock("k").ttl(Duration::from_millis(400)).node_limit(Duration::from_millis(380));
+    let builder =
+        net.quorum.lock("k").ttl(Duration::from_millis(400)).node_timeout(Duration::from_millis(380));
     let acquiring = tokio::spawn(async move { builder.try_acquire().await });
     eventually_async(PATIENCE, "the nodes have granted, and nobody knows", async || {
         holding(&net.masters, "k") == 3
     })
     .await;
     let error = acquiring.await.unwrap().unwrap_err();
-    assert!(matches!(error, AcquireError::Expired { .. }), "{error}");
+    assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
     nothing_is_left(&net.masters, "k").await;
     for proxy in &net.proxies {
         assert!(proxy.waiting_bytes(Direction::ToClient) > 0, "the replies were held back");
@@ -160,7 +166,7 @@ async fn a_client_that_slept_through_its_ttl_holds_nothing() {
     let slept = std::time::Instant::now();
     eventually(PATIENCE, "the ttl is over", || slept.elapsed() > Duration::from_millis(300));
     let error = acquiring.await.unwrap_err();
-    assert!(matches!(error, AcquireError::Expired { .. }), "{error}");
+    assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
     nothing_is_left(&masters, "k").await;
 }
 
@@ -168,7 +174,7 @@ async fn a_client_that_slept_through_its_ttl_holds_nothing() {
 async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
     let net = net(3).await;
     let limit = Duration::from_millis(200);
-    let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_limit(limit);
+    let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(limit);
     let mut lock = builder.acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
     for proxy in &net.proxies[..2] {
@@ -192,14 +198,14 @@ async fn a_cut_network_is_mended_behind_everybodys_back() {
     for proxy in &net.proxies {
         proxy.cut();
     }
-    eventually_async(PATIENCE, "the client notices", async || net.quorum.connected().1 == 0).await;
+    eventually_async(PATIENCE, "the client notices", async || connected(&net.quorum).1 == 0).await;
     let started = Instant::now();
     assert!(matches!(net.quorum.lock("k").try_acquire().await, Err(AcquireError::NoQuorum { .. })));
     assert!(started.elapsed() < Duration::from_millis(500), "nobody waits for a connection");
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "the client is back", async || net.quorum.connected().1 == 3).await;
+    eventually_async(PATIENCE, "the client is back", async || connected(&net.quorum).1 == 3).await;
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -239,7 +245,7 @@ async fn a_dropped_acquire_under_a_sick_network_leaves_nothing() {
         let builder = net.quorum.lock("k").ttl(Duration::from_secs(20));
         let _ = timeout(Duration::from_millis(n * 4), builder.acquire()).await;
     }
-    net.quorum.close().await;
+    net.quorum.flush(PATIENCE).await.unwrap();
     assert_eq!(holding(&net.masters, "k"), 0);
 }
 
@@ -277,7 +283,7 @@ async fn a_release_that_went_through_a_connection_that_was_replaced_goes_through
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     eventually_async(PATIENCE, "it is lost", async || proxy.dropped_bytes(Direction::ToServer) > 0).await;
     // The old connection stays open, and what was sent through it is never answered.
-    eventually_async(PATIENCE, "the silence is noticed", async || net.quorum.connected() == (3, 2)).await;
+    eventually_async(PATIENCE, "the silence is noticed", async || connected(&net.quorum) == (3, 2)).await;
     proxy.heal();
     nothing_is_left(&net.masters, "k").await;
 }

@@ -6,13 +6,13 @@ mod common;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::{PATIENCE, all_hold, connect, nothing_is_left};
+use common::{PATIENCE, all_hold, connect, connected, nothing_is_left};
 use quorlock_client::{Fence, LockBuilder, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock, eventually, eventually_async};
 
 /// What a real client would lose to a slow machine is not what is tested here.
 fn patiently(quorum: &Quorum) -> LockBuilder {
-    quorum.lock("k").ttl(Duration::from_secs(30)).node_limit(Duration::from_secs(4))
+    quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
 
 /// How often a master has carried out a command.
@@ -110,7 +110,7 @@ async fn a_master_that_restarts_with_a_wrong_clock_costs_no_lock_and_fences_grow
         clocks[1].step_ms(ahead_s * 1000);
         // Its counters begin where its clock is. As it knows nothing of the time before, it must not be needed.
         masters[1].restart().unwrap();
-        eventually_async(PATIENCE, "the client is back", async || quorum.connected() == (3, 3)).await;
+        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3)).await;
         for _ in 0..10 {
             take(&quorum, &mut last).await;
         }
@@ -139,7 +139,7 @@ async fn fences_grow_and_locks_are_taken_while_one_master_after_the_other_restar
     let mut masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
     let quorum = connect(masters.urls()).await;
     let builder =
-        quorum.lock("k").ttl(Duration::from_millis(MAX_TTL_MS)).node_limit(Duration::from_millis(400));
+        quorum.lock("k").ttl(Duration::from_millis(MAX_TTL_MS)).node_timeout(Duration::from_millis(400));
     let mut last = None;
     for restarted in [0, 1, 2, 0] {
         // From now on it is not brand-new, and abstains for the longest ttl.
@@ -158,7 +158,7 @@ async fn fences_grow_and_locks_are_taken_while_one_master_after_the_other_restar
             while_abstaining += u32::from(abstains(&masters[restarted]));
         }
         assert!(while_abstaining > 0, "it has abstained, and locks were taken");
-        eventually_async(PATIENCE, "the client is back", async || quorum.connected() == (3, 3)).await;
+        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3)).await;
     }
 }
 

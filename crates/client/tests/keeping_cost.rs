@@ -26,12 +26,12 @@ fn worked() -> Duration {
 async fn ten_thousand_kept_locks_on_five_nodes_cost_less_than_a_tenth_of_a_core() {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp()).unwrap();
     let quorum =
-        Quorum::builder().nodes(masters.urls()).node_limit(Duration::from_secs(1)).connect().await.unwrap();
+        Quorum::builder().nodes(masters.urls()).node_timeout(Duration::from_secs(1)).connect().await.unwrap();
     let acquired = stream::iter(0..LOCKS).map(|n| {
         let builder = quorum.lock(format!("k{n}")).ttl(TTL);
         async move {
             let mut lock = builder.acquire().await.unwrap();
-            lock.keep_alive();
+            lock.renew();
             lock
         }
     });

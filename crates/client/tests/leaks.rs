@@ -94,15 +94,15 @@ async fn let_go(mut lock: Lock, how: u32, quorum: &Quorum) {
             let _ = lock.release().await;
         }
         7 => {
-            lock.keep_alive();
+            lock.renew();
             sleep(Duration::from_millis(2)).await;
         }
         8 => {
-            let handover = lock.hand_over();
-            drop(quorum.resume(handover).await);
+            let handover = lock.detach();
+            drop(quorum.attach(handover).await);
         }
         // Until nobody takes it by its deadline.
-        _ => drop(lock.hand_over()),
+        _ => drop(lock.detach()),
     }
 }
 
@@ -187,7 +187,8 @@ async fn nothing_is_left_of_locks_that_were_dropped_cancelled_or_cut_off_at_any_
     println!("{acquires} acquires, of which {locks} locks, and {harmed} times a node was harmed");
     assert!(locks > 100 && harmed > 5, "{locks} locks, {harmed} times harmed: that is no test");
 
-    quorum.close().await;
+    quorum.flush(common::PATIENCE).await.unwrap();
+    drop(quorum);
     eventually_async(TTL_MAX + SLACK, "no key is left", async || keys(&masters) == 0).await;
     eventually_async(SLACK, "nobody waits", async || waiters(&masters) == 0).await;
     eventually_async(SLACK, "no task is left", async || {

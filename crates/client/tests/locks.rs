@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use common::{PATIENCE, all_hold, exists, holding, nothing_is_left, quorum};
 use futures_util::future::join_all;
-use quorlock_client::{
-    AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released, redis::Connections,
-};
+use quorlock_client::{AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -35,7 +33,7 @@ async fn a_held_lock_is_refused_with_each_nodes_answer() {
     };
     assert_eq!(nodes.0.len(), 3, "{nodes}");
     // That of the queue node decides by itself.
-    assert!(nodes.0.iter().any(|node| node.answer == Answer::No), "{nodes}");
+    assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 }
 
 #[tokio::test]
@@ -138,24 +136,20 @@ async fn a_dropped_acquire_leaves_nothing_wherever_it_was_dropped() {
         });
         stopped.await;
     }
-    quorum.close().await;
+    quorum.flush(PATIENCE).await.unwrap();
     assert_eq!(holding(&masters, "k"), 0);
 }
 
 #[tokio::test]
-async fn ready_connections_make_a_quorum() {
+async fn clients_of_redis_rs_make_a_quorum() {
     let masters = Masters::start(3);
-    let mut connections = Connections::new();
-    for (index, master) in masters.iter().enumerate() {
-        let client = redis::Client::open(master.url()).unwrap();
-        connections =
-            connections.node(&format!("node {index}"), client.get_connection_manager().await.unwrap());
-    }
-    let quorum = connections.into_quorum().unwrap();
+    let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
+    let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
+    let quorum = builder.connect().await.unwrap();
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
     drop(lock);
-    quorum.close().await;
+    quorum.flush(PATIENCE).await.unwrap();
     assert_eq!(holding(&masters, "k"), 0);
 }
 
@@ -188,29 +182,22 @@ async fn what_can_never_be_a_quorum_or_a_lock_is_refused() {
     let Err(error) = Quorum::connect(["redis://user:secret@[", "x"]).await else { panic!("not a URL") };
     assert!(!error.to_string().contains("secret"), "{error}");
     let twice = Quorum::connect(["redis://127.0.0.1:1", "redis://127.0.0.1:1/"]).await;
-    assert!(matches!(twice, Err(ConnectError::NamedTwice { .. })));
+    assert!(matches!(twice, Err(ConnectError::DuplicateNode { .. })));
 
     let quorum = Quorum::connect(["redis://127.0.0.1:1"]).await.unwrap();
     for ttl in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
         let error = quorum.lock("k").ttl(ttl).try_acquire().await.unwrap_err();
-        assert!(matches!(error, AcquireError::Unusable { .. }), "{ttl:?}: {error}");
+        assert!(matches!(error, AcquireError::InvalidRequest { .. }), "{ttl:?}: {error}");
     }
-    let too_patient = quorum.lock("k").node_limit(Duration::from_secs(60)).try_acquire().await.unwrap_err();
-    assert!(matches!(too_patient, AcquireError::Unusable { .. }));
+    let too_patient = quorum.lock("k").node_timeout(Duration::from_secs(60)).try_acquire().await.unwrap_err();
+    assert!(matches!(too_patient, AcquireError::InvalidRequest { .. }));
 }
 
 #[test]
-fn a_client_needs_a_runtime_and_says_so() {
-    assert!(matches!(Connections::new().into_quorum(), Err(ConnectError::NoNodes)));
-    let client = redis::Client::open("redis://127.0.0.1:1").unwrap();
-    let connection = tokio::runtime::Runtime::new().unwrap().block_on(async {
-        redis::aio::ConnectionManager::new_lazy_with_config(
-            client,
-            redis::aio::ConnectionManagerConfig::new(),
-        )
-    });
-    let connection = connection.unwrap();
-    assert!(matches!(Connections::new().node("a", connection).into_quorum(), Err(ConnectError::NoRuntime)));
+fn connecting_without_a_runtime_fails() {
+    let connecting = Quorum::connect(["redis://127.0.0.1:1"]);
+    let error = futures_util::FutureExt::now_or_never(connecting).unwrap().unwrap_err();
+    assert!(matches!(error, ConnectError::NoRuntime));
 }
 
 /// Commands that wait for a place in a connection's queue may be overtaken by what undoes them.

@@ -85,7 +85,7 @@ async fn the_release_of_a_lock_that_has_ended_is_a_result_and_is_not_repeated() 
     for proxy in &net.proxies {
         proxy.heal();
     }
-    net.quorum.close().await;
+    net.quorum.flush(PATIENCE).await.unwrap();
     for master in &net.masters {
         let info: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
         let releases = info.lines().find_map(|line| line.strip_prefix("cmdstat_lock.release:calls="));

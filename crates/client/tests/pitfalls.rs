@@ -60,7 +60,7 @@ async fn r2_what_an_attempt_was_granted_is_not_in_the_way_of_the_next() {
             Ok(_) => acquired += 1,
             // Whoever queues on the first node does so for as long as the other holds it there.
             Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
-                assert_ne!(nodes.0[2].answer, Answer::No, "nobody but us was there: {nodes}");
+                assert_ne!(nodes.0[2].answer, Answer::Refused, "nobody but us was there: {nodes}");
             }
             Err(error) => panic!("{error}"),
         }
@@ -84,7 +84,7 @@ async fn r3_r4_no_lock_is_reported_whose_time_is_over_and_nobody_else_is_kept_ou
     match acquiring.await.unwrap() {
         Ok((remaining, _lock)) => assert!(remaining >= Duration::from_millis(100), "{remaining:?}"),
         Err(error) => {
-            assert!(!matches!(error, AcquireError::Unusable { .. }), "{error}");
+            assert!(!matches!(error, AcquireError::InvalidRequest { .. }), "{error}");
             drop(net.quorum.lock("k").acquire().await.unwrap());
         }
     }
@@ -124,7 +124,7 @@ async fn r8_the_loss_of_a_lock_is_known_within_its_ttl_and_does_not_hide_what_wa
         std::future::pending::<()>().await;
     });
     let error = stopped.await.unwrap_err();
-    assert!(matches!(error, RunError::Lost { lost: LostError::Ended { .. }, output: None }), "{error:?}");
+    assert!(matches!(error, RunError::Lost { lost: LostError::Ended { .. }, finished: false }), "{error:?}");
     assert!(deleted.unwrap().elapsed() < ttl, "{:?}", deleted.unwrap().elapsed());
 
     let done = builder.run(async |_| {
@@ -132,7 +132,7 @@ async fn r8_the_loss_of_a_lock_is_known_within_its_ttl_and_does_not_hide_what_wa
         "a result"
     });
     let error = done.await.unwrap_err();
-    assert!(matches!(error, RunError::Lost { output: Some("a result"), .. }), "{error:?}");
+    assert!(matches!(error, RunError::Lost { finished: true, .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn r9_r21_whoever_keeps_a_lock_is_told_of_its_loss_by_the_next_extension()
     let ttl = Duration::from_secs(3);
     let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
     all_hold(&masters, "k").await;
-    lock.keep_alive();
+    lock.renew();
     masters.iter().for_each(|master| delete(master, "k"));
     let deleted = Instant::now();
     let lost = timeout(PATIENCE, lock.lost()).await.unwrap();
@@ -167,10 +167,10 @@ async fn r11_validity_is_never_more_than_the_ttl_however_late_the_answers_are() 
         proxy.delay(Direction::ToClient, Duration::from_millis(90));
     }
     for _ in 0..5 {
-        let builder = net.quorum.lock("k").ttl(ttl).node_limit(Duration::from_millis(150));
+        let builder = net.quorum.lock("k").ttl(ttl).node_timeout(Duration::from_millis(150));
         match builder.min_validity(Duration::ZERO).try_acquire().await {
             Ok(lock) => assert!(lock.remaining() + Duration::from_millis(90) <= ttl, "{lock:?}"),
-            Err(error) => assert!(!matches!(error, AcquireError::Unusable { .. }), "{error}"),
+            Err(error) => assert!(!matches!(error, AcquireError::InvalidRequest { .. }), "{error}"),
         }
         nothing_is_left(&net.masters, "k").await;
     }
@@ -182,7 +182,7 @@ async fn r13_an_attempt_that_comes_too_late_leaves_nothing_on_any_node() {
     for proxy in &net.proxies {
         proxy.delay(Direction::ToClient, Duration::from_millis(200));
     }
-    let builder = net.quorum.lock("k").ttl(LONG).node_limit(Duration::from_millis(100));
+    let builder = net.quorum.lock("k").ttl(LONG).node_timeout(Duration::from_millis(100));
     let error = builder.try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
     nothing_is_left(&net.masters, "k").await;
@@ -194,7 +194,7 @@ async fn r14_a_node_that_hangs_is_not_waited_for() {
     masters[0].pause();
     let started = Instant::now();
     for _ in 0..5 {
-        let mut lock = quorum.lock("k").ttl(LONG).node_limit(PATIENCE).try_acquire().await.unwrap();
+        let mut lock = quorum.lock("k").ttl(LONG).node_timeout(PATIENCE).try_acquire().await.unwrap();
         lock.extend().await.unwrap();
         lock.release().await.unwrap();
     }
@@ -208,7 +208,7 @@ async fn r15_locks_on_many_keys_do_not_wait_for_each_other_where_a_node_swallows
     net.proxies[2].drop_bytes(Direction::ToServer);
     let started = Instant::now();
     let builders: Vec<_> =
-        (0..10).map(|n| net.quorum.lock(format!("k{n}")).ttl(LONG).node_limit(PATIENCE)).collect();
+        (0..10).map(|n| net.quorum.lock(format!("k{n}")).ttl(LONG).node_timeout(PATIENCE)).collect();
     let locks = join_all(builders.iter().map(LockBuilder::try_acquire)).await;
     assert!(locks.iter().all(Result::is_ok), "{locks:?}");
     assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
@@ -266,7 +266,7 @@ async fn r19_a_held_key_beside_a_node_that_swallows_everything_is_answered_in_bo
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
         let started = Instant::now();
-        let builder = net.quorum.lock("k").ttl(LONG).node_limit(limit);
+        let builder = net.quorum.lock("k").ttl(LONG).node_timeout(limit);
         let error = builder.try_acquire().await.unwrap_err();
         assert!(matches!(error, AcquireError::Held { .. } | AcquireError::NoQuorum { .. }), "{error}");
         fastest = fastest.min(started.elapsed());
@@ -320,7 +320,7 @@ async fn r25_an_extension_that_two_nodes_do_not_answer_ends_neither_the_keeping_
     let net = net(3).await;
     let ttl = Duration::from_secs(3);
     let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();
-    lock.keep_alive();
+    lock.renew();
     for proxy in &net.proxies[..2] {
         proxy.hold(Direction::ToServer);
     }

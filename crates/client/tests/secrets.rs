@@ -9,8 +9,8 @@ use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, net};
-use quorlock_client::Handover;
+use common::{PATIENCE, all_hold, connected, net};
+use quorlock_client::DetachedLock;
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -71,7 +71,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let _listening = tracing::subscriber::set_default(told.clone());
     let net = net(3).await;
     let limit = Duration::from_millis(300);
-    let builder = net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_limit(limit).owner("me");
+    let builder = net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_timeout(limit).owner("me");
     let mut lock = builder.acquire().await.unwrap();
     all_hold(&net.masters, "orders/42").await;
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
@@ -80,15 +80,15 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     // An error of each kind, with each node's words.
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
-    let handover = lock.hand_over();
+    let handover = lock.detach();
     writeln!(shown, "{handover:?}").unwrap();
     let text = handover.to_secret_text();
     assert!(text.contains(&secrets[0]), "there it is, and nowhere else");
-    lock = net.quorum.resume(handover).await.unwrap();
+    lock = net.quorum.attach(handover).await.unwrap();
     all_hold(&net.masters, "orders/42").await;
     secrets.push(token(&net.masters[0], "orders/42"));
-    writeln!(shown, "{:?}", net.quorum.resume(text.parse().unwrap()).await.unwrap_err()).unwrap();
-    writeln!(shown, "{:?}", text.replace(':', ";").parse::<Handover>().unwrap_err()).unwrap();
+    writeln!(shown, "{:?}", net.quorum.attach(text.parse().unwrap()).await.unwrap_err()).unwrap();
+    writeln!(shown, "{:?}", text.replace(':', ";").parse::<DetachedLock>().unwrap_err()).unwrap();
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
     }
@@ -96,7 +96,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "all nodes answer again", async || net.quorum.connected().1 == 3).await;
+    eventually_async(PATIENCE, "all nodes answer again", async || connected(&net.quorum).1 == 3).await;
     for master in &net.masters {
         redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
     }
@@ -106,13 +106,13 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
 
     // A server that quotes the arguments of a command that it does not know.
     let plain = Server::builder().start().unwrap();
-    let quorum = common::connect([plain.url()]).await;
+    let quorum = quorlock_client::Quorum::connect([plain.url()]).await.unwrap();
     writeln!(shown, "{:?}", quorum.lock("k").try_acquire().await.unwrap_err()).unwrap();
-    quorum.close().await;
-    net.quorum.close().await;
+    quorum.flush(PATIENCE).await.unwrap();
+    net.quorum.flush(PATIENCE).await.unwrap();
 
     let told = told.0.lock().unwrap();
-    for expected in ["key=orders/42", "attempt=1", "coverage=", "said yes", "granted", "the lock is lost"] {
+    for expected in ["key=orders/42", "attempts=1", "coverage=", ": granted", "granted", "the lock is lost"] {
         assert!(told.contains(expected), "{expected} is not told:\n{told}");
     }
     for secret in secrets {

@@ -173,7 +173,7 @@ async fn what_ends_one_key_ends_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(3)).acquire().await.unwrap();
     all_hold(&masters, "b").await;
-    lock.keep_alive();
+    lock.renew();
     for master in &masters {
         redis::cmd("DEL").arg("b").exec(&mut master.connection()).unwrap();
     }
@@ -205,12 +205,12 @@ async fn a_lock_of_several_keys_is_handed_over_as_one() {
     let lock = ours.lock_all(["a", "b"]).acquire().await.unwrap();
     all_hold(&masters, "b").await;
     let fence = lock.fence();
-    let text = lock.hand_over().to_secret_text();
+    let text = lock.detach().to_secret_text();
     let other = connect(masters.urls()).await;
-    let lock = other.resume(text.parse().unwrap()).await.unwrap();
+    let lock = other.attach(text.parse().unwrap()).await.unwrap();
     assert!(lock.fence() > fence);
     assert!(lock.keys().eq([b"a", b"b"]));
-    assert!(other.resume(text.parse().unwrap()).await.is_err(), "of all who resume it one at most succeeds");
+    assert!(other.attach(text.parse().unwrap()).await.is_err(), "of all who resume it one at most succeeds");
     assert!(ours.lock("a").try_acquire().await.is_err());
     lock.release().await.unwrap();
     nothing_is_left(&masters, "a").await;
@@ -231,10 +231,10 @@ async fn something_runs_under_several_keys() {
     assert!(matches!(held.await, Ok(2)));
     nothing_is_left(&masters, "a").await;
     nothing_is_left(&masters, "b").await;
-    let none: Result<(), RunError<()>> = quorum.lock_all([""; 0]).run(|_| async {}).await;
-    assert!(matches!(none, Err(RunError::NotAcquired(AcquireError::Unusable { .. }))), "{none:?}");
+    let none: Result<(), RunError> = quorum.lock_all([""; 0]).run(|_| async {}).await;
+    assert!(matches!(none, Err(RunError::NotAcquired(AcquireError::InvalidRequest { .. }))), "{none:?}");
     let too_many = quorum.lock_all((0..65).map(|n| n.to_string())).try_acquire().await;
-    assert!(matches!(too_many, Err(AcquireError::Unusable { .. })), "{too_many:?}");
+    assert!(matches!(too_many, Err(AcquireError::InvalidRequest { .. })), "{too_many:?}");
 }
 
 #[tokio::test]
@@ -258,10 +258,10 @@ fn a_program_without_tokio_locks_several_keys() {
     let mut lock = quorum.lock_all(["b", "a"]).acquire().unwrap();
     assert!(lock.keys().eq([b"a", b"b"]));
     lock.extend().unwrap();
-    let text = lock.hand_over().to_secret_text();
-    let lock = quorum.resume(text.parse().unwrap()).unwrap();
+    let text = lock.detach().to_secret_text();
+    let lock = quorum.attach(text.parse().unwrap()).unwrap();
     assert!(lock.watch().keys().eq([b"a", b"b"]));
     assert_eq!(lock.release().unwrap(), Released::Released);
-    quorum.close();
+    quorum.flush(PATIENCE).unwrap();
     assert_eq!((holding(&masters, "a"), holding(&masters, "b")), (0, 0));
 }

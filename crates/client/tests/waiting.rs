@@ -240,8 +240,8 @@ async fn a_wait_dropped_at_any_moment_leaves_nothing() {
         lock.release().await.unwrap();
         waiting.await.unwrap();
     }
-    other.close().await;
-    quorum.close().await;
+    other.flush(PATIENCE).await.unwrap();
+    quorum.flush(PATIENCE).await.unwrap();
     nothing_is_left(&masters, "k").await;
     assert_eq!(all_waiters(&masters), 0);
 }

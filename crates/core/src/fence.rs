@@ -9,7 +9,7 @@ pub struct Fence(u64);
 /// Why something is no [`Fence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a fence is a whole number between 1 and {}", Fence::MAX.0)]
-pub struct NotAFence;
+pub struct InvalidFence;
 
 impl Fence {
     /// The largest fence there is: 2^53 − 1.
@@ -56,9 +56,9 @@ impl fmt::Display for Fence {
 
 /// Reads what [`Fence`] prints: how it comes out of an environment variable or a header.
 impl FromStr for Fence {
-    type Err = NotAFence;
+    type Err = InvalidFence;
 
-    fn from_str(text: &str) -> Result<Self, NotAFence> {
-        text.parse().ok().and_then(Self::new).ok_or(NotAFence)
+    fn from_str(text: &str) -> Result<Self, InvalidFence> {
+        text.parse().ok().and_then(Self::new).ok_or(InvalidFence)
     }
 }

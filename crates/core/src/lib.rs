@@ -1,11 +1,11 @@
-//! The decisions of Quorlock, and nothing else: what a node does with its leases, and what a client makes of the
-//! answers of several nodes. Functions of (state, now, input) that return what is to be done: no I/O, no clock, no
+//! The decisions of Quorlock, and nothing else: what a node does with its leases, and what a client
+//! makes of the answers of several nodes. State machines without I/O, without a clock and without
 //! Redis. The server module, the client, the simulator and the model checker all run this code.
 //!
 //! - [`node`]: the leases of one server and the commands upon them.
-//! - [`client`]: one client of several nodes: which nodes it admits.
-//! - [`quorum`]: one attempt over N nodes, from the first byte sent to the last straggler.
-//! - [`Fence`], [`Ttl`]: what both of them speak of.
+//! - [`quorum`]: one round over N nodes, and what its answers amount to.
+//! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
+//! - [`Fence`], [`Ttl`]: what all of them speak of.
 
 pub mod client;
 mod fence;
@@ -13,5 +13,5 @@ pub mod node;
 pub mod quorum;
 mod ttl;
 
-pub use fence::{Fence, NotAFence};
+pub use fence::{Fence, InvalidFence};
 pub use ttl::{Ttl, TtlError};

@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use quorlock_core::client::FenceProposals;
 use quorlock_core::node::FenceError;
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Hints, Loss, Majority, Moment, Step, Vote, Win};
-use quorlock_core::{Fence, NotAFence, Ttl};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Vote, Win};
+use quorlock_core::{Fence, InvalidFence, Ttl};
 use support::{Extended, MAX_TTL_MS, Server};
 
 const KEY: &[u8] = b"k";
@@ -35,7 +36,6 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -
             match step {
                 Step::Won(win) => return Outcome { verdict: Ok(win), tells },
                 Step::Lost(loss) => return Outcome { verdict: Err(loss), tells },
-                Step::Ask { .. } | Step::AskAgain { .. } => unreachable!("nobody has waited"),
                 Step::TellFence { node, fence } => {
                     tells += 1;
                     let answer = match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
@@ -94,7 +94,7 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
 /// Takes the lock again and again, in every order of the answers, and expects fences that grow.
 fn grows_in_every_order(mut servers: Vec<Server>) {
     let mut last = Fence::ZERO;
-    let mut hints = Hints::default();
+    let hints = FenceProposals::default();
     for order in orders(servers.len()) {
         let hint = hints.propose(servers[0].now().wall_us);
         let win = attempt(&mut servers, &order, b"t", hint).verdict;
@@ -113,7 +113,7 @@ fn a_fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
         assert_eq!(fence.to_string().parse(), Ok(fence));
     }
     for text in ["", "0", "-1", "9007199254740992", "7 ", "0x7"] {
-        assert_eq!(text.parse::<Fence>(), Err(NotAFence), "{text}");
+        assert_eq!(text.parse::<Fence>(), Err(InvalidFence), "{text}");
     }
 }
 
@@ -166,7 +166,7 @@ fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first()
     servers[1].wall_ms += 1;
     servers[2].wall_ms += 3600 * SECOND_MS;
     servers[2].restart(0);
-    let mut hints = Hints::default();
+    let hints = FenceProposals::default();
     let mut propose_and_take = |order: &[usize]| {
         let hint = hints.propose(servers[0].now().wall_us);
         let Outcome { verdict, tells } = attempt(&mut servers, order, b"t", hint);
@@ -185,7 +185,7 @@ fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first()
 fn a_client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
-    let mut hints = Hints::default();
+    let hints = FenceProposals::default();
     let wrong = hints.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
     let Outcome { verdict, tells } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
     assert!(tells > 0, "nobody believed it, so each gave a number of its own");

@@ -215,7 +215,6 @@ impl Client {
         let mut next = None;
         for step in agreement.steps() {
             effects.push(match step {
-                Step::Ask { .. } | Step::AskAgain { .. } => unreachable!("nobody has waited"),
                 Step::TellFence { node, fence } => {
                     asked.told.push((node, fence));
                     asked.told.sort_unstable();

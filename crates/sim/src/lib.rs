@@ -7,7 +7,7 @@
 //! - [`Twin`]: a rule that is broken, to see that the checker notices.
 //! - [`models`] and [`twins`]: the worlds that are checked, and what must come of each.
 //! - [`run`](run()): checks one of them.
-//! - [`waiting`]: many clients that wait, which is more than can be checked: it is played.
+//! - [`fleet`]: whole fleets, which are more than can be checked: a seed draws what happens.
 //!
 //! The servers are `quorlock_core::node::memory::Server`, and the clients drive `quorlock_core::quorum`. This crate adds a
 //! network and clocks. A twin differs at the seams between them, never in the code that is checked.
@@ -15,6 +15,7 @@
 mod agreement;
 mod catalogue;
 mod client;
+pub mod fleet;
 mod keys;
 mod lock;
 mod message;
@@ -23,7 +24,6 @@ mod property;
 mod run;
 mod server;
 mod twin;
-pub mod waiting;
 mod world;
 
 pub use catalogue::{Check, Size, models, twins};

@@ -1,5 +1,4 @@
-//! Checks every model and every twin, and prints what came of them as two tables; and as a third what becomes of those who
-//! wait when a rule is left out. With `--small`, smaller models; with `--steps`, the counterexample of each twin; with words,
+//! Checks every model and every twin, and prints what came of them as two tables. With `--small`, smaller models; with `--steps`, the counterexample of each twin; with words,
 //! only those whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
@@ -7,7 +6,6 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
 
-use quorlock_sim::waiting::{Comparison, comparisons, play};
 use quorlock_sim::{Check, Outcome, Size, Verdict, models, run, twins};
 
 fn main() -> ExitCode {
@@ -52,13 +50,6 @@ fn main() -> ExitCode {
             matches!(outcome.verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         states += outcome.states;
         show(steps, &outcome);
-    }
-    println!("\n| rule | case | with it | without it |\n|---|---|---|---|");
-    for Comparison { rule, case, scene, shows } in comparisons() {
-        if is_named(&rule.to_string()) {
-            let (with, without) = (play(&scene), play(&scene.without(rule)));
-            println!("| {rule} | {case} | {} | {} |", shows(&with), shows(&without));
-        }
     }
     println!("\n{} states in {} s", grouped(states), began.elapsed().as_secs());
     if as_expected { ExitCode::SUCCESS } else { ExitCode::FAILURE }

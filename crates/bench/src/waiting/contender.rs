@@ -68,7 +68,7 @@ impl Contender {
     /// Leaves nothing behind, as far as the client sees to that.
     pub(crate) async fn close(self) {
         if let Self::Quorlock(quorum) = self {
-            quorum.close().await;
+            let _ = quorum.flush(Duration::from_secs(10)).await;
         }
     }
 }

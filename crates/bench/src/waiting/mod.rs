@@ -4,6 +4,7 @@
 //! - [`one_node`]: a handover beside a PING
 //! - [`masters`]: handovers between processes, and the commands they take, beside clients that poll
 //! - [`throughput`]: locks per second of one key
+//! - [`held`]: what waiting processes cost while a lock is held
 //! - [`fairness`]: who waits how long
 //! - [`one_process`]: a thousand tasks of one process
 //! - [`lost_node`]: the node on which all wait goes away
@@ -23,6 +24,7 @@ mod contender;
 mod crowd;
 mod effort;
 mod fairness;
+mod held;
 pub(crate) mod info;
 mod lost_node;
 mod many_waiters;
@@ -62,6 +64,8 @@ enum Part {
     Masters,
     /// Locks per second of one key
     Throughput,
+    /// What waiting processes cost while a lock is held
+    Held,
     /// Who waits how long
     Fairness,
     /// A thousand tasks of one process
@@ -83,6 +87,7 @@ impl Waiting {
                 Part::OneNode => one_node::measure(effort, &progress).await?,
                 Part::Masters => masters::measure(effort, &progress).await?,
                 Part::Throughput => throughput::measure(effort, &progress).await?,
+                Part::Held => held::measure(effort, &progress).await?,
                 Part::Fairness => fairness::measure(effort, &progress).await?,
                 Part::OneProcess => one_process::measure(effort, &progress).await?,
                 Part::LostNode => lost_node::measure(effort, &progress).await?,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::quorum::Closing;
 use super::{Lock, LockWatch, Quorum};
-use crate::{AcquireError, ConnectError, Handover, ResumeError, RunError};
+use crate::{AcquireError, AttachError, ConnectError, DetachedLock, RunError};
 
 /// Where a quorum is, and how to get there: a [`crate::QuorumBuilder`] whose calls block.
 #[derive(Clone, Debug)]
@@ -38,9 +38,9 @@ impl QuorumBuilder {
         Self::new(self.builder.client_certificate(chain_pem, key_pem))
     }
 
-    /// How long one node may take to answer: see [`crate::QuorumBuilder::node_limit`].
-    pub fn node_limit(self, limit: Duration) -> Self {
-        Self::new(self.builder.node_limit(limit))
+    /// How long one node may take to answer: see [`crate::QuorumBuilder::node_timeout`].
+    pub fn node_timeout(self, limit: Duration) -> Self {
+        Self::new(self.builder.node_timeout(limit))
     }
 
     /// Connects: see [`crate::Quorum::connect`].
@@ -80,9 +80,9 @@ impl LockBuilder {
         Self { builder: self.builder.min_validity(min_validity), ..self }
     }
 
-    /// How long one node may take to answer: see [`crate::LockBuilder::node_limit`].
-    pub fn node_limit(self, limit: Duration) -> Self {
-        Self { builder: self.builder.node_limit(limit), ..self }
+    /// How long one node may take to answer: see [`crate::LockBuilder::node_timeout`].
+    pub fn node_timeout(self, limit: Duration) -> Self {
+        Self { builder: self.builder.node_timeout(limit), ..self }
     }
 
     /// How long the lock is held at most: see [`crate::LockBuilder::max_hold`].
@@ -125,23 +125,23 @@ impl LockBuilder {
     /// # Errors
     /// [`RunError::NotAcquired`] if nothing was done; [`RunError::Lost`] if the lock was lost before it was done, with what
     /// came of it.
-    pub fn run<T>(&self, work: impl FnOnce(LockWatch) -> T) -> Result<T, RunError<T>> {
+    pub fn run<T>(&self, work: impl FnOnce(LockWatch) -> T) -> Result<T, RunError> {
         let mut lock = self.acquire().map_err(RunError::NotAcquired)?;
-        lock.keep_alive();
+        lock.renew();
         let output = work(lock.watch());
         match lock.finish() {
             Ok(()) => Ok(output),
-            Err(lost) => Err(RunError::Lost { lost, output: Some(output) }),
+            Err(lost) => Err(RunError::Lost { lost, finished: true }),
         }
     }
 
-    /// Makes a lock that another process handed over this one's: see [`crate::LockBuilder::resume`].
+    /// Makes a lock that another process handed over this one's: see [`crate::LockBuilder::attach`].
     ///
     /// # Errors
-    /// See [`ResumeError`].
-    pub fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
+    /// See [`AttachError`].
+    pub fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         let builder = self.builder.clone();
-        let lock = self.thread.thread.block_on(async move { builder.resume(handover).await })?;
+        let lock = self.thread.thread.block_on(async move { builder.attach(detached).await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
     }
 }

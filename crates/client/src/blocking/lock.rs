@@ -5,7 +5,7 @@ use std::time::Duration;
 use quorlock_core::Fence;
 
 use super::quorum::Closing;
-use crate::{Coverage, ExtendError, Handover, LostError, Ownership, ReleaseError, Released};
+use crate::{Coverage, DetachedLock, ExtendError, LostError, Ownership, ReleaseError, Released};
 
 /// A held lock: a [`crate::Lock`] whose calls block.
 ///
@@ -69,9 +69,9 @@ impl Lock {
         self.thread.thread.block_on(async move { watch.lost().await })
     }
 
-    /// Has the lock extended from now on: see [`crate::Lock::keep_alive`].
-    pub fn keep_alive(&mut self) {
-        self.lock.keep_alive();
+    /// Has the lock extended from now on: see [`crate::Lock::renew`].
+    pub fn renew(&mut self) {
+        self.lock.renew();
     }
 
     /// Makes the lock last a full ttl from now, on a majority of the nodes: see [`crate::Lock::extend`].
@@ -90,14 +90,14 @@ impl Lock {
         self.thread.thread.block_on(self.lock.release())
     }
 
-    /// Gives the lock away to another process: see [`crate::Lock::hand_over`].
-    pub fn hand_over(self) -> Handover {
-        self.lock.hand_over()
+    /// Gives the lock away to another process: see [`crate::Lock::detach`].
+    pub fn detach(self) -> DetachedLock {
+        self.lock.detach()
     }
 
     /// Releases it, and tells if it was lost before.
     pub(super) fn finish(self) -> Result<(), LostError> {
-        self.thread.thread.block_on(crate::run::finish(self.lock))
+        self.thread.thread.block_on(crate::api::finish(self.lock))
     }
 }
 

@@ -1,15 +1,16 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::thread::Thread;
 use super::{Lock, LockBuilder, QuorumBuilder};
-use crate::{ConnectError, Handover, ResumeError};
+use crate::{AttachError, ConnectError, DetachedLock, FlushError, NodeHealth, ReleaseError, Released};
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block. Cheap to clone; all clones share
 /// their connections and their thread.
 ///
-/// When the last clone and the last lock are dropped, the thread goes on until all that was dropped is released, as
-/// [`close`](Self::close) does, and ends.
+/// When the last clone and the last lock are dropped, the thread goes on until all that was dropped is
+/// released, and ends.
 #[derive(Clone)]
 pub struct Quorum {
     quorum: crate::Quorum,
@@ -54,30 +55,46 @@ impl Quorum {
         LockBuilder::new(self.quorum.lock_all(keys), Arc::clone(&self.thread))
     }
 
-    /// Makes a lock that another process handed over this one's: see [`crate::Quorum::resume`].
+    /// Makes a lock that another process handed over this one's: see [`crate::Quorum::attach`].
     ///
     /// # Errors
-    /// See [`ResumeError`].
-    pub fn resume(&self, handover: Handover) -> Result<Lock, ResumeError> {
-        self.lock_all(handover.keys()).ttl(handover.ttl()).resume(handover)
+    /// See [`AttachError`].
+    pub fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
+        self.lock_all(detached.keys()).ttl(detached.ttl()).attach(detached)
     }
 
-    /// How many nodes there are, and how many of them are connected now.
-    pub fn connected(&self) -> (usize, usize) {
-        self.quorum.connected()
-    }
-
-    /// Waits until the releases that go on in the background are done: each of them has a limit, which is the ttl of its
-    /// lock. Afterwards this client has left nothing behind.
-    pub fn close(self) {
+    /// Releases a detached lock that no process attaches: see [`crate::Quorum::release_detached`].
+    ///
+    /// # Errors
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    pub fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
         let quorum = self.quorum.clone();
-        self.thread.thread.block_on(quorum.close());
+        self.thread.thread.block_on(async move { quorum.release_detached(detached).await })
+    }
+
+    /// How each node is reached now: see [`crate::Quorum::health`].
+    pub fn health(&self) -> Vec<NodeHealth> {
+        self.quorum.health()
+    }
+
+    /// Waits until all nodes have confirmed the releases that go on in the background, for `limit` at
+    /// most: see [`crate::Quorum::flush`].
+    ///
+    /// # Errors
+    /// [`FlushError`] with the number of releases that are not confirmed.
+    pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
+        let quorum = self.quorum.clone();
+        self.thread.thread.block_on(async move { quorum.flush(limit).await })
     }
 }
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        self.thread.last(self.quorum.clone().close());
+        let quorum = self.quorum.clone();
+        // Each release has a limit of its own: the ttl of its lock.
+        self.thread.last(async move {
+            let _ = quorum.flush(Duration::MAX).await;
+        });
     }
 }
 

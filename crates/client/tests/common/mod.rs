@@ -34,14 +34,20 @@ pub(crate) async fn net(n: usize) -> Net {
 /// A client of these nodes that is connected to all of them. A new one only needs a majority, which the tests do not.
 pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     // The machine may be busy with other tests, and what is slow then is not the node.
-    let quorum = Quorum::builder().nodes(urls).node_limit(Duration::from_secs(1)).connect();
+    let quorum = Quorum::builder().nodes(urls).node_timeout(Duration::from_secs(1)).connect();
     let quorum = quorum.await.expect("real URLs");
     eventually_async(PATIENCE, "all nodes are connected", async || {
-        let (nodes, connected) = quorum.connected();
+        let (nodes, connected) = connected(&quorum);
         connected == nodes
     })
     .await;
     quorum
+}
+
+/// How many nodes there are, and how many of them can vote.
+pub(crate) fn connected(quorum: &Quorum) -> (usize, usize) {
+    let health = quorum.health();
+    (health.len(), health.iter().filter(|node| node.error.is_none()).count())
 }
 
 /// On how many living masters the key is there.

@@ -1,9 +1,46 @@
-//! One client of several nodes.
+//! One client: machines without I/O, clock, task or lock, which a driver feeds with what happens and
+//! which say what to do next. The client crate and the simulator drive the same machines.
 //!
-//! - [`NodeSet`] and [`agree`]: which set of nodes a node belongs to, and which nodes a client
-//!   admits.
+//! - [`Acquire`]: from a call to a lock or an error. Attempts, waiting, pauses.
+//! - [`Hold`]: from the grant to the end. Ownership, extension, repair.
+//! - [`Release`]: one token on every node that may have it, until each has answered.
+//! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
+//! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that wait.
+//! - [`agree`]: which nodes belong to the set of the majority.
+//! - [`Renewals`]: when which lock is to be extended.
+//! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
 
+mod acquire;
+mod attempt;
+mod context;
+mod fences;
+mod hold;
+mod keys;
+pub mod limits;
+mod line;
+mod links;
+mod node_error;
+mod release;
+mod renewals;
+mod request;
+mod round_trips;
 mod set;
+mod token;
 
-pub use set::{Admission, AgreedSet, Agreement, NotAdmitted, SetReport, agree};
-pub use set::{InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId, NodeSet};
+pub use acquire::{Acquire, Action, Failure, Grant, InvalidSpec, Outcome, Reason, Spec};
+pub use context::{Context, Fleet, NodeStatus, Random, Topology};
+pub use fences::FenceProposals;
+pub use hold::{Hold, HoldAction};
+pub use keys::{InvalidKeys, Keys};
+pub use line::{Entry, Line};
+pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
+pub use node_error::{Answer, NodeError};
+pub use release::{Release, Send};
+pub use renewals::Renewals;
+pub use request::{Command, Delivery, Request, RequestId, Response};
+pub use round_trips::RoundTrips;
+pub use set::{
+    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,
+    NodeSet, NotAdmitted, SetReport, agree,
+};
+pub use token::Token;

@@ -5,16 +5,11 @@ use super::tally::{Ballot, Lost, Tally};
 use super::{Lifetime, Majority, Moment};
 use crate::{Fence, Ttl};
 
-/// How long a node that refused after a wait is left alone before it is asked once more. The first time that is at once: the
-/// round trip is pause enough for a release that is on its way. The second time it is this, and then it doubles.
-const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
-
 /// One attempt to take a lock on a majority of the nodes.
 ///
-/// All nodes are asked at once with the same proposed fence; [after a wait](Self::after_wait), those that it
-/// [asks](Step::Ask). Feed it each node's [`Vote`], and carry out each
-/// [`Step`] that [`Acquisition::poll`] returns. It is decided at the earliest moment: the rest of the answers are still
-/// fed to it, and they change nothing but the coverage.
+/// All nodes are asked at once with the same proposed fence. Feed it each node's [`Vote`], and carry
+/// out each [`Step`] that [`Acquisition::poll`] returns. It is decided at the earliest moment: the
+/// rest of the answers are still fed to it, and they change nothing but the coverage.
 ///
 /// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed, and the lock is won
 /// once N/2 + 1 nodes have stored exactly `F`. Nodes that answered less are told, which they accept only while this
@@ -29,18 +24,8 @@ pub struct Acquisition {
     /// How long the lock will be held, if it is won; `None` when the ttl is too short to be relied upon at all.
     lifetime: Option<Lifetime>,
     min_validity: Duration,
-    /// Whether the refusal of a node decides, whatever the others say.
-    yields_to: Vec<bool>,
     /// Nodes without whose answers it is not won.
     awaits: Vec<usize>,
-    /// Whether nodes that refuse are asked again until the time is up, but for those it yields to.
-    patient: bool,
-    /// Nodes that refused and are being asked again.
-    refused: Vec<bool>,
-    /// How often each was asked again, once one was.
-    asked_again: Vec<u32>,
-    /// Nodes that are not asked as long as the others may do.
-    reserve: Vec<usize>,
     steps: VecDeque<Step>,
     /// What was decided, until somebody has heard of it.
     decision: Option<Step>,
@@ -69,19 +54,6 @@ pub enum Vote {
     Silent,
 }
 
-/// What an attempt has heard of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Heard {
-    /// It has not answered yet.
-    Nothing,
-    /// It granted.
-    Grant,
-    /// It refused.
-    Refusal,
-    /// It has no vote, or its time is up.
-    Silence,
-}
-
 /// A node's answer to `EXTEND … FENCE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FenceAnswer {
@@ -102,18 +74,6 @@ pub enum Step {
         node: usize,
         /// The fence to tell.
         fence: Fence,
-    },
-    /// Send ACQUIRE to this node.
-    Ask {
-        /// The index of the node.
-        node: usize,
-    },
-    /// Send the same ACQUIRE to this node once more.
-    AskAgain {
-        /// The index of the node.
-        node: usize,
-        /// After so long.
-        pause: Duration,
     },
     /// The lock is held.
     Won(Win),
@@ -143,21 +103,9 @@ pub enum Loss {
 }
 
 impl Acquisition {
-    /// A lock that is won while nodes are in [reserve](Self::reserve) is to be [extended](super::Extension), which takes it there
-    /// as well, once it has been held for so long: until then the failure of a few nodes could keep it from being extended. Most
-    /// locks are given back before.
-    pub const WIDEN_AFTER: Duration = Duration::from_millis(10);
-
     /// An attempt whose first byte has not been sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
         Self::lasting(majority, Lifetime::new(sent, ttl), min_validity)
-    }
-
-    /// The same, which is lost as soon as one of these nodes refuses, also when a majority would have granted.
-    #[must_use]
-    pub fn that_yields_to(mut self, nodes: &[usize]) -> Self {
-        self.yield_to(nodes);
-        self
     }
 
     /// The same, which is not won before these nodes have answered, or their time is up.
@@ -167,16 +115,8 @@ impl Acquisition {
         self
     }
 
-    /// From now on it yields to these nodes as well: see [`that_yields_to`](Self::that_yields_to).
-    pub fn yield_to(&mut self, nodes: &[usize]) {
-        for &node in nodes {
-            self.yields_to[node] = true;
-        }
-    }
-
-    /// What is left to do for a client that was granted `fence` by one node after it had waited there: to take
-    /// [others](Self::that_asks), which are proposed that same fence. Nodes that refuse are asked again, since the last
-    /// holder's releases may still be on their way to them.
+    /// What is left to do for a client that was granted `fence` by one node after it had waited there:
+    /// all others are proposed that same fence.
     pub fn after_wait(
         majority: Majority,
         node: usize,
@@ -185,19 +125,8 @@ impl Acquisition {
         min_validity: Duration,
     ) -> Self {
         let mut this = Self::lasting(majority, lifetime, min_validity);
-        this.patient = true;
         this.tally.cast(node, Ballot::Yes(Grant::of(fence)));
         this
-    }
-
-    /// The same, which asks these nodes, and keeps all others in reserve until it turns out that it takes more: because one
-    /// does not vote, or refuses again, or cannot have the fence, or [takes long](Self::hurry).
-    #[must_use]
-    pub fn that_asks(mut self, first: &[usize]) -> Self {
-        self.steps.extend(first.iter().map(|&node| Step::Ask { node }));
-        let others = (0..self.tally.majority().nodes()).filter(|node| !first.contains(node));
-        self.reserve = others.filter(|&node| self.tally.ballot(node) == Ballot::Pending).collect();
-        self
     }
 
     fn lasting(majority: Majority, lifetime: Option<Lifetime>, min_validity: Duration) -> Self {
@@ -205,12 +134,7 @@ impl Acquisition {
             tally: Tally::new(majority),
             lifetime,
             min_validity,
-            yields_to: vec![false; majority.nodes()],
             awaits: Vec::new(),
-            patient: false,
-            refused: vec![false; majority.nodes()],
-            asked_again: Vec::new(),
-            reserve: Vec::new(),
             steps: VecDeque::new(),
             decision: None,
             decided: false,
@@ -221,15 +145,9 @@ impl Acquisition {
     pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         let ballot = match vote {
             Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
-            Vote::Refused if self.patient && !self.yields_to[node] && !self.decided => {
-                self.refused[node] = true;
-                self.ask_again(node);
-                return;
-            }
             Vote::Refused => Ballot::No,
             Vote::Silent => Ballot::Silent,
         };
-        self.refused[node] = ballot == Ballot::No;
         self.tally.cast(node, ballot);
         self.advance(now);
     }
@@ -254,7 +172,7 @@ impl Acquisition {
     /// Gives up on whatever has not been answered: the nodes' time is over. Afterwards it is decided.
     pub fn time_is_up(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
-            self.tally.cast(node, if self.refused[node] { Ballot::No } else { Ballot::Silent });
+            self.tally.cast(node, Ballot::Silent);
             if self.tally.of(node).is_some_and(|grant| grant.told.is_some()) {
                 self.tally.recast(node, Ballot::Silent);
             }
@@ -264,18 +182,6 @@ impl Acquisition {
         if !self.decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
-    }
-
-    /// Asks the nodes in reserve as well: those that were asked first take long.
-    pub fn hurry(&mut self) {
-        if !self.decided {
-            self.steps.extend(self.reserve.drain(..).map(|node| Step::Ask { node }));
-        }
-    }
-
-    /// Nodes that are not asked: the others may do, or did.
-    pub fn reserve(&self) -> &[usize] {
-        &self.reserve
     }
 
     /// Looks whether it is decided already: of a single node's grant after a wait there is nothing left to be asked.
@@ -293,44 +199,14 @@ impl Acquisition {
         self.tally.yes().count()
     }
 
-    /// What was heard of a node last.
-    pub fn heard_of(&self, node: usize) -> Heard {
-        match self.tally.ballot(node) {
-            // It is being asked again.
-            Ballot::Pending if self.refused[node] => Heard::Refusal,
-            Ballot::Pending => Heard::Nothing,
-            Ballot::Yes(_) => Heard::Grant,
-            Ballot::No => Heard::Refusal,
-            Ballot::Silent => Heard::Silence,
-        }
-    }
-
     /// Whether it is known if the lock was won.
     pub fn is_decided(&self) -> bool {
         self.decided
     }
 
-    fn ask_again(&mut self, node: usize) {
-        self.asked_again.resize(self.tally.majority().nodes(), 0);
-        let times = self.asked_again[node];
-        self.asked_again[node] = times.saturating_add(1);
-        let pause = match times.checked_sub(1) {
-            None => Duration::ZERO,
-            Some(doublings) => {
-                // It is not a matter of a moment.
-                self.hurry();
-                AGAIN_PAUSE_MIN.saturating_mul(2_u32.saturating_pow(doublings))
-            }
-        };
-        self.steps.push_back(Step::AskAgain { node, pause });
-    }
-
     fn advance(&mut self, now: Moment) {
         if self.decided {
             return;
-        }
-        if self.yields_to.iter().zip(&self.refused).any(|(yields, refused)| *yields && *refused) {
-            return self.decide(Step::Lost(Loss::Held));
         }
         let lifetime = self
             .lifetime
@@ -353,14 +229,11 @@ impl Acquisition {
             let waiting = self.grants().any(|grant| grant.told.is_some());
             if !waiting && most + self.tally.pending() < size {
                 self.decide(Step::Lost(Loss::NoQuorum));
-            } else if most + self.tally.pending() < size + self.reserve.len() {
-                // Those that were asked will not do.
-                self.hurry();
             }
             return;
         };
         if self.grants().filter(|grant| grant.has(fence)).count() >= size {
-            if !self.awaits.iter().any(|&node| self.heard_of(node) == Heard::Nothing) {
+            if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
                 self.decide(Step::Won(Win { fence, lifetime }));
             }
             return;
@@ -394,11 +267,6 @@ impl Acquisition {
 
     fn decide(&mut self, step: Step) {
         self.decided = true;
-        // Nobody is asked any more.
-        self.reserve.extend(self.steps.drain(..).filter_map(|step| match step {
-            Step::Ask { node } => Some(node),
-            _ => None,
-        }));
         self.decision = Some(step);
     }
 }

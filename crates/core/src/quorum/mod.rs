@@ -3,34 +3,26 @@
 //!
 //! - [`Majority`]: how many nodes decide.
 //! - [`Acquisition`]: one attempt to take a lock, up to the fence that a majority of the nodes agrees on.
-//! - [`Pursuit`]: where to go from an attempt that failed: ask again, or wait, and on which node.
 //! - [`order`]: the order of the nodes for a key, the same for all clients.
 //! - [`Extension`] and [`Release`]: the other two verbs.
 //! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
 //! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
-//! - [`Hints`]: the fence to propose next. [`round_trip_after`]: how long the nodes take to answer.
 
 mod acquisition;
 mod extension;
-mod hints;
 mod lifetime;
 mod majority;
 mod moment;
 mod order;
-mod pursuit;
 mod release;
-mod round_trip;
 mod tally;
 mod tenure;
 
-pub use acquisition::{Acquisition, FenceAnswer, Heard, Loss, Step, Vote, Win};
+pub use acquisition::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use extension::{Extension, ExtensionVerdict};
-pub use hints::Hints;
 pub use lifetime::{Lifetime, drift, reliable};
 pub use majority::Majority;
 pub use moment::Moment;
 pub use order::order;
-pub use pursuit::{Ended, Move, Pursuit};
 pub use release::{Release, ReleaseVerdict};
-pub use round_trip::round_trip_after;
 pub use tenure::{End, Standing, Tenure};

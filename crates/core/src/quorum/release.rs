@@ -5,8 +5,6 @@ use super::tally::{Ballot, Tally};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Release {
     tally: Tally<()>,
-    /// How many nodes were never asked for the lock: it is not there.
-    never_asked: usize,
     verdict: Option<ReleaseVerdict>,
 }
 
@@ -24,17 +22,7 @@ pub enum ReleaseVerdict {
 impl Release {
     /// A release that nobody has answered yet.
     pub fn new(majority: Majority) -> Self {
-        Self { tally: Tally::new(majority), never_asked: 0, verdict: None }
-    }
-
-    /// The same, of a lock for which these nodes were never asked, nor will be now.
-    #[must_use]
-    pub fn never_asked(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
-        for node in nodes {
-            self.tally.cast(node, Ballot::Silent);
-            self.never_asked += 1;
-        }
-        self
+        Self { tally: Tally::new(majority), verdict: None }
     }
 
     /// Takes down a node's answer: whether the token held the lock there, or `None` if there was no answer. Returns the
@@ -53,7 +41,7 @@ impl Release {
         }
         let released = self.tally.yes().count();
         // Where it is not, and was not until now.
-        let missing = self.tally.no().count() + self.never_asked;
+        let missing = self.tally.no().count();
         let majority = self.tally.majority();
         self.verdict = if released >= majority.size() {
             Some(ReleaseVerdict::Released)
@@ -74,7 +62,7 @@ impl Release {
 
     /// What it is if nobody else answers: whether a majority is known not to have the lock any more.
     fn without_the_rest(&self) -> ReleaseVerdict {
-        let free = self.tally.yes().count() + self.tally.no().count() + self.never_asked;
+        let free = self.tally.yes().count() + self.tally.no().count();
         if free >= self.tally.majority().size() {
             ReleaseVerdict::Released
         } else {

@@ -14,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult, cmd};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::MAX_TTL;
 use super::account::Grant;
@@ -76,7 +76,7 @@ async fn lock(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()>
     while !stop.load(Ordering::Relaxed) {
         let key = rng.random_range(0..KEYS);
         let ttl = rng.random_range(TTL_MIN..=MAX_TTL);
-        let wanted = quorum.lock(name(key)).ttl(ttl).node_limit(NODE_LIMIT).min_validity(ttl / 10);
+        let wanted = quorum.lock(name(key)).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
         let wanted = wanted.wait(rng.random_range(Duration::ZERO..=ttl));
         match wanted.acquire().await {
             Ok(lock) => hold(key, lock, &mut rng).await?,
@@ -85,7 +85,7 @@ async fn lock(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()>
         }
     }
     // What is still being released has ended by then.
-    let _ = timeout(MAX_TTL, quorum.close()).await;
+    let _ = quorum.flush(MAX_TTL).await;
     Ok(())
 }
 

@@ -547,7 +547,7 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
-        CommandError::QueueFull { max_waiters } => format!("ERR {max_waiters} clients wait"),
+        CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients wait"),
         CommandError::NotWritten => "ERR the server did not take".into(),
     }
 }

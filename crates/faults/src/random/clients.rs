@@ -7,7 +7,7 @@ use quorlock_client::{ExtendError, Lock, Quorum};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::cluster::MAX_TTL;
 use super::history::History;
@@ -70,7 +70,7 @@ pub(super) async fn run(seed: u64, groups: Vec<Vec<String>>, shared: &Arc<Shared
     }
     for quorum in quorums {
         // What is still being released has ended by then.
-        let _ = timeout(MAX_TTL, quorum.close()).await;
+        let _ = quorum.flush(MAX_TTL).await;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ impl Client {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let key = format!("lock {}", self.rng.random_range(0..KEYS));
             let ttl = self.up_to(TTL_MIN, MAX_TTL);
-            let wanted = self.quorum.lock(&key).ttl(ttl).node_limit(NODE_LIMIT).min_validity(ttl / 10);
+            let wanted = self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
             match wanted.wait(self.up_to(Duration::ZERO, ttl)).acquire().await {
                 Ok(lock) => self.hold(&key, lock, ttl).await,
                 // Held by another, or no majority votes: one goes on to another lock.

@@ -1,0 +1,216 @@
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use quorlock_core::client::{Keys, Token};
+use quorlock_core::{Fence, Ttl};
+
+use crate::driver::LockInner;
+
+/// What the text of a [`DetachedLock`] begins with.
+const VERSION: &str = "quorlock1";
+
+/// A lock on its way to another process: made by [`Lock::detach`](crate::Lock::detach), and made a
+/// lock again by [`Quorum::attach`](crate::Quorum::attach), there.
+///
+/// Of all that attach the same lock, one at most succeeds. A text that is never attached can be
+/// released by [`Quorum::release_detached`](crate::Quorum::release_detached).
+#[derive(Clone)]
+#[must_use = "a detached lock ends by its deadline unless it is attached"]
+pub struct DetachedLock {
+    keys: Keys,
+    token: Token,
+    ttl: Ttl,
+    fence: Fence,
+    until: SystemTime,
+}
+
+/// Why a text is not a [`DetachedLock`]. It does not show the text, which may be a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidDetached {
+    /// It is something else, or incomplete.
+    #[error("this is not the text of a detached lock, or not all of it")]
+    NotDetached,
+    /// A version of this crate wrote it that this one does not know.
+    #[error("this text is of another version of quorlock-client: give both programs the same")]
+    OtherVersion,
+}
+
+impl DetachedLock {
+    pub(crate) fn new(lock: &LockInner, token: Token, remaining: Duration) -> Self {
+        Self {
+            keys: lock.spec.keys.clone(),
+            token,
+            ttl: lock.spec.ttl,
+            fence: lock.fence,
+            until: SystemTime::now() + remaining,
+        }
+    }
+
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
+    pub fn key(&self) -> &[u8] {
+        self.keys.first()
+    }
+
+    /// The locked keys, in the order of their bytes.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.keys.iter()
+    }
+
+    pub(crate) fn is_of(&self, keys: &Keys) -> bool {
+        self.keys == *keys
+    }
+
+    /// The fence of the lock so far. The process that attaches it gets a larger one.
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    /// How long the lock lasts once it is attached.
+    pub fn ttl(&self) -> Duration {
+        self.ttl.duration()
+    }
+
+    /// By when it must be attached, by the wall clock of the process that detached it. For people:
+    /// the nodes decide.
+    pub fn until(&self) -> SystemTime {
+        self.until
+    }
+
+    /// The text that [`DetachedLock::from_str`] reads: one line without spaces. It contains the token:
+    /// **a program that knows it can take the lock, or release it.** Pass it on as you would a
+    /// password.
+    pub fn to_secret_text(&self) -> String {
+        let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let keys: Vec<_> = self.keys().map(to_text).collect();
+        let (keys, token) = (keys.join(","), self.token.as_str());
+        format!("{VERSION}:{keys}:{token}:{}:{}:{until_ms}", self.ttl.ms(), self.fence)
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.token
+    }
+
+    pub(crate) fn core_ttl(&self) -> Ttl {
+        self.ttl
+    }
+}
+
+impl FromStr for DetachedLock {
+    type Err = InvalidDetached;
+
+    fn from_str(text: &str) -> Result<Self, InvalidDetached> {
+        let parts: Vec<_> = text.trim().split(':').collect();
+        let (Some(&version), [_, keys, token, ttl, fence, until]) = (parts.first(), parts.as_slice()) else {
+            return Err(InvalidDetached::NotDetached);
+        };
+        if version != VERSION {
+            let is_later = version.starts_with("quorlock");
+            return Err(if is_later { InvalidDetached::OtherVersion } else { InvalidDetached::NotDetached });
+        }
+        let read = || {
+            let until = Duration::from_millis(until.parse().ok()?);
+            Some(Self {
+                keys: keys.split(',').map(from_text).collect::<Option<_>>()?,
+                token: Token::from_text(token)?,
+                ttl: Ttl::from_ms(ttl.parse().ok()?).ok()?,
+                fence: Fence::new(fence.parse().ok()?)?,
+                until: UNIX_EPOCH.checked_add(until)?,
+            })
+        };
+        read().ok_or(InvalidDetached::NotDetached)
+    }
+}
+
+impl fmt::Debug for DetachedLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DetachedLock")
+            .field("key", &format_args!("{}", self.keys))
+            .field("fence", &self.fence)
+            .field("until", &self.until)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Bytes as one word: letters, digits and the like as they are, all others as `%` and two digits.
+fn to_text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._/{}".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            let _ = write!(text, "%{byte:02x}");
+        }
+    }
+    text
+}
+
+fn from_text(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        if first == b'%' {
+            let (digits, after) = after.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = after;
+        } else {
+            bytes.push(first);
+            rest = after;
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn detached<const N: usize>(keys: [&[u8]; N]) -> DetachedLock {
+        DetachedLock {
+            keys: keys.into_iter().collect(),
+            token: Token::of_bits(0x1234_5678_9abc_def0_1122_3344_5566_7788),
+            ttl: Ttl::from_ms(10_000).unwrap(),
+            fence: Fence::new(1_795_249_538_261_001).unwrap(),
+            until: UNIX_EPOCH + Duration::from_millis(1_795_249_548_261),
+        }
+    }
+
+    #[test]
+    fn text_is_one_word_and_reads_back() {
+        for key in [&b"orders/42"[..], b"", b"a:b c%\n\x00\xff", "l\u{f6}ck".as_bytes()] {
+            let given = detached([key]);
+            let text = given.to_secret_text();
+            assert!(text.chars().all(|c| c.is_ascii_graphic()), "{text}");
+            let read: DetachedLock = format!("{text}\n").parse().unwrap();
+            assert_eq!(read.key(), key);
+            assert_eq!(read.token.as_str(), given.token.as_str());
+            assert_eq!((read.fence, read.ttl, read.until), (given.fence, given.ttl, given.until));
+        }
+    }
+
+    #[test]
+    fn several_keys_read_back() {
+        let read: DetachedLock = detached([b"b,", b"a", b""]).to_secret_text().parse().unwrap();
+        assert!(read.keys().eq([&b""[..], b"a", b"b,"]));
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        let text = detached([b"k"]).to_secret_text();
+        for other in
+            ["", "quorlock1", "quorlock1:k:t:0:1:1", &text[..text.len() - 14], &text.replace(':', " ")]
+        {
+            assert_eq!(other.parse::<DetachedLock>().unwrap_err(), InvalidDetached::NotDetached, "{other}");
+        }
+        let later = text.replace("quorlock1", "quorlock2");
+        assert_eq!(later.parse::<DetachedLock>().unwrap_err(), InvalidDetached::OtherVersion);
+    }
+
+    #[test]
+    fn token_is_only_in_the_text() {
+        let lock = detached([b"k"]);
+        assert!(lock.to_secret_text().contains(lock.token.as_str()));
+        assert!(!format!("{lock:?}").contains(lock.token.as_str()));
+    }
+}

@@ -1,0 +1,28 @@
+//! What users see.
+
+mod detached;
+mod error;
+mod gate;
+mod health;
+mod lock;
+mod lock_builder;
+mod ownership;
+mod quorum;
+mod quorum_builder;
+mod run;
+mod watch;
+
+pub use detached::{DetachedLock, InvalidDetached};
+pub use error::{
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeAnswer,
+    NodeError, Nodes, ReleaseError, RunError,
+};
+pub use gate::{FenceGate, Stale};
+pub use health::NodeHealth;
+pub use lock::{Coverage, Lock, Released};
+pub use lock_builder::LockBuilder;
+pub use ownership::{Deadline, Ownership};
+pub use quorum::Quorum;
+pub use quorum_builder::QuorumBuilder;
+pub(crate) use run::finish;
+pub use watch::LockWatch;

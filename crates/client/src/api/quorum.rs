@@ -1,0 +1,209 @@
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{Keys, Release, Spec, limits};
+use quorlock_core::quorum::{Majority, ReleaseVerdict};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use crate::driver::{NodeInfo, Releasing, Shared};
+use crate::{
+    AttachError, ConnectError, DetachedLock, FlushError, Lock, LockBuilder, NodeError, NodeHealth,
+    QuorumBuilder, ReleaseError, Released, clock,
+};
+
+/// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
+///
+/// The connections live as long as any clone, lock, builder or watch.
+#[derive(Clone)]
+pub struct Quorum {
+    shared: Arc<Shared>,
+}
+
+impl Quorum {
+    /// Connects to the masters, of which three or five are named by their URLs:
+    ///
+    /// - `redis://user:password@host:6379/0`, with user, password, port and database number where
+    ///   they are needed;
+    /// - `rediss://…`, the same through TLS;
+    /// - `redis+unix:///path?db=0&user=…&pass=…`.
+    ///
+    /// Returns when a majority is connected, and the others a moment later; or when it is known of
+    /// each node whether it can be reached, after 5 s at most. Nodes that cannot be reached are tried
+    /// again in the background: a lock needs a majority, not all. [`Quorum::builder`] has more
+    /// options.
+    ///
+    /// # Errors
+    /// [`ConnectError`], for what cannot become right by itself.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connections.
+    pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
+        Self::builder().nodes(urls).connect().await
+    }
+
+    /// Describes a quorum to be connected, with certificates and limits.
+    pub fn builder() -> QuorumBuilder {
+        QuorumBuilder::new()
+    }
+
+    pub(crate) async fn start(
+        nodes: Vec<NodeInfo>,
+        expected_set: Option<String>,
+        node_timeout: Option<Duration>,
+    ) -> Result<Self, ConnectError> {
+        let majority = Majority::of(nodes.len()).ok_or(ConnectError::NoNodes)?;
+        let mut names = HashSet::new();
+        for node in &nodes {
+            if !names.insert(Arc::clone(&node.name)) {
+                return Err(ConnectError::DuplicateNode { node: node.name.to_string() });
+            }
+        }
+        if nodes.len().is_multiple_of(2) {
+            tracing::warn!(
+                nodes = nodes.len(),
+                "an even number of nodes survives no more failures than one node less: use three or five"
+            );
+        }
+        let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
+        let shared = Shared::start(nodes, majority, expected_set, node_timeout, runtime);
+        let quorum = Self { shared };
+        quorum.settle(majority).await;
+        quorum.refuse_same_server()?;
+        Ok(quorum)
+    }
+
+    /// Waits until a majority can vote, or it is known of each node whether it can be reached.
+    async fn settle(&self, majority: Majority) {
+        let mut health = self.shared.health.clone();
+        let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
+        let _ = timeout(limits::CONNECT_SETTLE, enough).await;
+        let stragglers = limits::connect_stragglers(self.shared.fleet.round_trips.longest());
+        let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
+    }
+
+    /// A server must not have two votes. One that turns out later to be named twice has none the
+    /// second time.
+    fn refuse_same_server(&self) -> Result<(), ConnectError> {
+        for node in self.health() {
+            if let Some(NodeError::SameServer { node: other }) = node.error {
+                return Err(ConnectError::SameServer { nodes: [other, node.node] });
+            }
+        }
+        Ok(())
+    }
+
+    /// Describes a lock on `key`, to be acquired. The key is any bytes; it is the name of the key on
+    /// every node.
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
+        self.lock_all([key])
+    }
+
+    /// Describes one lock on several keys, at most 64: all of them or none, with one fence and one
+    /// end. Callers may name the keys in any order. None of them waits for another while it holds a
+    /// key, so they never wait for each other.
+    ///
+    /// The lock excludes, and is excluded by, locks on each of its keys. Its fence is larger than that
+    /// of every earlier holder of any of them.
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// let transfer = quorum.lock_all(["account/17", "account/4"]).acquire().await?;
+    /// println!("fence {} for both", transfer.fence());
+    /// transfer.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
+        LockBuilder::new(Arc::clone(&self.shared), keys.into_iter().collect())
+    }
+
+    /// Attaches a lock that another process [detached](crate::Lock::detach), for the ttl that it had
+    /// there. [`LockBuilder::attach`] has other options.
+    ///
+    /// # Errors
+    /// [`AttachError`]. The text is used up then: nodes that had answered have released the lock.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases the lock in the background where it is this process's already.
+    pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
+        self.lock_all(detached.keys()).ttl(detached.ttl()).attach(detached).await
+    }
+
+    /// Releases a detached lock that no process attaches.
+    ///
+    /// # Errors
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the release to the background.
+    pub async fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
+        let spec = Spec {
+            keys: detached.keys().collect::<Keys>(),
+            ttl: detached.core_ttl(),
+            min_validity: Duration::ZERO,
+            node_timeout: self.shared.node_timeout,
+            max_hold: None,
+            owner: None,
+        };
+        let (spec, token) = (Arc::new(spec), detached.token());
+        let release = self.shared.with_context(|ctx| Release::everywhere(token, &spec, ctx));
+        let releasing = Releasing::new(&self.shared, release);
+        match releasing.finish_in_background().await {
+            (Some(ReleaseVerdict::Released), _) => Ok(Released::Released),
+            (Some(ReleaseVerdict::AlreadyOver), _) => Ok(Released::AlreadyOver),
+            (Some(ReleaseVerdict::Unconfirmed) | None, answers) => {
+                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers.iter()) })
+            }
+        }
+    }
+
+    /// How each node is reached now, in the order in which they were named.
+    pub fn health(&self) -> Vec<NodeHealth> {
+        let now = clock::now();
+        let health = self.shared.health.borrow();
+        let nodes = self.shared.nodes.iter().zip(&health.links).enumerate();
+        let of_node = |(index, (node, link)): (usize, (&NodeInfo, _))| {
+            let link: &quorlock_core::client::LinkHealth = link;
+            let hello = link.hello.as_ref();
+            NodeHealth {
+                node: node.name.to_string(),
+                error: link.error.clone(),
+                since: now.since(link.since),
+                round_trip: self.shared.fleet.round_trips.of(index),
+                module_version: hello.and_then(|hello| hello.module_version.clone()),
+                set: hello.and_then(|hello| hello.set.set().map(ToString::to_string)),
+            }
+        };
+        nodes.map(of_node).collect()
+    }
+
+    /// Waits until all nodes have confirmed the releases that go on in the background, for `limit` at
+    /// most. Call it at the end of a program: without it, a lock that was just dropped may last for
+    /// the rest of its ttl.
+    ///
+    /// # Errors
+    /// [`FlushError`] with the number of releases that are not confirmed. Those locks end by their
+    /// deadlines.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the waiting, not the releases.
+    pub async fn flush(&self, limit: Duration) -> Result<(), FlushError> {
+        self.shared.releases.spawn_all();
+        self.shared.tasks.close();
+        let done = timeout(limit, self.shared.tasks.wait()).await;
+        match done {
+            Ok(()) => Ok(()),
+            Err(_) => Err(FlushError { pending: self.shared.tasks.len() }),
+        }
+    }
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.shared.nodes.iter().map(|node| &*node.name).collect();
+        f.debug_struct("Quorum").field("nodes", &nodes).finish_non_exhaustive()
+    }
+}

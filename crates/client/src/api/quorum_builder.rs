@@ -1,0 +1,230 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
+
+use crate::driver::NodeInfo;
+use crate::transport::{BlockingPool, Endpoint};
+use crate::{ConnectError, Quorum};
+
+/// Describes the nodes of a quorum, and how they are reached. Made by [`Quorum::builder`].
+///
+/// ```no_run
+/// # #[cfg(feature = "tls")]
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use quorlock_client::Quorum;
+///
+/// let quorum = Quorum::builder()
+///     .nodes(["rediss://locks:secret@a", "rediss://locks:secret@b", "rediss://locks:secret@c"])
+///     .root_certificates(std::fs::read("ca.pem")?)
+///     .set("eu-locks")
+///     .connect()
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "nothing is connected until connect is called"]
+pub struct QuorumBuilder {
+    nodes: Vec<Named>,
+    #[cfg(feature = "tls")]
+    root_certificates: Option<Vec<u8>>,
+    #[cfg(feature = "tls")]
+    client_certificate: Option<::redis::ClientTlsConfig>,
+    node_timeout: Option<Duration>,
+    set: Option<String>,
+}
+
+/// How a node was named.
+#[derive(Clone)]
+enum Named {
+    Url(String),
+    Client(Client),
+}
+
+impl QuorumBuilder {
+    pub(crate) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            #[cfg(feature = "tls")]
+            root_certificates: None,
+            #[cfg(feature = "tls")]
+            client_certificate: None,
+            node_timeout: None,
+            set: None,
+        }
+    }
+
+    /// Adds a node: see [`Quorum::connect`].
+    pub fn node(mut self, url: impl AsRef<str>) -> Self {
+        self.nodes.push(Named::Url(url.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds nodes: see [`Quorum::connect`].
+    pub fn nodes<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.nodes.extend(urls.into_iter().map(|url| Named::Url(url.as_ref().to_owned())));
+        self
+    }
+
+    /// Adds a node that a client of redis-rs leads to. The quorum makes connections of its own from
+    /// it: some for all locks together, and one for each wait.
+    pub fn redis_client(mut self, client: Client) -> Self {
+        self.nodes.push(Named::Client(client));
+        self
+    }
+
+    /// The certificates, in PEM, that the `rediss://` nodes must be signed by. Default: the roots that
+    /// this system trusts, or those in the file that `SSL_CERT_FILE` names.
+    #[cfg(feature = "tls")]
+    pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificates = Some(pem.into());
+        self
+    }
+
+    /// The certificate and the key, both in PEM, by which the `rediss://` nodes know this client.
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(mut self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
+        self.client_certificate =
+            Some(::redis::ClientTlsConfig { client_cert: chain_pem.into(), client_key: key_pem.into() });
+        self
+    }
+
+    /// How long a node may take to answer before it counts as silent, for all locks that do not set
+    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout). Default: four round trips of
+    /// that node, as measured, at least 50 ms, and a quarter of the ttl at most.
+    pub fn node_timeout(mut self, limit: Duration) -> Self {
+        self.node_timeout = Some(limit);
+        self
+    }
+
+    /// The name of the set that the nodes must belong to (`lock.set`). Default: the set that a
+    /// majority of them belongs to.
+    pub fn set(mut self, name: impl Into<String>) -> Self {
+        self.set = Some(name.into());
+        self
+    }
+
+    /// Connects: see [`Quorum::connect`].
+    ///
+    /// # Errors
+    /// [`ConnectError`], for what cannot become right by itself.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connections.
+    pub async fn connect(self) -> Result<Quorum, ConnectError> {
+        let nodes = self.nodes.iter().map(|node| self.open(node)).collect::<Result<_, _>>()?;
+        Quorum::start(nodes, self.set, self.node_timeout).await
+    }
+
+    fn open(&self, node: &Named) -> Result<NodeInfo, ConnectError> {
+        let endpoint = match node {
+            Named::Client(client) => Endpoint::of_client(client),
+            Named::Url(url) => {
+                let invalid =
+                    |reason: String| ConnectError::InvalidUrl { url: without_password(url), reason };
+                if let Some(reason) = unsupported(url) {
+                    return Err(invalid(reason.to_owned()));
+                }
+                let info = url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
+                Endpoint::new(info, |info| self.open_client(info))
+            }
+        };
+        let endpoint = endpoint.map_err(|error| match node {
+            Named::Url(url) => {
+                ConnectError::InvalidUrl { url: without_password(url), reason: error.to_string() }
+            }
+            Named::Client(_) => ConnectError::Tls { reason: error.to_string() },
+        })?;
+        let name: Arc<str> = endpoint.address().into();
+        let pool = Arc::new(BlockingPool::new(endpoint.clone()));
+        Ok(NodeInfo { name, endpoint, pool })
+    }
+
+    #[cfg(feature = "tls")]
+    fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+            return Client::open(info);
+        }
+        choose_cryptography();
+        let certificates = ::redis::TlsCertificates {
+            client_tls: self.client_certificate.clone(),
+            root_cert: self.root_certificates.clone(),
+        };
+        if certificates.client_tls.is_none() && certificates.root_cert.is_none() {
+            Client::open(info)
+        } else {
+            Client::build_with_tls(info, certificates)
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unused_self, reason = "with the feature `tls` it has the certificates")]
+    fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        Client::open(info)
+    }
+}
+
+impl fmt::Debug for QuorumBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |node: &Named| match node {
+            Named::Url(url) => without_password(url),
+            Named::Client(_) => "a client of redis-rs".to_owned(),
+        };
+        let nodes: Vec<_> = self.nodes.iter().map(name).collect();
+        f.debug_struct("QuorumBuilder").field("nodes", &nodes).finish_non_exhaustive()
+    }
+}
+
+/// Why this kind of node is refused.
+fn unsupported(url: &str) -> Option<&'static str> {
+    let scheme = url.split("://").next().unwrap_or_default();
+    if scheme.contains("sentinel") {
+        return Some(
+            "a master that Sentinel may fail over is no node yet: name each master itself, and let nothing promote another \
+             in its place",
+        );
+    }
+    scheme.contains("cluster").then_some(
+        "a Redis Cluster is no node yet, since its slots move: name independent masters, each by its own address",
+    )
+}
+
+/// Chooses the cryptography of TLS, unless the program has: without any, connecting would panic.
+#[cfg(feature = "tls")]
+fn choose_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // If somebody else was faster, that is as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+/// A URL without what may be a password: whatever is before an `@`, and whatever is after a `?`.
+fn without_password(url: &str) -> String {
+    let (address, query) = url.split_once('?').map_or((url, ""), |(address, _)| (address, "?…"));
+    let scheme = address.find("://").map_or("", |end| &address[..end + 3]);
+    match address.rfind('@') {
+        Some(at) if at >= scheme.len() => format!("{scheme}…{}{query}", &address[at..]),
+        _ => format!("{address}{query}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_url_that_may_be_a_password_is_shown() {
+        for (url, shown) in [
+            ("redis://host:1/2", "redis://host:1/2"),
+            ("redis://user:secret@host", "redis://…@host"),
+            ("redis://:secret@host?protocol=resp3", "redis://…@host?…"),
+            ("redis+unix:///tmp/x?db=x&pass=secret", "redis+unix:///tmp/x?…"),
+            (":secret@host:7001", "…@host:7001"),
+            ("secret@", "…@"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
+    }
+}

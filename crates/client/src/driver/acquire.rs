@@ -1,0 +1,239 @@
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt as _};
+use quorlock_core::client::{
+    Acquire, Action, Failure, NodeError, Outcome, Request, RequestId, Response, Spec, Token,
+};
+use quorlock_core::quorum::Moment;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::hold::LockInner;
+use super::local_queues::Turn;
+use super::releases::release_in_background;
+use super::shared::Shared;
+use crate::clock;
+use crate::transport::{InFlight, Outgoing, Seat};
+
+/// The loop of an [`Acquire`]. Dropped before its end, it leaves the clean-up to the background.
+struct Call {
+    shared: Arc<Shared>,
+    machine: Acquire,
+    in_flight: InFlight,
+    wait: Option<Wait>,
+    /// The last request that was built: most go to several nodes.
+    last_built: Option<(Request, Outgoing)>,
+    ended: bool,
+}
+
+/// A WAIT, or the connection for one.
+pub(super) enum Wait {
+    /// There is no connection for it yet.
+    Opening(RequestId, BoxFuture<'static, Result<Seat, NodeError>>),
+    /// It was sent.
+    Sent(RequestId, BoxFuture<'static, Response>),
+}
+
+/// What happens next to a [`Wait`].
+enum WaitEvent {
+    Opened(RequestId, Result<Seat, NodeError>),
+    Answered(RequestId, Response),
+}
+
+/// Acquires a lock within `wait`, or whenever it is granted.
+pub(crate) async fn acquire(
+    shared: &Arc<Shared>,
+    spec: Spec,
+    wait: Option<Duration>,
+) -> Result<Arc<LockInner>, Failure> {
+    let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
+    let turn = machine.takes_turn().then(|| shared.queues.enter(&machine.spec().keys));
+    // On the heap: it is large, and moved more often than it is used.
+    Box::new(Call::new(shared, machine)).run(turn).await
+}
+
+/// Swaps the token of a lock that another process detached.
+pub(crate) async fn attach(shared: &Arc<Shared>, spec: Spec, old: Token) -> Result<Arc<LockInner>, Failure> {
+    let machine = shared.with_context(|ctx| Acquire::attach(Arc::new(spec), old, ctx));
+    Box::new(Call::new(shared, machine)).finish().await
+}
+
+impl Call {
+    fn new(shared: &Arc<Shared>, machine: Acquire) -> Self {
+        Self {
+            in_flight: InFlight::with_capacity(shared.nodes.len()),
+            shared: Arc::clone(shared),
+            machine,
+            wait: None,
+            last_built: None,
+            ended: false,
+        }
+    }
+
+    /// From the turn in the local queue to the end.
+    async fn run(mut self: Box<Self>, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
+        let Some(mut turn) = turn else {
+            self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
+            return self.finish().await;
+        };
+        if !turn.is_called() {
+            let deadline = self.machine.poll_timeout();
+            tokio::select! {
+                biased;
+                _ = turn.called() => {}
+                () = super::sleep_until(deadline) => {
+                    // It goes ahead without a turn, and nobody waits for it.
+                    drop(turn);
+                    self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
+                    return self.finish().await;
+                }
+            }
+        }
+        let contended = turn.called().await;
+        self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
+        let spec = Arc::clone(self.machine.spec());
+        let shared = Arc::clone(&self.shared);
+        let (outcome, now_contended) = self.finish_and_look().await;
+        if now_contended != contended {
+            shared.queues.set_contended(&spec.keys, now_contended);
+        }
+        drop(turn);
+        outcome
+    }
+
+    async fn finish(self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
+        self.finish_and_look().await.0
+    }
+
+    /// To the end; and whether the lock is contended.
+    async fn finish_and_look(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
+        let timer = sleep(Duration::ZERO);
+        tokio::pin!(timer);
+        let mut armed: Option<Moment> = None;
+        let outcome = loop {
+            if let Some(outcome) = self.act() {
+                break outcome;
+            }
+            let deadline = self.machine.poll_timeout();
+            if let Some(deadline) = deadline {
+                arm(timer.as_mut(), &mut armed, deadline);
+            }
+            tokio::select! {
+                biased;
+                answered = self.in_flight.next() => {
+                    self.shared.sample(answered.id, &answered.response, answered.took);
+                    self.respond(answered.id, &answered.response);
+                }
+                event = next_event(&mut self.wait), if self.wait.is_some() => self.handle_wait(event),
+                () = &mut timer, if deadline.is_some() => {
+                    armed = None;
+                    self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
+                }
+            }
+        };
+        self.ended = true;
+        let contended = self.machine.is_contended();
+        let outcome = match outcome {
+            Outcome::Acquired(grant) => {
+                let stragglers = std::mem::take(&mut self.in_flight);
+                let spec = Arc::clone(self.machine.spec());
+                let lock = LockInner::new(&self.shared, spec, grant, stragglers);
+                let attempts = self.machine.attempts();
+                tracing::debug!(attempts, coverage = %lock.coverage(), nodes = %lock.report(), "granted");
+                Ok(lock)
+            }
+            Outcome::Failed(failure) => Err(failure),
+        };
+        (outcome, contended)
+    }
+
+    fn respond(&mut self, id: RequestId, response: &Response) {
+        self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
+    }
+
+    /// Carries out everything that the machine says. Returns the outcome when there is one.
+    fn act(&mut self) -> Option<Outcome> {
+        let mut outcome = None;
+        while let Some(action) = self.machine.poll() {
+            match action {
+                Action::Send { id, connection, request } => self.send(id, connection, &request),
+                Action::Wait { id } => {
+                    let pool = Arc::clone(&self.shared.nodes[id.node].pool);
+                    self.wait = Some(Wait::Opening(id, pool.seat().boxed()));
+                }
+                Action::StopWaiting { .. } => self.wait = None,
+                Action::Release(release) => {
+                    let wait = release.wait().and_then(|_| self.wait.take());
+                    release_in_background(&self.shared, *release, wait);
+                }
+                Action::Suspect { node, connection } => self.shared.suspect(node, connection),
+                Action::Done(done) => outcome = Some(*done),
+            }
+        }
+        outcome
+    }
+
+    fn send(&mut self, id: RequestId, connection: u64, request: &Request) {
+        let outgoing = match &self.last_built {
+            Some((built, outgoing)) if built == request => outgoing.clone(),
+            _ => {
+                let outgoing = Outgoing::new(self.machine.spec(), request);
+                self.last_built = Some((*request, outgoing.clone()));
+                outgoing
+            }
+        };
+        match self.shared.connection(id.node, connection) {
+            Some(connection) => self.in_flight.ask(id, connection, outgoing),
+            None => self.in_flight.fail(id, NodeError::Down { reason: "the connection was lost".into() }),
+        }
+    }
+
+    fn handle_wait(&mut self, event: WaitEvent) {
+        match event {
+            WaitEvent::Opened(id, Ok(seat)) => {
+                self.wait = None;
+                let machine = &mut self.machine;
+                let request = self.shared.with_context(|ctx| machine.handle_wait_sent(id, ctx));
+                if let Some(request) = request {
+                    let outgoing = Outgoing::new(self.machine.spec(), &request);
+                    self.wait = Some(Wait::Sent(id, seat.ask(outgoing).boxed()));
+                }
+            }
+            WaitEvent::Opened(id, Err(error)) => {
+                self.wait = None;
+                self.respond(id, &Response::Failed(error));
+            }
+            WaitEvent::Answered(id, response) => {
+                self.wait = None;
+                self.respond(id, &response);
+            }
+        }
+    }
+}
+
+async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
+    match wait {
+        Some(Wait::Opening(id, opening)) => WaitEvent::Opened(*id, opening.await),
+        Some(Wait::Sent(id, answer)) => WaitEvent::Answered(*id, answer.await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Sets a timer for a deadline of a machine, unless it goes off before that anyway: setting it costs
+/// more than a call of the machine for which nothing is due.
+pub(super) fn arm(timer: Pin<&mut Sleep>, armed: &mut Option<Moment>, deadline: Moment) {
+    if armed.is_none_or(|armed| armed.earlier(deadline) != armed) {
+        timer.reset(Instant::now() + clock::now().until(deadline));
+        *armed = Some(deadline);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.shared.with_context(|ctx| self.machine.cancel(ctx));
+            self.act();
+        }
+    }
+}

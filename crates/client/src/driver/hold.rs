@@ -1,0 +1,304 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use quorlock_core::Fence;
+use quorlock_core::client::{Grant, Hold, HoldAction, Send, Spec};
+use quorlock_core::quorum::{End, ExtensionVerdict, Moment, ReleaseVerdict, Standing};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::sleep;
+
+use super::releases::{Releasing, release_in_background};
+use super::shared::Shared;
+use crate::transport::InFlight;
+use crate::{Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry};
+
+/// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
+/// not.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// A held lock: shared by its handle, its watches, and the rounds that extend it.
+pub(crate) struct LockInner {
+    /// Tells the locks of one program apart.
+    pub(crate) id: u64,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) spec: Arc<Spec>,
+    pub(crate) fence: Fence,
+    hold: Mutex<Hold>,
+    /// Requests that were unanswered when the lock was granted. If those nodes grant, they hold the
+    /// lock as well; nobody waits for that, and it is looked at whenever it matters.
+    stragglers: Mutex<InFlight>,
+    /// Calls that wait for the verdict of a round.
+    extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
+    /// Whether it is, or was, renewed.
+    renewed: AtomicBool,
+    /// It has ended.
+    changed: Notify,
+}
+
+impl LockInner {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        spec: Arc<Spec>,
+        grant: Grant,
+        stragglers: InFlight,
+    ) -> Arc<Self> {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let fence = grant.fence;
+        let hold = Hold::new(Arc::clone(&spec), grant);
+        let this = Arc::new(Self {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            shared: Arc::clone(shared),
+            spec,
+            fence,
+            hold: Mutex::new(hold),
+            stragglers: Mutex::new(stragglers),
+            extending: Mutex::default(),
+            renewed: AtomicBool::new(false),
+            changed: Notify::new(),
+        });
+        this
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the machine, and carries out what it says but for requests, which are returned.
+    pub(super) fn with_hold<T>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
+    ) -> (T, Vec<Send>) {
+        let mut sends = Vec::new();
+        let (mut verdict, mut incomplete) = (None, false);
+        let mut releases = Vec::new();
+        let result = {
+            let mut hold = self.hold();
+            let result = self.shared.with_context(|ctx| call(&mut hold, ctx));
+            while let Some(action) = hold.poll() {
+                match action {
+                    HoldAction::Send(send) => sends.push(send),
+                    HoldAction::Decided(decided) => verdict = Some(decided),
+                    HoldAction::Repaired(granted) => telemetry::repaired(granted),
+                    HoldAction::Incomplete => incomplete = true,
+                    HoldAction::Contended => self.shared.queues.set_contended(&self.spec.keys, true),
+                    HoldAction::Release(release) => releases.push(release),
+                    HoldAction::Suspect { node, connection } => self.shared.suspect(node, connection),
+                }
+            }
+            result
+        };
+        for release in releases {
+            release_in_background(&self.shared, *release, None);
+        }
+        if let Some(verdict) = verdict {
+            self.decided(verdict);
+        } else if incomplete && self.renewed.load(Ordering::Relaxed) {
+            self.shared.renewer.decided(self);
+        }
+        (result, sends)
+    }
+
+    /// Takes what nodes have answered to ACQUIRE since the lock was granted.
+    pub(super) fn absorb_stragglers(self: &Arc<Self>) {
+        loop {
+            let answered = {
+                let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
+                stragglers.take_done()
+            };
+            let Some(answered) = answered else { return };
+            self.shared.sample(answered.id, &answered.response, answered.took);
+            self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
+        }
+    }
+
+    fn decided(self: &Arc<Self>, verdict: ExtensionVerdict) {
+        telemetry::extended(self, verdict);
+        if matches!(verdict, ExtensionVerdict::Lost) {
+            self.changed.notify_waiters();
+        }
+        if self.renewed.load(Ordering::Relaxed) {
+            self.shared.renewer.decided(self);
+        }
+        let extending = std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
+        for tell in extending {
+            let _ = tell.send(verdict);
+        }
+    }
+
+    /// When the nodes' time for the present round is over.
+    pub(super) fn round_deadline(&self) -> Option<Moment> {
+        self.hold().poll_timeout()
+    }
+
+    /// The verdict of the next round that is decided.
+    pub(super) fn next_verdict(&self) -> oneshot::Receiver<ExtensionVerdict> {
+        let (tell, told) = oneshot::channel();
+        self.extending.lock().unwrap_or_else(PoisonError::into_inner).push(tell);
+        told
+    }
+
+    /// Whether it is held, and for how long; also after it was released, when it is as good as lost.
+    pub(crate) fn standing(&self) -> Standing {
+        // In this order: what is decided in between is decided of a later moment.
+        let now = clock::now();
+        self.hold().standing(now)
+    }
+
+    pub(crate) fn ownership(&self) -> Ownership {
+        let now = clock::now();
+        match self.standing() {
+            Standing::Held(left) => Ownership::Held(Deadline::new(now, left)),
+            Standing::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
+            Standing::Lost(_) => Ownership::Lost,
+        }
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.standing() {
+            Standing::Held(left) | Standing::Uncertain(left) => left,
+            Standing::Lost(_) => Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn held_for(&self) -> Duration {
+        self.hold().held_for(clock::now())
+    }
+
+    pub(crate) fn coverage(self: &Arc<Self>) -> Coverage {
+        self.absorb_stragglers();
+        let view = self.shared.view.load();
+        Coverage { held: self.hold().coverage(&view.topology), nodes: self.shared.nodes.len() }
+    }
+
+    /// What each node answered last.
+    pub(crate) fn report(self: &Arc<Self>) -> Nodes {
+        self.absorb_stragglers();
+        self.shared.report(self.hold().answers())
+    }
+
+    /// Whether an extension could make it last longer. `Err` when it has ended.
+    pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
+        let now = clock::now();
+        match self.standing() {
+            Standing::Lost(end) => Err(self.lost_by(end)),
+            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.hold().is_extensible(now)),
+        }
+    }
+
+    /// When it is to be extended next, and by how much earlier together with others.
+    pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
+        let hold = self.hold();
+        Some((hold.renew_in(clock::now())?, hold.renewal_window()))
+    }
+
+    /// Waits until it has ended: why it was lost, which is at its deadline at the latest; or `None`
+    /// when it was released or detached.
+    pub(crate) async fn ended(self: &Arc<Self>) -> Option<LostError> {
+        loop {
+            // From here on no change is missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let left = match self.end() {
+                Err(end) => return end,
+                Ok(left) => left,
+            };
+            tokio::select! {
+                () = changed => {}
+                () = sleep(left.min(LOOK_EVERY)) => {}
+            }
+        }
+    }
+
+    /// What is left of it; or how it has ended, as [`ended`](Self::ended) says.
+    pub(crate) fn end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
+        let (is_over, standing) = {
+            let now = clock::now();
+            let hold = self.hold();
+            (hold.is_over(), hold.standing(now))
+        };
+        match standing {
+            _ if is_over => Err(None),
+            Standing::Lost(end) => Err(Some(self.lost_by(end))),
+            Standing::Held(left) | Standing::Uncertain(left) => Ok(left),
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.hold().is_over()
+    }
+
+    /// Has it renewed from now on.
+    pub(crate) fn renew(self: &Arc<Self>) {
+        self.renewed.store(true, Ordering::Relaxed);
+        self.shared.renewer.renew(self);
+    }
+
+    /// Begins its release on all nodes: how it stood, and the rest of the release.
+    fn begin_release(self: &Arc<Self>) -> (Standing, Releasing) {
+        self.absorb_stragglers();
+        let ((standing, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
+        let releasing = Releasing::new(&self.shared, release);
+        self.after_end();
+        (standing, releasing)
+    }
+
+    fn after_end(&self) {
+        // What nodes answer to the grant from now on is of no interest.
+        *self.stragglers.lock().unwrap_or_else(PoisonError::into_inner) = InFlight::default();
+        self.changed.notify_waiters();
+        if self.renewed.load(Ordering::Relaxed) {
+            self.shared.renewer.forget(self);
+        }
+    }
+
+    /// Releases it in the background.
+    pub(crate) fn drop_lock(self: &Arc<Self>) {
+        self.begin_release().1.leave();
+    }
+
+    /// See [`crate::Lock::release`].
+    pub(crate) async fn release(self: &Arc<Self>) -> Result<Released, ReleaseError> {
+        let (standing, releasing) = self.begin_release();
+        if let Standing::Lost(_) = standing {
+            releasing.leave();
+            telemetry::released(self, Some(Released::AlreadyOver));
+            return Ok(Released::AlreadyOver);
+        }
+        let (verdict, answers) = releasing.finish_in_background().await;
+        let released = match verdict {
+            Some(ReleaseVerdict::Released) => Ok(Released::Released),
+            Some(ReleaseVerdict::AlreadyOver) => {
+                self.hold().handle_released(answers.into_iter());
+                Ok(Released::AlreadyOver)
+            }
+            Some(ReleaseVerdict::Unconfirmed) | None => {
+                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers.iter()) })
+            }
+        };
+        telemetry::released(self, released.as_ref().ok().copied());
+        released
+    }
+
+    /// Gives it to another process: its token, and what is left of it.
+    pub(crate) fn detach(self: &Arc<Self>) -> (quorlock_core::client::Token, Duration) {
+        let now = clock::now();
+        let (token, left) = {
+            let mut hold = self.hold();
+            (hold.token(), hold.detach(now).unwrap_or_default())
+        };
+        self.after_end();
+        (token, left)
+    }
+
+    pub(crate) fn lost_by(self: &Arc<Self>, end: End) -> LostError {
+        match end {
+            End::NotHeld => LostError::Ended { nodes: self.report() },
+            End::Expired => LostError::Expired { nodes: self.report() },
+            End::HeldTooLong => {
+                LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use quorlock_core::client::{Fleet, Hello, LinkAction, Links, NodeError, Notice};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::shared::{Health, NodeInfo, View, sleep_until};
+use crate::clock;
+use crate::transport::{Connection, Endpoint, open};
+
+/// Something that happened to a connection.
+pub(crate) enum LinkEvent {
+    Connected { node: usize, connection: Arc<Connection>, hello: Hello },
+    ConnectFailed { node: usize, connection: u64, error: NodeError },
+    Closed { node: usize, connection: u64 },
+    Pong { node: usize, connection: u64 },
+    Suspicion { node: usize, connection: u64 },
+}
+
+/// The loop of [`Links`].
+struct Supervisor {
+    links: Links,
+    fleet: Arc<Fleet>,
+    names: Vec<Arc<str>>,
+    endpoints: Vec<Endpoint>,
+    /// Attempts to connect, by node and number.
+    connecting: HashMap<(usize, u64), AbortOnDropHandle<()>>,
+    connections: Vec<Option<Arc<Connection>>>,
+    pings: JoinSet<()>,
+    events: mpsc::UnboundedSender<LinkEvent>,
+    view: Arc<ArcSwap<View>>,
+    health: watch::Sender<Health>,
+}
+
+/// Prepares the loop that keeps the connections, and what it publishes.
+pub(crate) fn supervise(
+    nodes: &[NodeInfo],
+    expected_set: Option<String>,
+    fleet: &Arc<Fleet>,
+    events: mpsc::UnboundedSender<LinkEvent>,
+    received: mpsc::UnboundedReceiver<LinkEvent>,
+) -> (Arc<ArcSwap<View>>, watch::Receiver<Health>, impl Future<Output = ()> + Send + 'static) {
+    let names: Vec<_> = nodes.iter().map(|node| Arc::clone(&node.name)).collect();
+    let links = Links::new(names.iter().cloned(), expected_set, clock::now());
+    let connections: Vec<Option<Arc<Connection>>> = nodes.iter().map(|_| None).collect();
+    let view = View { topology: links.topology(), connections: connections.clone(), replaced: Vec::new() };
+    let view = Arc::new(ArcSwap::from_pointee(view));
+    let (health, watched) = watch::channel(Health::default());
+    let supervisor = Supervisor {
+        links,
+        fleet: Arc::clone(fleet),
+        names,
+        endpoints: nodes.iter().map(|node| node.endpoint.clone()).collect(),
+        connecting: HashMap::new(),
+        connections,
+        pings: JoinSet::new(),
+        events,
+        view: Arc::clone(&view),
+        health,
+    };
+    supervisor.publish();
+    (view, watched, supervisor.run(received))
+}
+
+impl Supervisor {
+    async fn run(mut self, mut received: mpsc::UnboundedReceiver<LinkEvent>) {
+        loop {
+            self.links.handle_timeout(clock::now(), &self.fleet, &mut super::shared::SystemRandom);
+            self.act();
+            tokio::select! {
+                Some(event) = received.recv() => self.handle(event),
+                Some(_) = self.pings.join_next() => {}
+                () = sleep_until(self.links.poll_timeout()) => {}
+            }
+        }
+    }
+
+    fn handle(&mut self, event: LinkEvent) {
+        let now = clock::now();
+        match event {
+            LinkEvent::Connected { node, connection, hello } => {
+                let number = connection.number;
+                self.connecting.remove(&(node, number));
+                if self.links.handle_connected(node, number, hello, now) {
+                    self.connections[node] = Some(connection);
+                }
+            }
+            LinkEvent::ConnectFailed { node, connection, error } => {
+                self.connecting.remove(&(node, connection));
+                self.links.handle_connect_failed(node, connection, error, now);
+            }
+            LinkEvent::Closed { node, connection } => {
+                self.links.handle_closed(node, connection, now);
+            }
+            LinkEvent::Pong { node, connection } => self.links.handle_pong(node, connection, now),
+            LinkEvent::Suspicion { node, connection } => {
+                self.links.handle_suspicion(node, connection, now, &self.fleet);
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        let mut changed = false;
+        while let Some(action) = self.links.poll() {
+            match action {
+                LinkAction::Connect { node, connection } => self.connect(node, connection),
+                LinkAction::Close { node, connection } => {
+                    self.connecting.remove(&(node, connection));
+                    let current = &mut self.connections[node];
+                    if current.as_ref().is_some_and(|current| current.number == connection) {
+                        *current = None;
+                    }
+                }
+                LinkAction::Ping { node, connection } => self.ping(node, connection),
+                LinkAction::Changed => changed = true,
+                LinkAction::Notice(notice) => self.notice(&notice),
+            }
+        }
+        if changed {
+            self.publish();
+        }
+    }
+
+    fn connect(&mut self, node: usize, connection: u64) {
+        let (endpoint, events) = (self.endpoints[node].clone(), self.events.clone());
+        let (closed, fleet) = (events.clone(), Arc::clone(&self.fleet));
+        let task = tokio::spawn(async move {
+            let on_close = move || {
+                let _ = closed.send(LinkEvent::Closed { node, connection });
+            };
+            let event = match open(&endpoint, connection, on_close).await {
+                Ok((opened, hello, took)) => {
+                    fleet.round_trips.sample(node, took);
+                    LinkEvent::Connected { node, connection: Arc::new(opened), hello }
+                }
+                Err(error) => LinkEvent::ConnectFailed { node, connection, error },
+            };
+            let _ = events.send(event);
+        });
+        self.connecting.insert((node, connection), AbortOnDropHandle::new(task));
+    }
+
+    fn ping(&mut self, node: usize, number: u64) {
+        let Some(connection) = self.connections[node].clone() else { return };
+        if connection.number != number {
+            return;
+        }
+        let (events, fleet) = (self.events.clone(), Arc::clone(&self.fleet));
+        self.pings.spawn(async move {
+            let asked = std::time::Instant::now();
+            if connection.ping().await {
+                fleet.round_trips.sample(node, asked.elapsed());
+                let _ = events.send(LinkEvent::Pong { node, connection: number });
+            }
+        });
+    }
+
+    fn publish(&self) {
+        let before = self.view.load();
+        // What was in use until now may still have requests in flight.
+        let mut replaced: Vec<_> = before.replaced.clone();
+        for (node, connection) in before.connections.iter().enumerate() {
+            let is_current = |connection: &&Arc<Connection>| {
+                self.connections[node].as_ref().is_some_and(|now| Arc::ptr_eq(now, connection))
+            };
+            if let Some(connection) = connection.as_ref().filter(|connection| !is_current(connection)) {
+                replaced.push((node, Arc::downgrade(connection)));
+            }
+        }
+        replaced.retain(|(_, connection)| connection.strong_count() > 0);
+        self.view.store(Arc::new(View {
+            topology: self.links.topology(),
+            connections: self.connections.clone(),
+            replaced,
+        }));
+        self.health.send_replace(Health {
+            links: self.links.health(),
+            settled: self.links.is_settled(),
+            admitted: self.links.admitted(),
+        });
+    }
+
+    fn notice(&self, notice: &Notice) {
+        match notice {
+            Notice::Restarted { node } => tracing::warn!(
+                node = %self.names[*node],
+                "the server was restarted: it may have forgotten locks"
+            ),
+            Notice::NoSet => tracing::warn!(
+                "the nodes do not say which set they belong to, so clients with different lists of \
+                 nodes are not noticed: set lock.set on every node"
+            ),
+            Notice::NotAdmitted { node, error } => {
+                tracing::warn!(node = %self.names[*node], %error, "the node does not vote");
+            }
+            Notice::Replaced { node } => {
+                tracing::debug!(node = %self.names[*node], "an unresponsive connection was replaced");
+            }
+        }
+    }
+}

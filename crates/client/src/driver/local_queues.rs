@@ -1,0 +1,119 @@
+use std::collections::HashMap;
+use std::hash::BuildHasher as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quorlock_core::client::{Entry, Keys, Line, limits};
+use tokio::sync::oneshot;
+
+/// Into how many parts the keys are divided, so that calls for different locks rarely meet.
+const SHARDS: usize = 16;
+
+/// The calls of one program that want the same lock: one of them at a time is on the network.
+///
+/// The same lock is the same key, or all of the same keys. Locks that only share a key meet on the
+/// servers: a call that kept the others of a program from one key while it waits for another might
+/// wait for one of them.
+pub(crate) struct LocalQueues {
+    shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
+    hasher: std::hash::RandomState,
+}
+
+struct Queue {
+    line: Line,
+    called: HashMap<u64, oneshot::Sender<()>>,
+    /// The last call that was on the network had to wait.
+    contended: bool,
+}
+
+/// A call's turn, or its place in the line for one. The next call's turn begins when it is dropped.
+pub(crate) struct Turn {
+    queues: Arc<LocalQueues>,
+    keys: Keys,
+    /// Its number in the line, until it is called.
+    in_line: Option<(u64, oneshot::Receiver<()>)>,
+}
+
+impl Default for LocalQueues {
+    fn default() -> Self {
+        let shards = std::array::from_fn(|_| Mutex::default());
+        Self { shards, hasher: std::hash::RandomState::new() }
+    }
+}
+
+impl LocalQueues {
+    fn shard(&self, keys: &Keys) -> MutexGuard<'_, HashMap<Keys, Queue>> {
+        let hash = self.hasher.hash_one(keys);
+        let shard = usize::try_from(hash % SHARDS as u64).unwrap_or_default();
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys) -> Turn {
+        let mut shard = self.shard(keys);
+        let queue = queue_of(&mut shard, keys);
+        let in_line = match queue.line.enter() {
+            Entry::Place => None,
+            Entry::InLine(number) => {
+                let (call, called) = oneshot::channel();
+                queue.called.insert(number, call);
+                Some((number, called))
+            }
+        };
+        Turn { queues: Arc::clone(self), keys: keys.clone(), in_line }
+    }
+
+    /// Other clients want this lock, too.
+    pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
+        queue_of(&mut self.shard(keys), keys).contended = contended;
+    }
+}
+
+fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Queue {
+    if shard.len() >= limits::LOCAL_QUEUES_MAX / SHARDS && !shard.contains_key(keys) {
+        shard.retain(|_, queue| !queue.line.is_idle(1));
+    }
+    shard.entry(keys.clone()).or_insert_with(|| Queue {
+        line: Line::new(1),
+        called: HashMap::new(),
+        contended: false,
+    })
+}
+
+impl Turn {
+    /// Waits for the turn. Returns whether the lock is contended.
+    ///
+    /// # Cancel safety
+    /// Dropping the future keeps the place in the line.
+    pub(crate) async fn called(&mut self) -> bool {
+        if let Some((_, called)) = &mut self.in_line {
+            // The queue keeps the sender until it calls.
+            let _ = called.await;
+            self.in_line = None;
+        }
+        let shard = self.queues.shard(&self.keys);
+        shard.get(&self.keys).is_some_and(|queue| queue.contended)
+    }
+
+    /// Whether it can begin at once.
+    pub(crate) fn is_called(&self) -> bool {
+        self.in_line.is_none()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut shard = self.queues.shard(&self.keys);
+        let Some(queue) = shard.get_mut(&self.keys) else { return };
+        if let Some((number, _)) = &self.in_line {
+            queue.called.remove(number);
+            if queue.line.give_up(*number) {
+                return;
+            }
+        }
+        if let Some(next) = queue.line.leave()
+            && let Some(call) = queue.called.remove(&next)
+        {
+            // Its receiver lives until it has left the line, which takes this lock.
+            let _ = call.send(());
+        }
+    }
+}

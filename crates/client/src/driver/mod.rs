@@ -1,0 +1,17 @@
+//! One loop for each machine of `quorlock_core::client`: carries out what it says, with sockets, tasks
+//! and timers. What is decided, is decided there.
+
+mod acquire;
+mod hold;
+mod links;
+mod local_queues;
+mod releases;
+mod renewer;
+mod rounds;
+mod shared;
+
+pub(crate) use acquire::{acquire, attach};
+pub(crate) use hold::LockInner;
+pub(crate) use releases::Releasing;
+pub(crate) use rounds::extend;
+pub(crate) use shared::{NodeInfo, Shared, sleep_until};

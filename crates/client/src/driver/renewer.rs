@@ -1,0 +1,116 @@
+//! One task that renews all locks of a client, each at a third of its ttl.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use quorlock_core::client::Renewals;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::hold::LockInner;
+use super::rounds::round;
+use super::shared::Shared;
+use crate::clock;
+
+/// How often the clocks are checked while locks are renewed: timers stand still while a machine
+/// sleeps, and the locks' time does not.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The way to that task.
+pub(crate) struct Renewer {
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+enum Command {
+    Renew(Arc<LockInner>),
+    /// A round was decided: it is known when the next is due.
+    Decided(u64),
+    Forget(u64),
+}
+
+struct Renewing {
+    shared: Weak<Shared>,
+    locks: HashMap<u64, Arc<LockInner>>,
+    renewals: Renewals,
+}
+
+impl Renewer {
+    /// Starts the task. It ends when the client is gone.
+    pub(crate) fn start(runtime: &Handle, shared: Weak<Shared>) -> Self {
+        let (commands, received) = mpsc::unbounded_channel();
+        let renewing = Renewing { shared, locks: HashMap::new(), renewals: Renewals::default() };
+        runtime.spawn(renewing.run(received));
+        Self { commands }
+    }
+
+    /// From now on the lock is renewed until it ends.
+    pub(crate) fn renew(&self, lock: &Arc<LockInner>) {
+        let _ = self.commands.send(Command::Renew(Arc::clone(lock)));
+    }
+
+    pub(crate) fn decided(&self, lock: &LockInner) {
+        let _ = self.commands.send(Command::Decided(lock.id));
+    }
+
+    /// The lock has ended.
+    pub(crate) fn forget(&self, lock: &LockInner) {
+        let _ = self.commands.send(Command::Forget(lock.id));
+    }
+}
+
+impl Renewing {
+    async fn run(mut self, mut received: mpsc::UnboundedReceiver<Command>) {
+        loop {
+            let next = self.renewals.next().map(|at| clock::now().until(at).min(LOOK_EVERY));
+            tokio::select! {
+                biased;
+                command = received.recv() => {
+                    let Some(command) = command else { return };
+                    self.handle(command);
+                    // Those that have come in the meantime, too, before anything is sent.
+                    while let Ok(command) = received.try_recv() {
+                        self.handle(command);
+                    }
+                }
+                () = tokio::time::sleep(next.unwrap_or_default()), if next.is_some() => {}
+            }
+            self.extend_due();
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Renew(lock) => {
+                let id = lock.id;
+                self.locks.insert(id, lock);
+                self.schedule(id);
+            }
+            Command::Decided(id) => self.schedule(id),
+            Command::Forget(id) => {
+                self.locks.remove(&id);
+                self.renewals.forget(id);
+            }
+        }
+    }
+
+    fn schedule(&mut self, id: u64) {
+        let Some(lock) = self.locks.get(&id) else { return };
+        match lock.renew_in() {
+            Some((pause, window)) => self.renewals.schedule(id, clock::now().plus(pause), window),
+            // It has ended, or has been held long enough.
+            None => {
+                self.locks.remove(&id);
+                self.renewals.forget(id);
+            }
+        }
+    }
+
+    fn extend_due(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        for batch in self.renewals.take_due(clock::now()) {
+            let locks = batch.iter().filter_map(|id| self.locks.get(id).cloned()).collect();
+            shared.spawn(round(Arc::clone(&shared), locks));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Rounds of extensions: the requests of many locks travel in one pipeline per node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::redis::Pipeline;
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use quorlock_core::client::{NodeError, RequestId, Response, Send};
+use quorlock_core::quorum::{ExtensionVerdict, Moment};
+
+use super::hold::LockInner;
+use super::shared::{Shared, sleep_until};
+use crate::transport::{Outgoing, read_error, read_fence};
+use crate::{ExtendError, LostError, clock};
+
+/// What a node answered: which request of which lock, and how.
+type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
+
+/// See [`crate::Lock::extend`].
+pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
+    let lost = |lost: LostError| match lost {
+        LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
+        LostError::Ended { nodes } | LostError::Expired { nodes } => ExtendError::Lost { nodes },
+    };
+    // What has ended here is not asked for again: it may be another's by now.
+    if !lock.is_extensible().map_err(lost)? {
+        let max_hold = lock.spec.max_hold.unwrap_or(Duration::MAX);
+        return Err(ExtendError::HeldTooLong { max_hold });
+    }
+    let verdict = lock.next_verdict();
+    let shared = Arc::clone(&lock.shared);
+    shared.spawn(round(Arc::clone(&shared), vec![Arc::clone(lock)]));
+    // The round goes on for stragglers and repairs.
+    let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
+    match (verdict, lock.is_extensible()) {
+        (_, Err(end)) => Err(lost(end)),
+        (ExtensionVerdict::Extended(_), Ok(_)) => Ok(()),
+        (ExtensionVerdict::Lost | ExtensionVerdict::Uncertain, Ok(_)) => {
+            Err(ExtendError::NoQuorum { nodes: lock.report() })
+        }
+    }
+}
+
+/// Extends locks. Ends when all nodes have answered, or when it is time for the next round.
+pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
+    let longest = locks.iter().map(|lock| lock.spec.ttl.duration()).max().unwrap_or_default();
+    let end = clock::now().plus(longest / 3);
+    let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
+    let mut sends = Vec::new();
+    for (index, lock) in round.locks.iter().enumerate() {
+        lock.absorb_stragglers();
+        let ((), of_this) = lock.with_hold(|hold, ctx| hold.extend(ctx));
+        sends.extend(of_this.into_iter().map(|send| (index, send)));
+    }
+    round.send(sends);
+    while !round.answers.is_empty() {
+        let deadline = round.deadline().into_iter().chain([end]).reduce(Moment::earlier);
+        tokio::select! {
+            biased;
+            Some(answered) = round.answers.next() => round.handle(answered),
+            () = sleep_until(deadline) => {
+                if clock::now().has_reached(end) {
+                    break;
+                }
+                round.handle_timeout();
+            }
+        }
+    }
+    round.handle_timeout();
+}
+
+struct Round {
+    shared: Arc<Shared>,
+    locks: Vec<Arc<LockInner>>,
+    answers: FuturesUnordered<Answered>,
+}
+
+impl Drop for Round {
+    /// A lock that was released while it was being repaired must not stay on that node.
+    fn drop(&mut self) {
+        for lock in &self.locks {
+            lock.with_hold(|hold, ctx| hold.abandon_repairs(ctx));
+        }
+    }
+}
+
+impl Round {
+    fn deadline(&self) -> Option<Moment> {
+        self.locks.iter().filter_map(|lock| lock.round_deadline()).reduce(Moment::earlier)
+    }
+
+    fn handle(&mut self, answered: Vec<(usize, RequestId, Response)>) {
+        let mut sends = Vec::new();
+        for (index, id, response) in answered {
+            let lock = &self.locks[index];
+            let ((), more) = lock.with_hold(|hold, ctx| hold.handle_response(id, &response, ctx));
+            sends.extend(more.into_iter().map(|send| (index, send)));
+        }
+        self.send(sends);
+    }
+
+    fn handle_timeout(&mut self) {
+        let mut sends = Vec::new();
+        for (index, lock) in self.locks.iter().enumerate() {
+            let ((), more) = lock.with_hold(|hold, ctx| hold.handle_timeout(ctx));
+            sends.extend(more.into_iter().map(|send| (index, send)));
+        }
+        self.send(sends);
+    }
+
+    /// Sends requests, those to one node in one pipeline.
+    fn send(&mut self, sends: Vec<(usize, Send)>) {
+        let mut by_connection: BTreeMap<(usize, u64), Vec<(usize, Send)>> = BTreeMap::new();
+        for (index, send) in sends {
+            by_connection.entry((send.id.node, send.connection)).or_default().push((index, send));
+        }
+        for ((node, connection), sends) in by_connection {
+            let mut pipeline = Pipeline::with_capacity(sends.len());
+            for (index, send) in &sends {
+                let outgoing = Outgoing::new(&self.locks[*index].spec, &send.request);
+                outgoing.add_to(&mut pipeline);
+            }
+            let ids: Vec<_> = sends.iter().map(|(index, send)| (*index, send.id)).collect();
+            let found = self.shared.connection(node, connection);
+            let shared = Arc::clone(&self.shared);
+            self.answers.push(Box::pin(async move {
+                let asked = Instant::now();
+                let replies = match found {
+                    Some(connection) => connection.ask_all(&pipeline).await,
+                    None => {
+                        Err(::redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::NotConnected)))
+                    }
+                };
+                let failed = |error: NodeError| {
+                    ids.iter().map(|&(index, id)| (index, id, Response::Failed(error.clone()))).collect()
+                };
+                match replies {
+                    Ok(values) if values.len() == ids.len() => {
+                        shared.fleet.round_trips.sample(node, asked.elapsed());
+                        let read = |((index, id), value)| (index, id, read_fence(value));
+                        ids.iter().copied().zip(values).map(read).collect()
+                    }
+                    Ok(_) => failed(NodeError::UnexpectedReply),
+                    Err(error) => failed(read_error(&error)),
+                }
+            }));
+        }
+    }
+}

@@ -1,0 +1,174 @@
+use std::future::pending;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use quorlock_core::client::{
+    Answer, Context, Fleet, LinkHealth, NodeError, Random, RequestId, Response, Topology,
+};
+use quorlock_core::quorum::{Majority, Moment};
+use rand::RngExt as _;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use super::links::{LinkEvent, supervise};
+use super::local_queues::LocalQueues;
+use super::releases::Releases;
+use super::renewer::Renewer;
+use crate::transport::{BlockingPool, Connection, Endpoint};
+use crate::{NodeAnswer, Nodes, clock};
+
+/// What all handles and tasks of one client share. Its connections live as long as this does.
+pub(crate) struct Shared {
+    pub(crate) nodes: Vec<NodeInfo>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) runtime: Handle,
+    /// Releases that go on in the background.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) queues: Arc<LocalQueues>,
+    pub(crate) renewer: Renewer,
+    pub(crate) releases: Releases,
+    /// The time limit per node for all locks of the client, if the program set one.
+    pub(crate) node_timeout: Option<Duration>,
+    pub(crate) view: Arc<ArcSwap<View>>,
+    pub(crate) health: watch::Receiver<Health>,
+    events: mpsc::UnboundedSender<LinkEvent>,
+    /// The connections are kept until this is dropped.
+    _links: DropGuard,
+}
+
+/// What does not change about a node.
+pub(crate) struct NodeInfo {
+    pub(crate) name: Arc<str>,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) pool: Arc<BlockingPool>,
+}
+
+/// The nodes at one moment, with their connections.
+pub(crate) struct View {
+    pub(crate) topology: Topology,
+    pub(crate) connections: Vec<Option<Arc<Connection>>>,
+    /// Connections that were replaced, as long as requests are in flight on them.
+    pub(crate) replaced: Vec<(usize, Weak<Connection>)>,
+}
+
+/// The nodes at one moment, for people.
+#[derive(Clone, Default)]
+pub(crate) struct Health {
+    pub(crate) links: Vec<LinkHealth>,
+    pub(crate) settled: bool,
+    pub(crate) admitted: usize,
+}
+
+impl Shared {
+    /// Connects to these nodes from now on.
+    pub(crate) fn start(
+        nodes: Vec<NodeInfo>,
+        majority: Majority,
+        expected_set: Option<String>,
+        node_timeout: Option<Duration>,
+        runtime: Handle,
+    ) -> Arc<Self> {
+        let stop = CancellationToken::new();
+        let (events, received) = mpsc::unbounded_channel();
+        let fleet = Arc::new(Fleet::new(majority));
+        let supervised = supervise(&nodes, expected_set, &fleet, events.clone(), received);
+        let (view, health, links) = supervised;
+        let stopped = stop.clone();
+        runtime.spawn(async move {
+            tokio::select! {
+                () = links => {}
+                () = stopped.cancelled() => {}
+            }
+        });
+        Arc::new_cyclic(|this| Self {
+            renewer: Renewer::start(&runtime, Weak::clone(this)),
+            releases: Releases::start(&runtime),
+            nodes,
+            fleet,
+            runtime,
+            tasks: TaskTracker::new(),
+            queues: Arc::default(),
+            node_timeout,
+            view,
+            health,
+            events,
+            _links: stop.drop_guard(),
+        })
+    }
+
+    /// Calls a machine with the time and the nodes as they are now.
+    pub(crate) fn with_context<T>(&self, call: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        let view = self.view.load();
+        call(&mut Context {
+            now: clock::now(),
+            wall_us: clock::wall_us(),
+            fleet: &self.fleet,
+            topology: &view.topology,
+            random: &mut SystemRandom,
+        })
+    }
+
+    /// The connection of a node that has this number, if there is one yet.
+    pub(crate) fn connection(&self, node: usize, number: u64) -> Option<Arc<Connection>> {
+        let view = self.view.load();
+        let current = view.connections[node].as_ref().filter(|connection| connection.number == number);
+        current.cloned().or_else(|| {
+            let of_node = view.replaced.iter().filter(|(of, _)| *of == node);
+            let mut alive = of_node.filter_map(|(_, connection)| connection.upgrade());
+            alive.find(|connection| connection.number == number)
+        })
+    }
+
+    /// A request through this connection was not answered in time.
+    pub(crate) fn suspect(&self, node: usize, connection: u64) {
+        let _ = self.events.send(LinkEvent::Suspicion { node, connection });
+    }
+
+    /// A request was answered, in time or late.
+    pub(crate) fn sample(&self, id: RequestId, response: &Response, took: Duration) {
+        if !matches!(response, Response::Failed(NodeError::Down { .. })) {
+            self.fleet.round_trips.sample(id.node, took);
+        }
+    }
+
+    /// Runs something in the background. [`Quorum::flush`](crate::Quorum::flush) waits for it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn_on(task, &self.runtime);
+    }
+
+    /// Each answer with the name of its node.
+    pub(crate) fn report<'a>(&self, answers: impl Iterator<Item = &'a Answer>) -> Nodes {
+        let named = self.nodes.iter().zip(answers);
+        let answer = |(node, answer): (&NodeInfo, &Answer)| NodeAnswer {
+            node: node.name.to_string(),
+            answer: answer.clone(),
+        };
+        Nodes(named.map(answer).collect())
+    }
+}
+
+/// Random numbers of the operating system, and quick ones for pauses.
+pub(super) struct SystemRandom;
+
+impl Random for SystemRandom {
+    fn bits(&mut self) -> Option<u128> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits).ok()?;
+        Some(u128::from_ne_bytes(bits))
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        rand::rng().random_range(0..end)
+    }
+}
+
+/// Waits for a deadline of a machine; for ever without one.
+pub(crate) async fn sleep_until(deadline: Option<Moment>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep(clock::now().until(deadline)).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,111 @@
+//! What a client tells of itself: events for `tracing`, and with the feature `metrics` figures for the `metrics` facade.
+//! Neither ever has a token in it.
+
+use std::sync::Arc;
+
+use quorlock_core::quorum::ExtensionVerdict;
+use tokio::time::Instant;
+
+use crate::driver::LockInner;
+use crate::{AcquireError, Lock, Released};
+
+/// A call of `acquire` or `try_acquire` has come to an end.
+pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
+    let outcome = match outcome {
+        Ok(lock) => {
+            tracing::debug!(
+                fence = lock.fence().get(),
+                coverage = %lock.coverage(),
+                took = ?since.elapsed(),
+                "acquired"
+            );
+            "acquired"
+        }
+        Err(error) => {
+            tracing::debug!(%error, took = ?since.elapsed(), "not acquired");
+            match error {
+                AcquireError::Held { .. } => "held",
+                AcquireError::NoQuorum { .. } => "no_quorum",
+                AcquireError::TimedOut { .. } => "timed_out",
+                AcquireError::InsufficientValidity { .. } => "insufficient_validity",
+                AcquireError::InvalidRequest { .. } => "invalid",
+            }
+        }
+    };
+    figures::count("quorlock_acquires_total", outcome);
+    figures::measure("quorlock_wait_seconds", || since.elapsed());
+}
+
+/// A round of extends was decided for a lock.
+pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
+    let outcome = match verdict {
+        ExtensionVerdict::Extended(_) => {
+            tracing::trace!(key = %lock.spec.keys, coverage = %lock.coverage(), "extended");
+            "extended"
+        }
+        ExtensionVerdict::Uncertain if lock.is_over() => "uncertain",
+        ExtensionVerdict::Uncertain => {
+            tracing::warn!(key = %lock.spec.keys, nodes = %lock.report(), "no majority confirmed the lock");
+            "uncertain"
+        }
+        ExtensionVerdict::Lost if lock.is_over() => "lost",
+        ExtensionVerdict::Lost => {
+            tracing::warn!(key = %lock.spec.keys, nodes = %lock.report(), "the lock is lost");
+            "lost"
+        }
+    };
+    figures::count("quorlock_extends_total", outcome);
+}
+
+/// A node that had missed a lock was asked to take it.
+pub(crate) fn repaired(granted: bool) {
+    figures::count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
+}
+
+/// A release has come to an end; `None` when too few nodes have confirmed it.
+pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
+    let outcome = match released {
+        Some(Released::Released) => "released",
+        Some(Released::AlreadyOver) => "already_over",
+        None => "unconfirmed",
+    };
+    gone(lock, outcome);
+}
+
+/// A lock was dropped.
+pub(crate) fn dropped(lock: &Arc<LockInner>) {
+    gone(lock, "dropped");
+}
+
+/// A lock was given to another process.
+pub(crate) fn detached(lock: &Arc<LockInner>) {
+    gone(lock, "detached");
+}
+
+fn gone(lock: &Arc<LockInner>, outcome: &'static str) {
+    tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "released");
+    figures::count("quorlock_releases_total", outcome);
+    figures::measure("quorlock_hold_seconds", || lock.held_for());
+}
+
+#[cfg(feature = "metrics")]
+mod figures {
+    use std::time::Duration;
+
+    pub(super) fn count(name: &'static str, outcome: &'static str) {
+        metrics::counter!(name, "outcome" => outcome).increment(1);
+    }
+
+    pub(super) fn measure(name: &'static str, took: impl FnOnce() -> Duration) {
+        metrics::histogram!(name).record(took().as_secs_f64());
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+mod figures {
+    use std::time::Duration;
+
+    pub(super) fn count(_name: &'static str, _outcome: &'static str) {}
+
+    pub(super) fn measure(_name: &'static str, _took: impl FnOnce() -> Duration) {}
+}

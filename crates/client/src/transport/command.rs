@@ -1,0 +1,189 @@
+//! Requests as commands of Redis, and replies as responses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::{Cmd, Pipeline, RedisError, Value};
+use quorlock_core::Fence;
+use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec};
+
+/// How many arguments a command has besides its keys, at most.
+const OTHER_ARGS: usize = 12;
+/// How many bytes these have, usually.
+const OTHER_BYTES: usize = 160;
+
+/// A request as it is sent. Cheap to clone: most go to several nodes.
+#[derive(Clone)]
+pub(crate) struct Outgoing {
+    pub(super) packet: Packet,
+    command: Command,
+}
+
+#[derive(Clone)]
+pub(super) enum Packet {
+    One(Arc<Cmd>),
+    /// One command for each key.
+    Several(Arc<Pipeline>),
+}
+
+impl Outgoing {
+    /// The command for this request.
+    pub(crate) fn new(spec: &Spec, request: &Request) -> Self {
+        let packet = match request.command {
+            Command::Inspect if spec.keys.len() > 1 => {
+                let mut pipeline = Pipeline::with_capacity(spec.keys.len());
+                for key in spec.keys.iter() {
+                    pipeline.cmd("LOCK.INSPECT").arg(key);
+                }
+                Packet::Several(Arc::new(pipeline))
+            }
+            _ => Packet::One(Arc::new(build(spec, request))),
+        };
+        Self { packet, command: request.command }
+    }
+
+    /// Adds it to a pipeline of others.
+    pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
+        if let Packet::One(command) = &self.packet {
+            pipeline.add_command(Cmd::clone(command));
+        }
+    }
+
+    /// What a reply means.
+    pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
+        let value = match reply {
+            Ok(Value::ServerError(error)) => return Response::Failed(read_error(&error.into())),
+            Ok(value) => value,
+            Err(error) => return Response::Failed(read_error(&error)),
+        };
+        match (self.command, value) {
+            (Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. }, value) => {
+                read_fence(value)
+            }
+            (Command::Wait { .. }, value @ Value::Array(_)) => {
+                let granted = ::redis::from_redis_value::<(u64, u64)>(value).ok();
+                let read = |(fence, waited_us)| Some((Fence::new(fence)?, waited_us));
+                match granted.and_then(read) {
+                    Some((fence, waited_us)) => {
+                        Response::FenceAfterWait { fence, waited: Duration::from_micros(waited_us) }
+                    }
+                    None => Response::Failed(NodeError::UnexpectedReply),
+                }
+            }
+            (Command::Wait { .. }, Value::Nil) => Response::No,
+            (Command::Release, Value::Int(1)) => Response::Yes,
+            (Command::Release, Value::Int(0)) | (Command::Inspect, Value::Nil) => Response::No,
+            (Command::Inspect, Value::Array(_) | Value::Map(_)) => Response::Yes,
+            (Command::Ping, Value::SimpleString(_)) => Response::Yes,
+            _ => Response::Failed(NodeError::UnexpectedReply),
+        }
+    }
+
+    /// What the replies to several commands mean together: taken if one key is.
+    pub(super) fn read_several(&self, replies: Result<Vec<Value>, RedisError>) -> Response {
+        let replies = match replies {
+            Ok(replies) => replies,
+            Err(error) => return Response::Failed(read_error(&error)),
+        };
+        let mut all = Response::No;
+        for reply in replies {
+            match self.read(Ok(reply)) {
+                Response::No => {}
+                Response::Yes => all = Response::Yes,
+                other => return other,
+            }
+        }
+        all
+    }
+}
+
+fn build(spec: &Spec, request: &Request) -> Cmd {
+    let Request { token, command } = request;
+    let (token, ttl_ms) = (token.as_str(), spec.ttl.ms());
+    let mut cmd = match command {
+        Command::Ping => return ::redis::cmd("PING"),
+        Command::Inspect => on_keys(&spec.keys, "LOCK.INSPECT", "LOCK.INSPECT"),
+        Command::Acquire { .. } | Command::Wait { .. } => {
+            on_keys(&spec.keys, "LOCK.ACQUIRE", "LOCK.MACQUIRE")
+        }
+        Command::Extend { .. } | Command::SwapToken { .. } => {
+            on_keys(&spec.keys, "LOCK.EXTEND", "LOCK.MEXTEND")
+        }
+        Command::Release => on_keys(&spec.keys, "LOCK.RELEASE", "LOCK.MRELEASE"),
+    };
+    match command {
+        Command::Acquire { fence } | Command::Wait { fence, .. } => {
+            cmd.arg(token).arg(ttl_ms);
+            if let Command::Wait { wait, .. } = command {
+                let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
+                cmd.arg("WAIT").arg(ms);
+            }
+            cmd.arg("FENCE").arg(fence.get());
+            if let Some(owner) = &spec.owner {
+                cmd.arg("OWNER").arg(&**owner);
+            }
+        }
+        Command::Extend { fence } => {
+            cmd.arg(token).arg(ttl_ms);
+            if let Some(fence) = fence {
+                cmd.arg("FENCE").arg(fence.get());
+            }
+        }
+        Command::SwapToken { new } => {
+            cmd.arg(token).arg(ttl_ms).arg("TOKEN").arg(new.as_str());
+        }
+        Command::Release => {
+            cmd.arg(token);
+        }
+        Command::Inspect | Command::Ping => {}
+    }
+    cmd
+}
+
+/// A command with these keys: the one for a single key, or else the one for several.
+fn on_keys(keys: &Keys, one: &str, several: &str) -> Cmd {
+    let key_bytes: usize = keys.iter().map(<[u8]>::len).sum();
+    let mut command = Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes);
+    if keys.len() == 1 {
+        command.arg(one).arg(keys.first());
+    } else {
+        command.arg(several).arg(keys.len());
+        for key in keys.iter() {
+            command.arg(key);
+        }
+    }
+    command
+}
+
+/// The answer to ACQUIRE without WAIT, and to EXTEND.
+pub(crate) fn read_fence(value: Value) -> Response {
+    match value {
+        Value::Int(fence) => match u64::try_from(fence).ok().and_then(Fence::new) {
+            Some(fence) => Response::Fence(fence),
+            None => Response::Failed(NodeError::UnexpectedReply),
+        },
+        Value::Nil => Response::No,
+        Value::ServerError(error) => Response::Failed(read_error(&error.into())),
+        _ => Response::Failed(NodeError::UnexpectedReply),
+    }
+}
+
+/// What an error means. Servers quote the arguments of a command that they do not know, the token
+/// among them, so that text goes no further.
+pub(crate) fn read_error(error: &RedisError) -> NodeError {
+    let detail = error.detail().unwrap_or_default();
+    let words = |code: &str| format!("{code} {detail}").trim_end().to_owned();
+    match error.code() {
+        Some("ABSTAIN") => NodeError::Abstains { reason: detail.to_owned() },
+        Some("BADFENCE") => NodeError::ClockBehind { reason: detail.to_owned() },
+        Some("QUEUEFULL") => NodeError::QueueFull { reason: detail.to_owned() },
+        Some("READONLY") => NodeError::Replica,
+        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => NodeError::Denied { reason: words(code) },
+        _ if detail.starts_with("unknown command") => NodeError::NoModule,
+        Some(code) => NodeError::Refused(words(code)),
+        None if error.is_io_error() || error.is_unrecoverable_error() => {
+            NodeError::Down { reason: error.to_string() }
+        }
+        None => NodeError::UnexpectedReply,
+    }
+}

@@ -1,0 +1,166 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
+    RedisError, RedisResult, Value,
+};
+use quorlock_core::client::{Hello, NodeError, Response, SetReport, limits};
+use tokio::task::unconstrained;
+
+use super::command::{Outgoing, Packet, read_error};
+
+/// How many commands a connection takes before it has written the first of them. Commands that wait
+/// for a place may be overtaken by later ones, and a lock whose RELEASE overtakes its ACQUIRE stays
+/// on that node until its ttl is over. So there are far more places than commands in flight.
+const QUEUE_MAX: usize = 65_536;
+
+/// How connections to one node are made.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    /// For connections that all share. It speaks RESP3, which reports the end of a connection.
+    shared: Client,
+    /// For connections on which one client waits.
+    exclusive: Client,
+}
+
+/// One connection to a node, shared by all who ask it.
+pub(crate) struct Connection {
+    wire: MultiplexedConnection,
+    /// Its number among the connections of the node.
+    pub(crate) number: u64,
+}
+
+impl Endpoint {
+    pub(crate) fn new(
+        info: ConnectionInfo,
+        open: impl Fn(ConnectionInfo) -> RedisResult<Client>,
+    ) -> RedisResult<Self> {
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_tcp_settings(tcp);
+        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let shared = open(info.clone().set_redis_settings(settings))?;
+        Ok(Self { shared, exclusive: open(info)? })
+    }
+
+    /// The same server that a client of redis-rs leads to.
+    pub(crate) fn of_client(client: &Client) -> RedisResult<Self> {
+        Self::new(client.get_connection_info().clone(), Client::open)
+    }
+
+    /// The address, without any password.
+    pub(crate) fn address(&self) -> String {
+        match self.exclusive.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                format!("{host}:{port}")
+            }
+            ConnectionAddr::Unix(path) => path.display().to_string(),
+            other => other.to_string(),
+        }
+    }
+
+    /// A connection on which one command at a time waits.
+    pub(super) async fn open_exclusive(&self) -> Result<MultiplexedConnection, NodeError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(limits::HANDSHAKE))
+            .set_response_timeout(None);
+        let connecting = self.exclusive.get_multiplexed_async_connection_with_config(&config);
+        connecting.await.map_err(|error| connect_error(&error))
+    }
+}
+
+/// Connects to a node and asks what it is. `closed` is called once when the connection has ended.
+/// Returns how long the last answer took, too.
+pub(crate) async fn open(
+    endpoint: &Endpoint,
+    number: u64,
+    closed: impl Fn() + Send + Sync + 'static,
+) -> Result<(Connection, Hello, Duration), NodeError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(limits::HANDSHAKE))
+        // The machines have a time limit for every request.
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(QUEUE_MAX)
+        .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
+            if push.kind == ::redis::PushKind::Disconnection {
+                closed();
+            }
+            Ok(())
+        });
+    let connecting = endpoint.shared.get_multiplexed_async_connection_with_config(&config);
+    let mut wire = connecting.await.map_err(|error| connect_error(&error))?;
+    let asked = Instant::now();
+    let mut info = ::redis::cmd("INFO");
+    info.arg("server").arg("replication").arg("lock");
+    let info: String = info.query_async(&mut wire).await.map_err(|error| match read_error(&error) {
+        NodeError::Denied { reason } => {
+            NodeError::Denied { reason: format!("{reason}; the client needs INFO (+info)") }
+        }
+        other => other,
+    })?;
+    Ok((Connection { wire, number }, read_info(&info), asked.elapsed()))
+}
+
+fn read_info(info: &str) -> Hello {
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let module_version = field("lock_version:").or(field("lock_state:").map(|_| "unknown"));
+    Hello {
+        run_id: field("run_id:").map(Into::into),
+        mode: field("redis_mode:").or(field("server_mode:")).map(str::to_owned),
+        is_replica: field("role:").is_some_and(|role| role != "master"),
+        module_version: module_version.map(str::to_owned),
+        set: read_set(field),
+    }
+}
+
+fn read_set<'a>(field: impl Fn(&str) -> Option<&'a str>) -> SetReport {
+    let parts = ["lock_set_name:", "lock_set_id:", "lock_set_members:"].map(field);
+    let [Some(name), Some(id), Some(members)] = parts else { return SetReport::Unset };
+    // The module has checked what it prints.
+    format!("{name} {id} {members}").parse().map_or(SetReport::Unset, SetReport::Set)
+}
+
+/// Why a connection was not made.
+fn connect_error(error: &RedisError) -> NodeError {
+    let reason = error.to_string();
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return NodeError::Denied { reason };
+    }
+    match read_error(error) {
+        NodeError::Refused(words) if words.contains("DB index is out of range") => {
+            NodeError::Misconfigured { reason: format!("{words}: check the database number in the URL") }
+        }
+        _ if reason.contains("invalid peer certificate") => NodeError::Misconfigured {
+            reason: format!("{reason}: check the node's certificate and the trusted roots"),
+        },
+        NodeError::UnexpectedReply => NodeError::Down { reason },
+        other => other,
+    }
+}
+
+impl Connection {
+    /// Sends a request at the first poll, however much else its task has done in this turn: what the
+    /// runtime held up there might be sent after what undoes it.
+    pub(super) async fn ask(self: Arc<Self>, outgoing: Outgoing) -> Response {
+        match &outgoing.packet {
+            Packet::One(command) => {
+                outgoing.read(unconstrained(self.wire.clone().send_packed_command(command)).await)
+            }
+            Packet::Several(pipeline) => outgoing.read_several(self.ask_all(pipeline).await),
+        }
+    }
+
+    /// Whether the node answers at all.
+    pub(crate) async fn ping(&self) -> bool {
+        let ping = ::redis::cmd("PING");
+        let answered = self.wire.clone().send_packed_command(&ping).await;
+        answered.is_ok_and(|answer| !matches!(answer, Value::ServerError(_)))
+    }
+
+    /// Sends many commands in one packet, likewise.
+    pub(crate) async fn ask_all(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
+        let count = pipeline.len();
+        unconstrained(self.wire.clone().send_packed_commands(pipeline, 0, count)).await
+    }
+}

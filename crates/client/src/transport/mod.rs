@@ -1,0 +1,11 @@
+//! Bytes to the nodes and back, on redis-rs. Nothing here decides when, to which node or how often.
+
+mod blocking_pool;
+mod command;
+mod connection;
+mod in_flight;
+
+pub(crate) use blocking_pool::{BlockingPool, Seat};
+pub(crate) use command::{Outgoing, read_error, read_fence};
+pub(crate) use connection::{Connection, Endpoint, open};
+pub(crate) use in_flight::InFlight;

@@ -1,0 +1,136 @@
+//! A lock that one process gives to another.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, connected, nothing_is_left, quorum};
+use quorlock_client::{AcquireError, AttachError, DetachedLock, Released};
+use quorlock_testkit::{Masters, eventually_async};
+use tokio::task::JoinSet;
+
+#[tokio::test]
+async fn a_lock_goes_to_another_process_as_a_text_without_ever_being_free() {
+    let (masters, giver) = quorum(3).await;
+    let taker = connect(masters.urls()).await;
+    let lock = giver.lock("orders/42").ttl(Duration::from_secs(10)).acquire().await.unwrap();
+    let (fence, watch) = (lock.fence(), lock.watch());
+    all_hold(&masters, "orders/42").await;
+    let text = lock.detach().to_secret_text();
+    assert!(watch.ended().await.is_none(), "the giver has given it, and has not lost it");
+    assert!(watch.ownership().is_lost());
+    let held = giver.lock("orders/42").try_acquire().await;
+    assert!(matches!(held, Err(AcquireError::Held { .. })), "{held:?}");
+
+    let mut lock = taker.attach(text.parse().unwrap()).await.unwrap();
+    assert_eq!(lock.key(), b"orders/42");
+    assert!(lock.fence() > fence);
+    assert!(lock.remaining() > Duration::from_secs(9));
+    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3).await;
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "orders/42").await;
+}
+
+#[tokio::test]
+async fn a_node_whose_fences_are_ahead_of_the_others_is_swapped_too() {
+    let mut masters = Masters::start(3);
+    // Fences begin at the clock of the start, and then some.
+    masters[2].restart().unwrap();
+    let quorum = connect(masters.urls()).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let fence = lock.fence();
+    all_hold(&masters, "k").await;
+    let lock = quorum.attach(lock.detach()).await.unwrap();
+    assert!(lock.fence() > fence);
+    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3).await;
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn of_all_who_resume_the_same_text_one_at_most_succeeds() {
+    let (masters, giver) = quorum(5).await;
+    let mut quorums = Vec::new();
+    for _ in 0..4 {
+        quorums.push(connect(masters.urls()).await);
+    }
+    let mut resumed = 0;
+    for n in 0..20 {
+        let key = format!("k{n}");
+        let lock = giver.lock(&key).acquire().await.unwrap();
+        all_hold(&masters, &key).await;
+        let text = lock.detach().to_secret_text();
+        let mut tasks = JoinSet::new();
+        for quorum in quorums.clone() {
+            let handover: DetachedLock = text.parse().unwrap();
+            tasks.spawn(async move { quorum.attach(handover).await });
+        }
+        let mut locks = Vec::new();
+        while let Some(outcome) = tasks.join_next().await {
+            match outcome.unwrap() {
+                Ok(lock) => locks.push(lock),
+                Err(error) => assert!(matches!(error, AttachError::Gone { .. }), "{error}"),
+            }
+        }
+        assert!(locks.len() <= 1, "{locks:?}");
+        if let Some(lock) = locks.pop() {
+            resumed += 1;
+            assert_eq!(lock.release().await.unwrap(), Released::Released);
+        }
+        nothing_is_left(&masters, &key).await;
+    }
+    assert!(resumed > 0);
+}
+
+#[tokio::test]
+async fn a_text_is_of_no_use_once_the_lock_was_resumed_or_has_ended() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let text = lock.detach().to_secret_text();
+    let resumed = quorum.attach(text.parse().unwrap()).await.unwrap();
+    let again = quorum.attach(text.parse().unwrap()).await;
+    assert!(matches!(again, Err(AttachError::Gone { .. })), "{again:?}");
+    assert_eq!(resumed.release().await.unwrap(), Released::Released);
+    let late = quorum.attach(text.parse().unwrap()).await;
+    assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn a_lock_that_nobody_resumes_ends_by_its_deadline() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(Duration::from_millis(400)).acquire().await.unwrap();
+    lock.renew();
+    let handover = lock.detach();
+    nothing_is_left(&masters, "k").await;
+    let late = quorum.attach(handover).await;
+    assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
+}
+
+#[tokio::test]
+async fn a_lock_held_on_a_majority_only_can_be_resumed_and_is_repaired() {
+    let (mut masters, quorum) = quorum(3).await;
+    masters[2].kill();
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    let handover = lock.detach();
+    let mut lock = quorum.attach(handover).await.unwrap();
+    masters[2].restart().unwrap();
+    eventually_async(PATIENCE, "it is back", async || connected(&quorum).1 == 3).await;
+    lock.extend().await.unwrap();
+    eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_handover_of_another_key_is_refused_before_anything_is_sent() {
+    let (_masters, quorum) = quorum(3).await;
+    let handover = quorum.lock("a").acquire().await.unwrap().detach();
+    let text = handover.to_secret_text();
+    let error = quorum.lock("b").attach(handover).await.unwrap_err();
+    assert!(matches!(error, AttachError::InvalidRequest { .. }), "{error}");
+    drop(quorum.attach(text.parse().unwrap()).await.unwrap());
+}

@@ -1,0 +1,118 @@
+//! Limits of a client: calls keep to their time, and slow networks need no settings.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, net, quorum};
+use quorlock_client::{AcquireError, NodeError, Quorum};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
+use tokio::time::Instant;
+
+/// A quorum of three masters that are so far away, with the default settings.
+async fn far_away(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
+    let masters = Masters::start(3);
+    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+    for proxy in &proxies {
+        proxy.delay(Direction::ToServer, round_trip / 2);
+        proxy.delay(Direction::ToClient, round_trip / 2);
+    }
+    let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.unwrap();
+    (masters, proxies, quorum)
+}
+
+#[tokio::test]
+async fn distant_masters_need_no_settings() {
+    for round_trip_ms in [60, 200, 600] {
+        let (_masters, _proxies, quorum) = far_away(Duration::from_millis(round_trip_ms)).await;
+        for attempt in 0..3 {
+            let lock = quorum.lock("k").acquire().await;
+            let mut lock = lock.unwrap_or_else(|error| panic!("{round_trip_ms} ms, {attempt}: {error}"));
+            lock.extend().await.unwrap();
+            lock.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn too_short_ttl_for_distant_masters_is_reported_with_the_one_to_set() {
+    let (_masters, _proxies, quorum) = far_away(Duration::from_millis(400)).await;
+    let lock = quorum.lock("k").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(1));
+    let error = lock.wait(Duration::ZERO).acquire().await.unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    let (_, node) = nodes.failed().next().unwrap();
+    let NodeError::TooFar { ttl_ms, .. } = node else { panic!("{error}") };
+    assert!((3000..30_000).contains(ttl_ms), "{error}");
+    assert!(error.to_string().contains("set a ttl of at least"), "{error}");
+}
+
+#[tokio::test]
+async fn calls_keep_their_time_when_all_nodes_are_silent() {
+    let net = net(3).await;
+    let quorum = Quorum::connect(net.proxies.iter().map(Proxy::url)).await.unwrap();
+    for held in [false, true] {
+        let _lock = if held { Some(net.quorum.lock("k").acquire().await.unwrap()) } else { None };
+        for proxy in &net.proxies {
+            proxy.hold(Direction::ToClient);
+        }
+        let mut fastest = Duration::MAX;
+        // On a busy machine one try may be late, but not all of them.
+        for _ in 0..5 {
+            let started = Instant::now();
+            quorum.lock("k").wait(Duration::from_millis(100)).acquire().await.unwrap_err();
+            fastest = fastest.min(started.elapsed());
+        }
+        assert!(fastest < Duration::from_millis(150), "{fastest:?}");
+        for proxy in &net.proxies {
+            proxy.heal();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn free_keys_are_granted_while_all_seats_are_taken() {
+    const SEATS: usize = quorlock_core::client::limits::SEATS_MAX;
+    let (masters, holder) = quorum(1).await;
+    redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("lock.max-waiters")
+        .arg(10_000)
+        .exec(&mut masters[0].connection())
+        .unwrap();
+    let mut held = Vec::new();
+    for key in 0..SEATS + 6 {
+        held.push(holder.lock(format!("k{key}")).ttl(Duration::from_secs(30)).acquire().await.unwrap());
+    }
+    let late = held.split_off(SEATS);
+    all_hold(&masters, "k0").await;
+    let other = connect(masters.urls()).await;
+    let wait = Duration::from_secs(20);
+    let mut waiting = tokio::task::JoinSet::new();
+    for key in 0..SEATS {
+        let lock = other.lock(format!("k{key}")).wait(wait);
+        waiting.spawn(async move { lock.acquire().await.map(drop) });
+    }
+    eventually_async(PATIENCE * 2, "all seats are taken", async || {
+        let info: String = redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
+        info.contains(&format!("lock_waiters:{SEATS}\r"))
+    })
+    .await;
+    let mut others = tokio::task::JoinSet::new();
+    for key in SEATS..SEATS + 6 {
+        let lock = other.lock(format!("k{key}")).wait(wait);
+        others.spawn(async move { lock.acquire().await });
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for lock in late {
+        lock.release().await.unwrap();
+    }
+    for lock in others.join_all().await {
+        lock.expect("they are free").release().await.unwrap();
+    }
+    drop(held);
+    for done in waiting.join_all().await {
+        done.unwrap();
+    }
+}

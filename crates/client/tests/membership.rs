@@ -1,0 +1,205 @@
+//! Nodes are added, removed and replaced under load: no two holders, and a majority at every step.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{PATIENCE, connected};
+use quorlock_client::{AcquireError, NodeError, Quorum};
+use quorlock_testkit::{Server, eventually_async};
+use tokio::task::JoinSet;
+
+/// The longest validity, and so how long a restarted node abstains.
+const MAX_TTL: Duration = Duration::from_millis(400);
+const WORKERS: usize = 4;
+
+/// A node of the set: its ID is its place in the list, from 1.
+struct Fleet {
+    nodes: Vec<Server>,
+}
+
+fn set(id: usize, members: &str) -> String {
+    format!("eu {id} {members}")
+}
+
+fn start(id: usize, members: &str) -> Server {
+    let ms = MAX_TTL.as_millis();
+    let server = Server::with_module().tcp().arg("lock.max-ttl", ms).arg("lock.rejoin-delay", ms);
+    server.arg("lock.set", set(id, members)).start().unwrap()
+}
+
+impl Fleet {
+    fn url(&self, id: usize) -> String {
+        self.nodes[id - 1].url()
+    }
+
+    /// Restarts nodes with another list, one at a time, each when the one before votes again.
+    async fn restart(&mut self, ids: impl IntoIterator<Item = usize>, members: &str) {
+        for id in ids {
+            let node = &mut self.nodes[id - 1];
+            node.set_arg("lock.set", set(id, members));
+            node.restart().unwrap();
+            votes(node).await;
+        }
+    }
+
+    fn add(&mut self, members: &str) -> usize {
+        let id = self.nodes.len() + 1;
+        self.nodes.push(start(id, members));
+        id
+    }
+}
+
+async fn votes(node: &Server) {
+    eventually_async(PATIENCE, "the node votes", async || {
+        let info: String = redis::cmd("INFO").arg("lock").query(&mut node.connection()).unwrap();
+        info.contains("lock_state:voting")
+    })
+    .await;
+}
+
+/// What all clients do meanwhile.
+#[derive(Default)]
+struct Load {
+    holders: AtomicUsize,
+    overlaps: AtomicUsize,
+    granted: AtomicUsize,
+}
+
+/// Programs with one list of nodes, which take the same lock again and again until they are stopped.
+struct Clients {
+    workers: JoinSet<()>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Clients {
+    async fn start(load: &Arc<Load>, urls: Vec<String>) -> Self {
+        let quorum = Quorum::builder().nodes(&urls).set("eu").connect().await.unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut workers = JoinSet::new();
+        for _ in 0..WORKERS {
+            let (load, stop, quorum) = (Arc::clone(load), Arc::clone(&stop), quorum.clone());
+            workers.spawn(async move {
+                while !stop.load(Ordering::SeqCst) {
+                    let lock = quorum.lock("k").ttl(MAX_TTL).wait(Duration::from_secs(1));
+                    let Ok(lock) = lock.acquire().await else { continue };
+                    if load.holders.fetch_add(1, Ordering::SeqCst) > 0 && lock.remaining() > MAX_TTL / 4 {
+                        load.overlaps.fetch_add(1, Ordering::SeqCst);
+                    }
+                    tokio::time::sleep(Duration::from_millis(3)).await;
+                    load.holders.fetch_sub(1, Ordering::SeqCst);
+                    load.granted.fetch_add(1, Ordering::SeqCst);
+                    let _ = lock.release().await;
+                }
+            });
+        }
+        Self { workers, stop }
+    }
+
+    async fn stop(mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        while let Some(done) = self.workers.join_next().await {
+            done.unwrap();
+        }
+    }
+}
+
+impl Load {
+    /// Locks are still granted, and there was no second holder.
+    async fn goes_on(&self, step: &str) {
+        let before = self.granted.load(Ordering::SeqCst);
+        eventually_async(PATIENCE * 2, step, async || self.granted.load(Ordering::SeqCst) > before + 5).await;
+        assert_eq!(self.overlaps.load(Ordering::SeqCst), 0, "{step}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_are_added_removed_and_replaced_under_load() {
+    let load = Arc::new(Load::default());
+    let mut fleet = Fleet { nodes: (1..=3).map(|id| start(id, "1,2,3")).collect() };
+    for node in &fleet.nodes {
+        votes(node).await;
+    }
+    let old = Clients::start(&load, vec![fleet.url(1), fleet.url(2), fleet.url(3)]).await;
+    load.goes_on("three nodes").await;
+
+    // Add node 4.
+    let added = fleet.add("1,2,3>1,2,3,4");
+    assert_eq!(added, 4);
+    votes(&fleet.nodes[3]).await;
+    fleet.restart([1, 2, 3], "1,2,3>1,2,3,4").await;
+    load.goes_on("node 4 is being added, old clients").await;
+    let all = vec![fleet.url(1), fleet.url(2), fleet.url(3), fleet.url(4)];
+    let new = Clients::start(&load, all.clone()).await;
+    load.goes_on("node 4 is being added, old and new clients").await;
+    old.stop().await;
+    tokio::time::sleep(MAX_TTL).await;
+    fleet.restart([1, 2, 3, 4], "1,2,3,4").await;
+    load.goes_on("four nodes").await;
+
+    // Remove node 1: with the addition of 4 before it, that is how node 1 is replaced.
+    fleet.restart([1, 2, 3, 4], "1,2,3,4>2,3,4").await;
+    load.goes_on("node 1 is being removed, old clients").await;
+    let rest = vec![fleet.url(2), fleet.url(3), fleet.url(4)];
+    let newest = Clients::start(&load, rest).await;
+    load.goes_on("node 1 is being removed, old and new clients").await;
+    new.stop().await;
+    tokio::time::sleep(MAX_TTL).await;
+    fleet.restart([2, 3, 4], "2,3,4").await;
+    fleet.nodes[0].kill();
+    load.goes_on("three other nodes").await;
+    newest.stop().await;
+    assert_eq!(load.overlaps.load(Ordering::SeqCst), 0);
+}
+
+/// Whether two clients with different lists hold the same lock at once.
+async fn both_hold(lists: [Vec<String>; 2]) -> bool {
+    let mut locks = Vec::new();
+    for urls in lists {
+        let quorum = Quorum::connect(urls).await.unwrap();
+        if let Ok(lock) = quorum.lock("k").ttl(MAX_TTL).try_acquire().await {
+            locks.push((quorum, lock));
+        }
+    }
+    locks.iter().filter(|(_, lock)| !lock.remaining().is_zero()).count() == 2
+}
+
+#[tokio::test]
+async fn clients_with_different_lists_exclude_each_other_by_the_set() {
+    let lists = |nodes: &[Server]| {
+        let urls = |range: std::ops::Range<usize>| nodes[range].iter().map(Server::url).collect();
+        [urls(0..3), urls(2..5)]
+    };
+    let without: Vec<_> =
+        (0..5).map(|_| Server::with_module().arg("lock.rejoin-delay", 0).start().unwrap()).collect();
+    assert!(both_hold(lists(&without)).await, "nothing else notices it");
+
+    let with: Vec<_> = (1..=5)
+        .map(|id| {
+            let server = Server::with_module().arg("lock.rejoin-delay", 0);
+            server.arg("lock.set", set(id, "1,2,3,4,5")).start().unwrap()
+        })
+        .collect();
+    assert!(!both_hold(lists(&with)).await);
+    let quorum = Quorum::connect(lists(&with)[0].clone()).await.unwrap();
+    assert_eq!(connected(&quorum), (3, 0));
+    let error = quorum.lock("k").try_acquire().await.unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    let (_, reason) = nodes.failed().next().unwrap();
+    assert!(matches!(reason, NodeError::NotAdmitted { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn program_may_name_the_set_that_it_expects() {
+    let node = start(1, "1");
+    votes(&node).await;
+    let right = Quorum::builder().node(node.url()).set("eu").connect().await.unwrap();
+    right.lock("k").ttl(MAX_TTL).acquire().await.unwrap().release().await.unwrap();
+    let wrong = Quorum::builder().node(node.url()).set("us").connect().await.unwrap();
+    let error = wrong.lock("k").ttl(MAX_TTL).acquire().await.unwrap_err();
+    assert!(error.to_string().contains("us"), "{error}");
+}

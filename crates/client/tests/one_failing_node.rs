@@ -1,0 +1,175 @@
+//! One node that dies, hangs or is cut off in one direction changes nothing but the coverage.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, connected, holding, net, quorum};
+use quorlock_client::{Lock, Ownership, Quorum};
+use quorlock_testkit::{Direction, Masters, eventually_async};
+use tokio::time::{Instant, timeout};
+
+/// Waits until so many clients wait on the masters, together.
+async fn waiting(masters: &Masters, count: u64) {
+    let waiters = |master: &quorlock_testkit::Server| -> u64 {
+        let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    eventually_async(PATIENCE, "clients wait", async || masters.iter().map(waiters).sum::<u64>() == count)
+        .await;
+}
+
+/// A lock that was waited for, of a client with the default limits.
+async fn waited_for(masters: &Masters, ttl: Duration) -> (Quorum, Lock) {
+    let holder = connect(masters.urls()).await;
+    let held = holder.lock("k").acquire().await.unwrap();
+    all_hold(masters, "k").await;
+    let other = Quorum::connect(masters.urls()).await.unwrap();
+    let call = tokio::spawn({
+        let other = other.clone();
+        async move { other.lock("k").ttl(ttl).acquire().await.unwrap() }
+    });
+    waiting(masters, 1).await;
+    held.release().await.unwrap();
+    (other, call.await.unwrap())
+}
+
+#[tokio::test]
+async fn lock_after_a_wait_survives_any_one_node() {
+    const TTL: Duration = Duration::from_secs(1);
+    for stopped in 0..5 {
+        let masters = Masters::start(5);
+        let (_quorum, mut lock) = waited_for(&masters, TTL).await;
+        lock.renew();
+        masters[stopped].pause();
+        tokio::time::sleep(TTL * 2).await;
+        assert!(matches!(lock.ownership(), Ownership::Held(_)), "{stopped}: {:?}", lock.ownership());
+        masters[stopped].resume();
+    }
+}
+
+#[tokio::test]
+async fn short_stall_of_one_node_leaves_ownership_certain() {
+    const TTL: Duration = Duration::from_secs(1);
+    let masters = Masters::start(5);
+    let (_quorum, mut lock) = waited_for(&masters, TTL).await;
+    lock.renew();
+    masters[0].pause();
+    let until = Instant::now() + Duration::from_millis(600);
+    while Instant::now() < until {
+        assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    masters[0].resume();
+}
+
+#[tokio::test]
+async fn waiter_goes_ahead_when_the_queue_node_missed_the_release() {
+    const TTL: Duration = Duration::from_secs(30);
+    let net = net(3).await;
+    let held = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let other = connect(net.masters.urls()).await;
+    let call = tokio::spawn(async move { other.lock("k").ttl(TTL).acquire().await });
+    waiting(&net.masters, 1).await;
+    let queue_node = (0..3).find(|&node| {
+        let clients: String =
+            redis::cmd("CLIENT").arg("LIST").query(&mut net.masters[node].connection()).unwrap();
+        clients.contains("cmd=lock.acquire") && clients.contains("flags=b")
+    });
+    let queue_node = queue_node.unwrap();
+    net.proxies[queue_node].drop_bytes(Direction::ToServer);
+    held.release().await.unwrap();
+    let lock = timeout(Duration::from_secs(5), call).await.expect("it does not wait for the ttl");
+    let lock = lock.unwrap().unwrap();
+    assert!(lock.remaining() > TTL / 2);
+    net.proxies[queue_node].cut();
+}
+
+#[tokio::test]
+async fn orphan_on_the_queue_node_keeps_nobody_out() {
+    let (masters, first) = quorum(3).await;
+    // Whichever of them is the queue node: the other two are free.
+    for orphan in 0..3 {
+        let key = format!("k{orphan}");
+        let token = "0123456789abcdef0123456789abcdef";
+        redis::cmd("LOCK.ACQUIRE")
+            .arg(&key)
+            .arg(token)
+            .arg(60_000)
+            .exec(&mut masters[orphan].connection())
+            .unwrap();
+        let at_once = first.lock(&key).try_acquire().await.expect("two of three are free");
+        at_once.release().await.unwrap();
+        let patient = timeout(Duration::from_secs(3), first.lock(&key).acquire()).await;
+        patient.expect("it does not wait for the orphan").unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn connections_are_mended_as_long_as_any_handle_lives() {
+    const TTL: Duration = Duration::from_secs(1);
+    let (masters, first) = quorum(3).await;
+    let builder = first.lock("other").ttl(TTL);
+    let mut lock = first.lock("k").ttl(TTL).acquire().await.unwrap();
+    lock.renew();
+    let watch = lock.watch();
+    drop(first);
+    for master in &masters {
+        redis::cmd("CLIENT")
+            .arg("KILL")
+            .arg("TYPE")
+            .arg("normal")
+            .arg("SKIPME")
+            .arg("yes")
+            .exec(&mut master.connection())
+            .unwrap();
+    }
+    tokio::time::sleep(TTL * 2).await;
+    assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
+    builder.acquire().await.unwrap().release().await.unwrap();
+    drop((lock, builder));
+    // The watch alone keeps them: what was dropped is released through them.
+    common::nothing_is_left(&masters, "k").await;
+    assert!(watch.ended().await.is_none());
+}
+
+#[tokio::test]
+async fn flush_keeps_its_limit_when_a_node_stalls() {
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    net.proxies[0].hold(Direction::ToServer);
+    drop(lock);
+    let started = Instant::now();
+    let error = net.quorum.flush(Duration::from_millis(200)).await.unwrap_err();
+    assert_eq!(error.pending, 1);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(holding(&net.masters, "k"), 1);
+    net.proxies[0].heal();
+    net.quorum.flush(PATIENCE).await.unwrap();
+    assert_eq!(holding(&net.masters, "k"), 0);
+    assert_eq!(connected(&net.quorum).0, 3, "and it goes on working");
+    net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn local_waiters_are_served_while_one_node_hangs() {
+    let net = net(5).await;
+    net.masters[1].pause();
+    let quorum = net.quorum.clone();
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let quorum = quorum.clone();
+        calls.spawn(async move {
+            quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
+        });
+    }
+    while let Some(done) = calls.join_next().await {
+        done.unwrap();
+    }
+    net.masters[1].resume();
+}

@@ -1,0 +1,100 @@
+use std::fmt;
+use std::sync::Arc;
+
+use crate::node::KEYS_MAX;
+
+/// The keys of one lock: each once, in the order of their bytes. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Keys(Arc<[Arc<[u8]>]>);
+
+/// Why keys cannot be locked together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidKeys {
+    /// There is no key.
+    #[error("a lock needs a key")]
+    None,
+    /// There are more keys than a node accepts.
+    #[error("a lock has at most {KEYS_MAX} keys, not {0}")]
+    TooMany(usize),
+}
+
+impl Keys {
+    /// Checks that a node accepts them: 1 to 64 keys.
+    ///
+    /// # Errors
+    /// [`InvalidKeys`] says what is wrong.
+    pub fn check(&self) -> Result<(), InvalidKeys> {
+        match self.0.len() {
+            0 => Err(InvalidKeys::None),
+            keys if keys > KEYS_MAX => Err(InvalidKeys::TooMany(keys)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The first key, which decides where a lock of several keys is waited for.
+    pub fn first(&self) -> &[u8] {
+        self.0.first().map_or(&[], AsRef::as_ref)
+    }
+
+    /// All keys, in the order of their bytes.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.0.iter().map(AsRef::as_ref)
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no key.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<K: AsRef<[u8]>> FromIterator<K> for Keys {
+    fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
+        let mut keys: Vec<Arc<[u8]>> = keys.into_iter().map(|key| key.as_ref().into()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Self(keys.into())
+    }
+}
+
+/// Separated by commas, as far as they are UTF-8.
+impl fmt::Display for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, key) in self.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", String::from_utf8_lossy(key))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Keys({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_equal_in_any_order_and_with_repeats() {
+        let keys: Keys = ["b", "a", "b", "c"].into_iter().collect();
+        let same: Keys = ["c", "b", "a"].into_iter().collect();
+        assert_eq!(keys, same);
+        assert_eq!((keys.to_string(), keys.first()), ("a, b, c".into(), &b"a"[..]));
+        assert_eq!(keys.check(), Ok(()));
+    }
+
+    #[test]
+    fn no_key_and_too_many_keys_are_refused() {
+        assert_eq!(Keys::from_iter([""; 0]).check(), Err(InvalidKeys::None));
+        let many: Keys = (0..=KEYS_MAX).map(|n| n.to_string()).collect();
+        assert_eq!(many.check(), Err(InvalidKeys::TooMany(KEYS_MAX + 1)));
+    }
+}

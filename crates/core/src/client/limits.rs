@@ -1,0 +1,122 @@
+//! Every limit of a client, in one table. Times that depend on the network follow from the smoothed
+//! round trip of a node, so that the same rules hold in one rack and across continents.
+//!
+//! | limit | value |
+//! |---|---|
+//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips; never above ttl/4 |
+//! | [`liveness`] | 8 round trips, at least 500 ms |
+//! | [`silence`] | 8 round trips, at least 400 ms |
+//! | [`HANDSHAKE`] | 5 s |
+//! | [`CALL_GRACE`] | 40 ms: how far a call may go beyond its `wait` |
+//! | [`WAIT_GRACE`] | 20 ms: how late a node may be with the end of a WAIT |
+//! | [`LOOK_EVERY`] | 1.2 s: a waiter checks the node that it waits on, and another one |
+//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
+//! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
+//! | [`TIE_REPEATS`] | 3: how often the winner of a tie repeats its request |
+//! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
+//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
+//! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
+//! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
+//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
+//! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
+//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
+//! | [`SEATS_MAX`] | 256 waiting connections to each node |
+//! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys for which contention is remembered |
+
+use std::time::Duration;
+
+use crate::Ttl;
+
+/// How long a new connection may take until its server has introduced itself.
+pub const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How far a call may go beyond its `wait`, or beyond one time limit where that is longer: 50 ms,
+/// less what timers and the scheduler add.
+pub const CALL_GRACE: Duration = Duration::from_millis(40);
+/// How late a node may be with the end of a WAIT before the client stops listening.
+pub const WAIT_GRACE: Duration = Duration::from_millis(20);
+/// How often a waiter checks the node that it waits on, and looks at another one.
+pub const LOOK_EVERY: Duration = Duration::from_millis(1200);
+/// How often a client that its queue node granted repeats its request to nodes that refused.
+pub const TIE_REPEATS: u8 = 3;
+/// The shortest pause between two attempts.
+pub const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// The longest pause between two attempts.
+pub const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// The first pause before a RELEASE that failed is repeated. It doubles.
+pub const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(20);
+/// The longest pause before a RELEASE that failed is repeated.
+pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a RELEASE stays unanswered before it is also sent through a newer connection.
+pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
+/// The first pause between two attempts to connect. It doubles.
+pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
+/// The longest pause between two attempts to connect.
+pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(400);
+/// The pause between two attempts to connect after a permanent error.
+pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
+/// The shortest pause while an earlier attempt to connect is unfinished.
+pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
+/// How many attempts to connect to one node may be unfinished at a time.
+pub const CONNECTS_MAX: usize = 6;
+/// How soon a lock that is renewed is extended when a node does not hold it. It doubles.
+pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
+/// How often an idle connection is checked.
+pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
+/// How many connections of one client to one node may wait.
+pub const SEATS_MAX: usize = 256;
+/// For how many idle keys a client remembers whether they were contended.
+pub const LOCAL_QUEUES_MAX: usize = 1024;
+/// Renewals that are due within this time travel together; 1/50 of the ttl where that is less.
+pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
+/// How many renewals travel in one pipeline.
+pub const RENEWALS_MAX: usize = 512;
+
+const SETTLE_ROUND_TRIPS: u32 = 4;
+const NODE_TIMEOUT_ROUND_TRIPS: u32 = 4;
+const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+const NODE_TIMEOUT_PER_TTL: u32 = 10;
+const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
+
+/// How long a node may take to answer a request about a lock of `ttl`.
+pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
+    let ttl = ttl.duration();
+    let wanted = (round_trip * NODE_TIMEOUT_ROUND_TRIPS).max(NODE_TIMEOUT_MIN);
+    let fair = (ttl / NODE_TIMEOUT_PER_TTL).max(round_trip * 2);
+    wanted.min(fair).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
+}
+
+/// The smallest ttl that leaves a node of this round trip enough time, where `ttl` does not.
+pub fn ttl_wanted(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
+    let enough = round_trip * 2 * NODE_TIMEOUT_PER_TTL_MAX;
+    (enough > ttl.duration()).then_some(enough)
+}
+
+/// How long a node on which a client waits may leave a PING unanswered.
+pub fn liveness(round_trip: Duration) -> Duration {
+    (round_trip * 8).max(Duration::from_millis(500))
+}
+
+/// How long a connection may leave a PING unanswered before another one is made beside it.
+pub fn silence(round_trip: Duration) -> Duration {
+    (round_trip * 8).max(Duration::from_millis(400))
+}
+
+/// How long a refused client gives others to take or leave the lock.
+pub fn settle(round_trip: Duration) -> Duration {
+    (round_trip * SETTLE_ROUND_TRIPS).max(Duration::from_millis(2))
+}
+
+/// How long a client repeats its request to nodes that refuse, after one has granted at the end of
+/// a wait: the last holder's releases may still be in flight.
+pub fn patience(round_trip: Duration, node_timeout: Duration) -> Duration {
+    let most = node_timeout.max(Duration::from_millis(50));
+    (round_trip * 20).max(Duration::from_millis(10)).min(most)
+}
+
+/// How long connecting waits for nodes of which it is not known whether they can be reached.
+pub const CONNECT_SETTLE: Duration = HANDSHAKE;
+
+/// How long connecting waits for the other nodes when a majority is connected.
+pub fn connect_stragglers(round_trip: Duration) -> Duration {
+    Duration::from_millis(50) + round_trip * 4
+}

@@ -1,0 +1,476 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::context::{NodeStatus, Topology};
+use super::{Admission, AgreedSet, Fleet, NodeError, Random, SetReport, agree, limits};
+use crate::quorum::Moment;
+
+/// The connections of one client to all of its nodes: back-off, liveness, admission.
+///
+/// After [`new`](Self::new) and each `handle_…`, carry out what [`poll`](Self::poll) returns, and
+/// publish [`topology`](Self::topology) when it says [`LinkAction::Changed`].
+#[derive(Debug)]
+pub struct Links {
+    links: Vec<Link>,
+    /// The name of the set that the program expects.
+    expected_set: Option<String>,
+    /// The set that a majority of the nodes belongs to, once one has been heard.
+    agreed: Option<AgreedSet>,
+    actions: VecDeque<LinkAction>,
+}
+
+/// What a server says of itself when it is connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// Its run id: another one at each start.
+    pub run_id: Option<Arc<str>>,
+    /// `standalone`, `sentinel` or `cluster`.
+    pub mode: Option<String>,
+    /// Whether it is a replica.
+    pub is_replica: bool,
+    /// The version of its lock module, if that is loaded.
+    pub module_version: Option<String>,
+    /// The set that it says it belongs to.
+    pub set: SetReport,
+}
+
+/// What the driver of the links is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkAction {
+    /// Connect to a node and ask what it is.
+    Connect {
+        /// The index of the node.
+        node: usize,
+        /// The number of the connection.
+        connection: u64,
+    },
+    /// Stop connecting, or let go of a connection: what is in flight on it may still be answered.
+    Close {
+        /// The index of the node.
+        node: usize,
+        /// The number of the connection.
+        connection: u64,
+    },
+    /// Send PING through this connection.
+    Ping {
+        /// The index of the node.
+        node: usize,
+        /// The number of the connection.
+        connection: u64,
+    },
+    /// The topology has changed.
+    Changed,
+    /// Something that the operator should know.
+    Notice(Notice),
+}
+
+/// Something that the operator should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The server of this node was restarted.
+    Restarted {
+        /// The index of the node.
+        node: usize,
+    },
+    /// The nodes do not say which set they belong to: two clients with different lists of nodes
+    /// could both win.
+    NoSet,
+    /// A node does not vote, for this reason.
+    NotAdmitted {
+        /// The index of the node.
+        node: usize,
+        /// Why.
+        error: NodeError,
+    },
+    /// An unresponsive connection was replaced by another one.
+    Replaced {
+        /// The index of the node.
+        node: usize,
+    },
+}
+
+/// How a node is reached now, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkHealth {
+    /// Why it cannot vote, if it cannot.
+    pub error: Option<NodeError>,
+    /// For how long that has been so.
+    pub since: Moment,
+    /// What the server says of itself, while it is connected.
+    pub hello: Option<Hello>,
+}
+
+#[derive(Debug)]
+struct Link {
+    name: Arc<str>,
+    state: State,
+    admission: Result<(), NodeError>,
+    /// Since when it has been reached so, or not.
+    since: Moment,
+    /// Attempts to connect, and when each is given up.
+    connecting: SmallVec<[(u64, Moment); 2]>,
+    /// When the next attempt begins, while there is no working connection.
+    connect_at: Option<Moment>,
+    pause: Duration,
+    /// The number of the last attempt.
+    last: u64,
+    /// When the server was last known to be a particular one.
+    run_id: Option<Arc<str>>,
+    incarnation: u64,
+    /// The set that it belonged to when it was last connected.
+    set: SetReport,
+}
+
+#[derive(Debug)]
+enum State {
+    Down(NodeError),
+    Up(Up),
+}
+
+#[derive(Debug)]
+struct Up {
+    connection: u64,
+    hello: Hello,
+    /// It does not answer, for this reason.
+    silent: Option<NodeError>,
+    /// When an unanswered PING shows that it is silent.
+    ping_due: Option<(Moment, Duration)>,
+    /// When it is checked although nobody asked for it.
+    check_at: Moment,
+}
+
+impl Links {
+    /// To nodes of these names, which are connected from now on.
+    /// The program may name the set that it expects.
+    pub fn new(names: impl IntoIterator<Item = Arc<str>>, expected_set: Option<String>, now: Moment) -> Self {
+        let error = NodeError::Down { reason: "still connecting".into() };
+        let link = |name| Link {
+            name,
+            state: State::Down(error.clone()),
+            admission: Ok(()),
+            since: now,
+            connecting: SmallVec::new(),
+            connect_at: Some(now),
+            pause: limits::RECONNECT_PAUSE_MIN,
+            last: 0,
+            run_id: None,
+            incarnation: 0,
+            set: SetReport::Unheard,
+        };
+        Self {
+            links: names.into_iter().map(link).collect(),
+            expected_set,
+            agreed: None,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Option<LinkAction> {
+        self.actions.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout), if nothing happens before.
+    pub fn poll_timeout(&self) -> Option<Moment> {
+        self.links.iter().filter_map(Link::poll_timeout).reduce(Moment::earlier)
+    }
+
+    /// The nodes as they are now.
+    pub fn topology(&self) -> Topology {
+        Topology::new(self.links.iter().map(Link::status).collect())
+    }
+
+    /// How each node is reached now, by index.
+    pub fn health(&self) -> Vec<LinkHealth> {
+        self.links.iter().map(Link::health).collect()
+    }
+
+    /// Whether it is known of every node if it can be reached.
+    pub fn is_settled(&self) -> bool {
+        self.links.iter().all(Link::is_settled)
+    }
+
+    /// The set that a majority of the nodes belongs to, once one has been heard.
+    pub fn agreed_set(&self) -> Option<&AgreedSet> {
+        self.agreed.as_ref()
+    }
+
+    /// How many nodes can vote.
+    pub fn admitted(&self) -> usize {
+        self.links.iter().filter(|link| link.health().error.is_none()).count()
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Moment, fleet: &Fleet, random: &mut dyn Random) {
+        for node in 0..self.links.len() {
+            self.give_up_connecting(node, now);
+            self.check(node, now, fleet);
+            self.connect(node, now, random);
+        }
+    }
+
+    fn give_up_connecting(&mut self, node: usize, now: Moment) {
+        let link = &mut self.links[node];
+        let over = |(_, due): &(u64, Moment)| now.has_reached(*due);
+        let late: SmallVec<[u64; 2]> =
+            link.connecting.iter().filter(|attempt| over(attempt)).map(|(number, _)| *number).collect();
+        for connection in late {
+            self.actions.push_back(LinkAction::Close { node, connection });
+            let ms = limits::HANDSHAKE.as_millis();
+            let reason = format!("connecting took longer than {ms} ms");
+            self.handle_connect_failed(node, connection, NodeError::Down { reason }, now);
+        }
+    }
+
+    /// Checks a connection that is idle, or does not answer.
+    fn check(&mut self, node: usize, now: Moment, fleet: &Fleet) {
+        let State::Up(up) = &mut self.links[node].state else { return };
+        if let Some((due, limit)) = up.ping_due
+            && now.has_reached(due)
+            && up.silent.is_none()
+        {
+            up.silent = Some(NodeError::timed_out(limit));
+            up.ping_due = None;
+            let link = &mut self.links[node];
+            link.connect_at = Some(now);
+            link.pause = limits::RECONNECT_PAUSE_MIN;
+            link.since = now;
+            self.actions.push_back(LinkAction::Changed);
+        } else if up.ping_due.is_none() && up.silent.is_none() && now.has_reached(up.check_at) {
+            self.ping(node, now, fleet);
+        }
+    }
+
+    fn ping(&mut self, node: usize, now: Moment, fleet: &Fleet) {
+        let State::Up(up) = &mut self.links[node].state else { return };
+        let limit = limits::silence(fleet.round_trips.of(node));
+        up.ping_due = Some((now.plus(limit), limit));
+        up.check_at = now.plus(limits::IDLE_PING_EVERY);
+        self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
+    }
+
+    /// Makes another attempt to connect, if it is time for one. One that is on its way does not keep
+    /// later ones from being made: a network that lost its first packet may be back long before it
+    /// is given up.
+    fn connect(&mut self, node: usize, now: Moment, random: &mut dyn Random) {
+        let link = &mut self.links[node];
+        let due = link.connect_at.is_some_and(|at| now.has_reached(at));
+        if !due || link.connecting.len() >= limits::CONNECTS_MAX {
+            return;
+        }
+        let stagger = match link.connecting.len() {
+            0 => Duration::ZERO,
+            _ => limits::CONNECT_STAGGER,
+        };
+        link.last += 1;
+        let connection = link.last;
+        link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
+        self.actions.push_back(LinkAction::Connect { node, connection });
+        // Not all clients of a node that comes back at the same moment.
+        let pause = link.pause.max(stagger);
+        let part = Duration::from_micros(random.below(pause.as_micros() as u64 / 4 + 1));
+        link.connect_at = Some(now.plus(pause - part));
+        link.pause = (link.pause * 2).min(limits::RECONNECT_PAUSE_MAX);
+    }
+
+    /// A node is connected and has said what it is. Returns whether the connection is used.
+    pub fn handle_connected(&mut self, node: usize, connection: u64, hello: Hello, now: Moment) -> bool {
+        let link = &mut self.links[node];
+        if !link.connecting.iter().any(|(number, _)| *number == connection) {
+            return false;
+        }
+        for (number, _) in std::mem::take(&mut link.connecting) {
+            if number != connection {
+                self.actions.push_back(LinkAction::Close { node, connection: number });
+            }
+        }
+        if let State::Up(old) = &link.state {
+            self.actions.push_back(LinkAction::Close { node, connection: old.connection });
+            self.actions.push_back(LinkAction::Notice(Notice::Replaced { node }));
+        }
+        if let Some(run_id) = &hello.run_id {
+            let before = link.run_id.replace(Arc::clone(run_id));
+            if before.is_some_and(|before| before != *run_id) {
+                link.incarnation += 1;
+                self.actions.push_back(LinkAction::Notice(Notice::Restarted { node }));
+            }
+        }
+        link.set = hello.set.clone();
+        link.state = State::Up(Up {
+            connection,
+            hello,
+            silent: None,
+            ping_due: None,
+            check_at: now.plus(limits::IDLE_PING_EVERY),
+        });
+        link.connect_at = None;
+        link.pause = limits::RECONNECT_PAUSE_MIN;
+        link.since = now;
+        self.admit();
+        self.actions.push_back(LinkAction::Changed);
+        true
+    }
+
+    /// An attempt to connect has failed.
+    pub fn handle_connect_failed(&mut self, node: usize, connection: u64, error: NodeError, now: Moment) {
+        let link = &mut self.links[node];
+        let before = link.connecting.len();
+        link.connecting.retain(|(number, _)| *number != connection);
+        if link.connecting.len() == before {
+            return;
+        }
+        if error.is_permanent() {
+            link.connect_at = Some(now.plus(limits::RECONNECT_PAUSE_PERMANENT));
+        }
+        if let State::Down(last) = &mut link.state
+            && *last != error
+        {
+            *last = error;
+            self.actions.push_back(LinkAction::Changed);
+        }
+    }
+
+    /// A connection has ended.
+    pub fn handle_closed(&mut self, node: usize, connection: u64, now: Moment) {
+        let link = &mut self.links[node];
+        if !matches!(&link.state, State::Up(up) if up.connection == connection) {
+            return;
+        }
+        link.state = State::Down(NodeError::Down { reason: "the connection was lost".into() });
+        link.since = now;
+        link.connect_at = Some(now);
+        self.actions.push_back(LinkAction::Close { node, connection });
+        self.admit();
+        self.actions.push_back(LinkAction::Changed);
+    }
+
+    /// A connection has answered PING.
+    pub fn handle_pong(&mut self, node: usize, connection: u64, now: Moment) {
+        let link = &mut self.links[node];
+        let State::Up(up) = &mut link.state else { return };
+        if up.connection != connection {
+            return;
+        }
+        up.ping_due = None;
+        if up.silent.take().is_some() {
+            link.since = now;
+            link.connect_at = None;
+            for (connection, _) in std::mem::take(&mut link.connecting) {
+                self.actions.push_back(LinkAction::Close { node, connection });
+            }
+            self.actions.push_back(LinkAction::Changed);
+        }
+    }
+
+    /// A request through this connection was not answered in time.
+    pub fn handle_suspicion(&mut self, node: usize, connection: u64, now: Moment, fleet: &Fleet) {
+        if let State::Up(up) = &self.links[node].state
+            && up.connection == connection
+            && up.ping_due.is_none()
+            && up.silent.is_none()
+        {
+            self.ping(node, now, fleet);
+        }
+    }
+
+    /// Decides which of the servers may vote.
+    fn admit(&mut self) {
+        let reports: Vec<_> = self.links.iter().map(|link| link.set.clone()).collect();
+        let agreement = agree(self.expected_set.as_deref(), &reports);
+        if self.agreed != agreement.agreed {
+            self.agreed = agreement.agreed;
+            if self.agreed == Some(AgreedSet::Unset) {
+                self.actions.push_back(LinkAction::Notice(Notice::NoSet));
+            }
+        }
+        for (node, of_the_set) in agreement.nodes.into_iter().enumerate() {
+            let admission = self.admission(node).and(match of_the_set {
+                Admission::Admitted => Ok(()),
+                Admission::Refused(reason) => Err(NodeError::NotAdmitted { reason: reason.to_string() }),
+                Admission::Unknown => Err(NodeError::Down {
+                    reason: "no majority of the nodes has said yet which set it belongs to".into(),
+                }),
+            });
+            let link = &mut self.links[node];
+            if link.admission != admission {
+                if let Err(error) = &admission {
+                    let error = error.clone();
+                    self.actions.push_back(LinkAction::Notice(Notice::NotAdmitted { node, error }));
+                }
+                self.links[node].admission = admission;
+            }
+        }
+    }
+
+    fn admission(&self, node: usize) -> Result<(), NodeError> {
+        let Some(hello) = self.links[node].hello() else { return Ok(()) };
+        if let Some(mode) = hello.mode.clone().filter(|mode| mode != "standalone") {
+            return Err(NodeError::NotAMaster { mode });
+        }
+        if hello.is_replica {
+            return Err(NodeError::Replica);
+        }
+        if hello.module_version.is_none() {
+            return Err(NodeError::NoModule);
+        }
+        let same = |other: &&Link| {
+            hello.run_id.is_some() && other.hello().is_some_and(|other| other.run_id == hello.run_id)
+        };
+        if let Some(other) = self.links[..node].iter().find(same) {
+            return Err(NodeError::SameServer { node: other.name.to_string() });
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    fn hello(&self) -> Option<&Hello> {
+        match &self.state {
+            State::Up(up) => Some(&up.hello),
+            State::Down(_) => None,
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Moment> {
+        let connect_at = self.connect_at.filter(|_| self.connecting.len() < limits::CONNECTS_MAX);
+        let connecting = self.connecting.iter().map(|(_, due)| *due);
+        let up = match &self.state {
+            State::Up(up) if up.silent.is_none() => Some(up.ping_due.map_or(up.check_at, |(due, _)| due)),
+            State::Up(_) | State::Down(_) => None,
+        };
+        connecting.chain(connect_at).chain(up).reduce(Moment::earlier)
+    }
+
+    fn status(&self) -> NodeStatus {
+        let link = match &self.state {
+            State::Down(error) => Err(error.clone()),
+            State::Up(Up { silent: Some(error), .. }) => Err(error.clone()),
+            State::Up(up) => Ok(up.connection),
+        };
+        // The set's name for the node, which outlives a restart; without a set the server's.
+        let identity = match self.set.set() {
+            Some(set) => Some(format!("{} {}", set.name(), set.id()).into()),
+            None => self.run_id.clone(),
+        };
+        let (admission, incarnation) = (self.admission.clone(), self.incarnation);
+        NodeStatus { link, admission, incarnation, identity }
+    }
+
+    fn health(&self) -> LinkHealth {
+        let NodeStatus { link, admission, .. } = self.status();
+        let error = link.map(|_| ()).and(admission).err();
+        LinkHealth { error, since: self.since, hello: self.hello().cloned() }
+    }
+
+    /// Whether it is known if the node can be reached.
+    fn is_settled(&self) -> bool {
+        match &self.state {
+            State::Up(_) => true,
+            State::Down(NodeError::Down { reason }) => reason != "still connecting",
+            State::Down(_) => true,
+        }
+    }
+}

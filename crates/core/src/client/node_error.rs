@@ -1,0 +1,142 @@
+use std::time::Duration;
+
+use crate::Fence;
+
+/// A node's answer, as errors and reports show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The node granted, extended or released the lock. The fence is what it stored, if it says so.
+    Granted(Option<Fence>),
+    /// Another holds the lock there, or this token no longer does.
+    Refused,
+    /// The node did not vote.
+    Failed(NodeError),
+    /// The lock was decided before the node answered.
+    Pending,
+}
+
+/// Why a node did not vote.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// There is no connection to the node.
+    #[error("not connected ({reason})")]
+    Down {
+        /// What the last attempt to connect reported.
+        reason: String,
+    },
+    /// The node did not answer within the time limit.
+    #[error("no answer within {limit_ms} ms")]
+    TimedOut {
+        /// The time limit, in milliseconds.
+        limit_ms: u64,
+    },
+    /// The node is too far away for the ttl: two round trips do not fit into a quarter of it.
+    #[error(
+        "no answer within {limit_ms} ms, with a round trip of {round_trip_ms} ms: set a ttl of at least {ttl_ms} ms"
+    )]
+    TooFar {
+        /// The time limit, in milliseconds.
+        limit_ms: u64,
+        /// The smoothed round trip, in milliseconds.
+        round_trip_ms: u64,
+        /// The smallest ttl that leaves the node enough time, in milliseconds.
+        ttl_ms: u64,
+    },
+    /// The node may have forgotten locks and does not vote until they have ended.
+    #[error("abstains: {reason}")]
+    Abstains {
+        /// For how many more milliseconds, and why.
+        reason: String,
+    },
+    /// The node's clock is too far behind the others' for it to accept their fence.
+    #[error("its clock is too far behind the others': {reason}")]
+    ClockBehind {
+        /// The node's own words.
+        reason: String,
+    },
+    /// As many clients wait on the node as it allows.
+    #[error("its queue is full: {reason}")]
+    QueueFull {
+        /// The node's own words.
+        reason: String,
+    },
+    /// The node answered with an error.
+    #[error("{0}")]
+    Refused(
+        /// The node's own words.
+        String,
+    ),
+    /// The node does not accept the user, the password or the command.
+    #[error("{reason}: check user, password and ACL")]
+    Denied {
+        /// The node's own words.
+        reason: String,
+    },
+    /// The connection cannot be made as it is configured: the certificate, the name or the database
+    /// is wrong.
+    #[error("{reason}")]
+    Misconfigured {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The server runs without the module.
+    #[error(
+        "the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration"
+    )]
+    NoModule,
+    /// The server is a node of this client already, under another address. It has one vote.
+    #[error("it is the same server as {node}, which has its vote")]
+    SameServer {
+        /// The other address.
+        node: String,
+    },
+    /// The server is a Sentinel, or in cluster mode.
+    #[error("it runs in {mode} mode: a node must be an independent master")]
+    NotAMaster {
+        /// The server's name for its mode.
+        mode: String,
+    },
+    /// The server is a replica.
+    #[error("it is a replica: name its master instead")]
+    Replica,
+    /// The node belongs to another set than the majority of the nodes.
+    #[error("not admitted: {reason}")]
+    NotAdmitted {
+        /// What the node and the majority say, and what to do.
+        reason: String,
+    },
+    /// The node sent something that is no answer to the request.
+    #[error("sent an unexpected reply")]
+    UnexpectedReply,
+}
+
+impl NodeError {
+    /// A node that has not answered within `limit`.
+    pub fn timed_out(limit: Duration) -> Self {
+        Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
+    }
+
+    /// Whether the error lasts until a person changes something: the server lacks the module, is a
+    /// replica, or denies the user. Nodes that are down or abstain recover by themselves.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::NoModule
+            | Self::NotAMaster { .. }
+            | Self::SameServer { .. }
+            | Self::Replica
+            | Self::Denied { .. }
+            | Self::NotAdmitted { .. }
+            | Self::Misconfigured { .. } => true,
+            Self::Refused(words) => ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind)),
+            Self::Down { .. }
+            | Self::TimedOut { .. }
+            | Self::TooFar { .. }
+            | Self::Abstains { .. }
+            | Self::ClockBehind { .. }
+            | Self::QueueFull { .. }
+            | Self::UnexpectedReply => false,
+        }
+    }
+}

@@ -1,0 +1,299 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::acquire::Spec;
+use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits};
+use crate::quorum::{self, Moment, ReleaseVerdict};
+
+/// Releases one token on every node that may have it, until each has answered or every lease has
+/// ended by itself.
+///
+/// Call [`poll`](Self::poll) after [`new`](Self::new) and after each event, until it returns `None`;
+/// everything that it returns must be sent before anything else that its client sends to that node.
+/// When [`is_done`](Self::is_done) it may be dropped.
+#[derive(Debug)]
+pub struct Release {
+    spec: Arc<Spec>,
+    token: Token,
+    tally: quorum::Release,
+    verdict: Option<ReleaseVerdict>,
+    nodes: SmallVec<[Node; 5]>,
+    /// A WAIT with this token that has not been answered.
+    wait: Option<RequestId>,
+    /// Until then the verdict waits for answers.
+    limit_at: Moment,
+    /// By then every lease with this token has ended by itself.
+    ends_at: Moment,
+    /// Whether a request that failed is repeated.
+    persistent: bool,
+    sends: VecDeque<Send>,
+    /// Connections on which a request was not answered in time.
+    suspects: VecDeque<(usize, u64)>,
+}
+
+/// A request that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Send {
+    /// Tells its response apart.
+    pub id: RequestId,
+    /// The connection of the node.
+    pub connection: u64,
+    /// What to send.
+    pub request: Request,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    state: State,
+    answer: Answer,
+    /// The round of its last request.
+    round: u32,
+    pause: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Done,
+    /// Sent through this connection. Also through a newer one, if it is not answered by then.
+    Sent {
+        connection: u64,
+        resend_at: Moment,
+    },
+    /// It failed, and is repeated then.
+    Failed {
+        repeat_at: Moment,
+    },
+}
+
+impl Release {
+    /// Releases `token` on the nodes to which a request for it was delivered so.
+    pub(super) fn new(
+        token: Token,
+        deliveries: impl Iterator<Item = Delivery>,
+        spec: &Arc<Spec>,
+        ctx: &Context<'_>,
+    ) -> Self {
+        let now = ctx.now;
+        let mut limit = Duration::ZERO;
+        let mut this = Self {
+            spec: Arc::clone(spec),
+            token,
+            tally: quorum::Release::new(ctx.fleet.majority),
+            verdict: None,
+            nodes: SmallVec::new(),
+            wait: None,
+            limit_at: now,
+            ends_at: now.plus(spec.ttl.duration()),
+            persistent: true,
+            sends: VecDeque::new(),
+            suspects: VecDeque::new(),
+        };
+        for (node, delivery) in deliveries.enumerate() {
+            this.nodes.push(Node {
+                state: State::Done,
+                answer: Answer::Pending,
+                round: 0,
+                pause: limits::RELEASE_PAUSE_MIN,
+            });
+            match delivery {
+                Delivery::NotSent => {
+                    let reason = "it was not reached when the lock was acquired".to_owned();
+                    this.nodes[node].answer = Answer::Failed(NodeError::Down { reason });
+                    this.cast(node, None);
+                    continue;
+                }
+                // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.
+                Delivery::InFlight { connection } => this.send_through(node, connection, now),
+                Delivery::Arrived => this.send(node, ctx),
+            }
+            limit = limit.max(spec.node_timeout(node, ctx));
+        }
+        this.limit_at = now.plus(limit);
+        this
+    }
+
+    /// Releases `token` on all nodes: of a lock that another process detached.
+    pub fn everywhere(token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+        let nodes = 0..ctx.topology.nodes().len();
+        Self::new(token, nodes.map(|_| Delivery::Arrived), spec, ctx)
+    }
+
+    /// Takes a waiter out of the queue of a node. RELEASE travels through another connection than
+    /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
+    pub(super) fn leave(token: Token, wait: RequestId, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+        let delivery = |node| if node == wait.node { Delivery::Arrived } else { Delivery::NotSent };
+        let mut this = Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx);
+        this.wait = Some(wait);
+        this
+    }
+
+    /// Repeats nothing: of a lock that has ended by its deadline.
+    #[must_use]
+    pub(super) fn once(mut self) -> Self {
+        self.persistent = false;
+        self
+    }
+
+    /// The lock that it is about.
+    pub fn spec(&self) -> &Arc<Spec> {
+        &self.spec
+    }
+
+    /// The WAIT whose answer it needs, which the driver hands over with it.
+    pub fn wait(&self) -> Option<RequestId> {
+        self.wait
+    }
+
+    /// What is to be sent next.
+    pub fn poll(&mut self) -> Option<Send> {
+        self.sends.pop_front()
+    }
+
+    /// A node, and the number of its connection, that left a request unanswered: tell its link.
+    pub fn poll_suspect(&mut self) -> Option<(usize, u64)> {
+        self.suspects.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Moment> {
+        if self.is_done() {
+            return None;
+        }
+        let nodes = self.nodes.iter().filter_map(|node| match node.state {
+            State::Done => None,
+            State::Sent { resend_at, .. } => Some(resend_at),
+            State::Failed { repeat_at } => Some(repeat_at),
+        });
+        let limit_at = self.verdict.is_none().then_some(self.limit_at);
+        nodes.chain(limit_at).chain([self.ends_at]).reduce(Moment::earlier)
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_done(&self) -> bool {
+        self.wait.is_none() && self.nodes.iter().all(|node| matches!(node.state, State::Done))
+    }
+
+    /// What the release came to, once a majority has decided or its time limit is over.
+    pub fn verdict(&self) -> Option<ReleaseVerdict> {
+        self.verdict
+    }
+
+    /// What each node answered.
+    pub fn answers(&self) -> impl Iterator<Item = &Answer> {
+        self.nodes.iter().map(|node| &node.answer)
+    }
+
+    /// Takes a response: to one of its requests, or to the WAIT that it [waits for](Self::wait).
+    pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
+        if self.wait == Some(id) {
+            self.wait = None;
+            if *response == Response::No {
+                // The waiter is out of the queue, and was granted nothing.
+                self.nodes[id.node].state = State::Done;
+            } else {
+                // It was granted the lock, or may have been: that is released again.
+                self.send(id.node, ctx);
+            }
+            return;
+        }
+        let node = &mut self.nodes[id.node];
+        if matches!(node.state, State::Done) {
+            return;
+        }
+        node.answer = response.to_answer();
+        self.cast(id.node, response.holds());
+        let node = &mut self.nodes[id.node];
+        match response {
+            Response::Failed(error) if error.is_permanent() => {
+                // Nothing was granted there, and nothing can be released.
+                node.state = State::Done;
+                self.wait = self.wait.filter(|wait| wait.node != id.node);
+            }
+            // An older request failed. The newer one is unanswered.
+            Response::Failed(_) if node.round != id.round => {}
+            Response::Failed(_) if self.persistent || self.wait.is_some() => self.repeat(id.node, ctx),
+            // The waiter may not have been in the queue yet.
+            _ if self.wait.is_some_and(|wait| wait.node == id.node) => self.repeat(id.node, ctx),
+            _ => node.state = State::Done,
+        }
+    }
+
+    fn repeat(&mut self, node: usize, ctx: &Context<'_>) {
+        let node = &mut self.nodes[node];
+        node.state = State::Failed { repeat_at: ctx.now.plus(node.pause) };
+        node.pause = (node.pause * 2).min(limits::RELEASE_PAUSE_MAX);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
+        if ctx.now.has_reached(self.ends_at) {
+            self.wait = None;
+            for node in &mut self.nodes {
+                node.state = State::Done;
+            }
+        }
+        for index in 0..self.nodes.len() {
+            match self.nodes[index].state {
+                State::Sent { connection, resend_at } if ctx.now.has_reached(resend_at) => {
+                    self.suspects.push_back((index, connection));
+                    // A connection that was replaced may never answer.
+                    match ctx.topology.route(index) {
+                        Ok(current) if current != connection => self.send(index, ctx),
+                        _ => {
+                            let resend_at = ctx.now.plus(limits::RELEASE_RESEND);
+                            self.nodes[index].state = State::Sent { connection, resend_at };
+                        }
+                    }
+                }
+                State::Failed { repeat_at } if ctx.now.has_reached(repeat_at) => self.send(index, ctx),
+                _ => {}
+            }
+        }
+        if self.verdict.is_none() && ctx.now.has_reached(self.limit_at) {
+            let limit = NodeError::timed_out(self.longest_limit(ctx));
+            for node in self.nodes.iter_mut().filter(|node| node.answer == Answer::Pending) {
+                node.answer = Answer::Failed(limit.clone());
+            }
+            self.verdict = Some(self.tally.time_is_up());
+        }
+    }
+
+    fn longest_limit(&self, ctx: &Context<'_>) -> Duration {
+        let limits = (0..self.nodes.len()).map(|node| self.spec.node_timeout(node, ctx));
+        limits.max().unwrap_or_default()
+    }
+
+    fn send(&mut self, node: usize, ctx: &Context<'_>) {
+        match ctx.topology.route(node) {
+            Ok(connection) => self.send_through(node, connection, ctx.now),
+            Err(error) => {
+                let permanent = error.is_permanent();
+                self.nodes[node].answer = Answer::Failed(error);
+                self.cast(node, None);
+                if permanent || !(self.persistent || self.wait.is_some()) {
+                    self.nodes[node].state = State::Done;
+                } else {
+                    self.repeat(node, ctx);
+                }
+            }
+        }
+    }
+
+    fn send_through(&mut self, index: usize, connection: u64, now: Moment) {
+        let node = &mut self.nodes[index];
+        node.round += 1;
+        node.state = State::Sent { connection, resend_at: now.plus(limits::RELEASE_RESEND) };
+        let id = RequestId { round: node.round, node: index };
+        let request = Request { token: self.token, command: Command::Release };
+        self.sends.push_back(Send { id, connection, request });
+    }
+
+    fn cast(&mut self, node: usize, held: Option<bool>) {
+        if let Some(verdict) = self.tally.answer(node, held) {
+            self.verdict.get_or_insert(verdict);
+        }
+    }
+}

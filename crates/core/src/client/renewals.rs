@@ -1,0 +1,64 @@
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use super::limits;
+use crate::quorum::Moment;
+
+/// When which lock of a client is to be extended. Locks that are due at about the same time travel
+/// together.
+#[derive(Debug, Default)]
+pub struct Renewals {
+    due: HashMap<u64, (Moment, Duration)>,
+    /// By time. What is not due at that time any more is skipped.
+    order: BinaryHeap<Reverse<((Duration, Duration), u64)>>,
+}
+
+impl Renewals {
+    /// The lock is to be extended at `at`, or earlier by `window` together with others.
+    pub fn schedule(&mut self, lock: u64, at: Moment, window: Duration) {
+        self.due.insert(lock, (at, window));
+        self.order.push(Reverse(((at.raw, at.boot), lock)));
+    }
+
+    /// The lock is not to be extended any more.
+    pub fn forget(&mut self, lock: u64) {
+        self.due.remove(&lock);
+        if self.due.is_empty() {
+            self.order.clear();
+        }
+    }
+
+    /// When the first lock is due.
+    pub fn next(&mut self) -> Option<Moment> {
+        while let Some(Reverse((at, lock))) = self.order.peek() {
+            match self.due.get(lock) {
+                Some((due, _)) if (due.raw, due.boot) == *at => return Some(*due),
+                _ => self.order.pop(),
+            };
+        }
+        None
+    }
+
+    /// The locks that are due now, and those that may travel with them: in batches.
+    pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
+        let mut batches: Vec<Vec<u64>> = Vec::new();
+        let mut first = true;
+        while let Some(at) = self.next() {
+            let Some(&Reverse((_, lock))) = self.order.peek() else { break };
+            let window = self.due.get(&lock).map(|(_, window)| *window).unwrap_or_default();
+            let reached = now.has_reached(at) || (!first && now.plus(window).has_reached(at));
+            if !reached {
+                break;
+            }
+            first = false;
+            self.order.pop();
+            self.due.remove(&lock);
+            match batches.last_mut().filter(|batch| batch.len() < limits::RENEWALS_MAX) {
+                Some(batch) => batch.push(lock),
+                None => batches.push(vec![lock]),
+            }
+        }
+        batches
+    }
+}

@@ -1,0 +1,61 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The part of a sample above the estimate that the estimate grows by.
+const GROWTH_PART: u64 = 8;
+/// No estimate grows beyond this, in microseconds.
+const ESTIMATE_MAX_US: u64 = 10_000_000;
+/// The estimate before the first sample, in microseconds.
+const UNKNOWN_US: u64 = 1000;
+
+/// The smoothed round trip of each node.
+///
+/// A shorter sample counts at once, a longer one by an eighth: anything else that delays an answer
+/// only makes it longer. Each time-out doubles the estimate, and late answers are samples too, so
+/// the estimate of a path that becomes slow follows it. Waits are not sampled.
+#[derive(Debug)]
+pub struct RoundTrips {
+    estimates_us: Box<[AtomicU64]>,
+}
+
+impl RoundTrips {
+    /// Of so many nodes, none of which has been measured.
+    pub fn new(nodes: usize) -> Self {
+        Self { estimates_us: (0..nodes).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The estimate for a node; 1 ms before the first sample.
+    pub fn of(&self, node: usize) -> Duration {
+        let us = self.estimates_us[node].load(Ordering::Relaxed);
+        Duration::from_micros(if us == 0 { UNKNOWN_US } else { us })
+    }
+
+    /// The longest estimate of all nodes.
+    pub fn longest(&self) -> Duration {
+        (0..self.estimates_us.len()).map(|node| self.of(node)).max().unwrap_or_default()
+    }
+
+    /// The estimate that half of the nodes do not exceed.
+    pub fn typical(&self) -> Duration {
+        let mut all: smallvec::SmallVec<[Duration; 8]> =
+            (0..self.estimates_us.len()).map(|node| self.of(node)).collect();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// Learns that a node answered after `took`, in time or late.
+    pub fn sample(&self, node: usize, took: Duration) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).clamp(1, ESTIMATE_MAX_US);
+        let before = self.estimates_us[node].load(Ordering::Relaxed);
+        let after =
+            if before == 0 { took } else { before.min(took) + took.saturating_sub(before) / GROWTH_PART };
+        // Of two samples at the same moment one may be lost, which changes little.
+        self.estimates_us[node].store(after, Ordering::Relaxed);
+    }
+
+    /// Learns that a node did not answer in time.
+    pub fn timed_out(&self, node: usize) {
+        let before = self.estimates_us[node].load(Ordering::Relaxed).max(1);
+        self.estimates_us[node].store((before * 2).min(ESTIMATE_MAX_US), Ordering::Relaxed);
+    }
+}

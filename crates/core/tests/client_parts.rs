@@ -1,0 +1,107 @@
+//! The small parts of a client: limits, round trips, fence proposals, queues, renewals.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+use std::time::Duration;
+
+use quorlock_core::client::{Entry, FenceProposals, Line, Renewals, RoundTrips, limits};
+use quorlock_core::quorum::Moment;
+use quorlock_core::{Fence, Ttl};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn ttl(ms: u64) -> Ttl {
+    Ttl::from_ms(ms).unwrap()
+}
+
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
+#[test]
+fn node_timeout_follows_the_round_trip_within_the_ttl() {
+    assert_eq!(limits::node_timeout(ms(1), ttl(10_000)), ms(50), "the least");
+    assert_eq!(limits::node_timeout(ms(30), ttl(10_000)), ms(120), "four round trips");
+    assert_eq!(limits::node_timeout(ms(1), ttl(200)), ms(20), "a tenth of the ttl");
+    assert_eq!(limits::node_timeout(ms(80), ttl(1000)), ms(160), "two round trips beyond that");
+    assert_eq!(limits::node_timeout(ms(400), ttl(1000)), ms(250), "never above a quarter");
+    assert_eq!(limits::ttl_wanted(ms(400), ttl(1000)), Some(ms(3200)));
+    assert_eq!(limits::ttl_wanted(ms(400), ttl(3200)), None);
+}
+
+#[test]
+fn patience_is_bounded_by_one_time_limit() {
+    assert_eq!(limits::patience(ms(0), ms(50)), ms(10));
+    assert_eq!(limits::patience(ms(2), ms(50)), ms(40));
+    assert_eq!(limits::patience(ms(100), ms(400)), ms(400));
+}
+
+#[test]
+fn shorter_round_trip_counts_at_once_and_a_longer_one_by_an_eighth() {
+    let round_trips = RoundTrips::new(2);
+    assert_eq!(round_trips.of(0), ms(1), "before the first sample");
+    round_trips.sample(0, ms(10));
+    round_trips.sample(0, ms(2));
+    assert_eq!(round_trips.of(0), ms(2));
+    round_trips.sample(0, ms(10));
+    assert_eq!(round_trips.of(0), ms(3));
+    (0..40).for_each(|_| round_trips.sample(0, ms(10)));
+    assert!(round_trips.of(0) > ms(9));
+    assert_eq!(round_trips.of(1), ms(1), "another node");
+}
+
+#[test]
+fn time_out_doubles_the_round_trip() {
+    let round_trips = RoundTrips::new(1);
+    round_trips.sample(0, ms(5));
+    round_trips.timed_out(0);
+    assert_eq!(round_trips.of(0), ms(10));
+    (0..40).for_each(|_| round_trips.timed_out(0));
+    assert_eq!(round_trips.of(0), ms(10_000), "there is an end");
+}
+
+#[test]
+fn next_proposal_is_above_the_fence_that_was_agreed_on() {
+    let proposals = FenceProposals::default();
+    assert_eq!(proposals.propose(100), fence(100));
+    proposals.learn(fence(100), fence(500));
+    assert_eq!(proposals.propose(100), fence(501));
+    proposals.learn(fence(100), fence(200));
+    assert_eq!(proposals.propose(100), fence(501), "another attempt, begun before");
+    proposals.learn(fence(501), fence(300));
+    assert_eq!(proposals.propose(100), fence(301), "the nodes did not accept it");
+}
+
+#[test]
+fn line_serves_callers_in_the_order_of_their_arrival() {
+    let mut line = Line::new(1);
+    assert_eq!(line.enter(), Entry::Place);
+    let numbers: Vec<_> = (0..3).map(|_| line.enter()).collect();
+    let [Entry::InLine(first), Entry::InLine(second), Entry::InLine(third)] = numbers[..] else {
+        panic!("{numbers:?}");
+    };
+    assert!(line.give_up(second));
+    assert_eq!(line.leave(), Some(first));
+    assert!(!line.give_up(first), "it has a place");
+    assert_eq!(line.leave(), Some(third));
+    assert_eq!(line.leave(), None);
+    assert!(line.is_idle(1));
+}
+
+#[test]
+fn renewals_that_are_due_together_travel_together() {
+    let at = |after| Moment::default().plus(ms(after));
+    let mut renewals = Renewals::default();
+    renewals.schedule(1, at(100), ms(20));
+    renewals.schedule(2, at(115), ms(20));
+    renewals.schedule(3, at(300), ms(20));
+    assert_eq!(renewals.next(), Some(at(100)));
+    assert_eq!(renewals.take_due(at(99)), Vec::<Vec<u64>>::new());
+    assert_eq!(renewals.take_due(at(100)), [vec![1, 2]]);
+    renewals.schedule(3, at(200), ms(20));
+    assert_eq!(renewals.next(), Some(at(200)), "the later time is void");
+    renewals.forget(3);
+    assert_eq!(renewals.next(), None);
+}

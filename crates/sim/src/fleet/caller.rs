@@ -1,0 +1,301 @@
+//! The programs: each calls for locks, holds them, and ends them in one of several ways.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Ttl;
+use quorlock_core::client::Spec;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::clock::Ns;
+use super::events::Event;
+use super::plan::{Habits, Plan};
+use super::process::{Ended, Process};
+use super::world::{Text, World};
+
+/// One task of a program, which does one thing after the other.
+pub(super) struct Caller {
+    rng: StdRng,
+    state: State,
+    /// The number of its next event; earlier ones are void.
+    number: u64,
+    errand: Option<Errand>,
+    pub(super) locks: u64,
+    pub(super) failures: u64,
+    pub(super) longest_wait: Ns,
+    pub(super) waited: Ns,
+    pub(super) began: Ns,
+    /// Has one set of keys, if the plan says so.
+    pub(super) only: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Resting,
+    Calling(u64),
+    Holding(u64),
+    Extending(u64),
+    Releasing,
+    Finished,
+}
+
+/// What it does with one lock.
+#[derive(Clone, Debug)]
+struct Errand {
+    held_for: Ns,
+    extends: u32,
+    end: End,
+    /// Whether it waits without end.
+    waits_for_ever: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Release,
+    Drop,
+    Detach,
+}
+
+impl Caller {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            rng: StdRng::seed_from_u64(seed),
+            state: State::Resting,
+            number: 0,
+            errand: None,
+            locks: 0,
+            failures: 0,
+            longest_wait: 0,
+            waited: 0,
+            began: 0,
+            only: None,
+        }
+    }
+
+    /// Whether it does nothing any more.
+    pub(super) fn is_finished(&self) -> bool {
+        self.state == State::Finished
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.rng.random_range(0..100) < percent
+    }
+
+    fn between(&mut self, (from, to): (Ns, Ns)) -> Ns {
+        // As many short times as long ones.
+        let (from, to) = (from.max(1), to.max(from + 1));
+        if self.chance(50) {
+            self.rng.random_range(from..=to)
+        } else {
+            self.rng.random_range(from..=from + (to - from) / 8)
+        }
+    }
+
+    fn ttl(&mut self, habits: &Habits) -> Ttl {
+        let ms = habits.ttls_ms[self.rng.random_range(0..habits.ttls_ms.len())];
+        Ttl::from_ms(ms).expect("a plan has sensible ttls")
+    }
+
+    fn wait(&mut self, habits: &Habits) -> Option<Duration> {
+        let [none, short, long] = habits.waits_percent;
+        match self.rng.random_range(0..100) {
+            n if n < none => Some(Duration::ZERO),
+            n if n < none + short => Some(Duration::from_millis(self.rng.random_range(1..=300))),
+            n if n < none + short + long => Some(Duration::from_millis(self.rng.random_range(300..=10_000))),
+            _ => None,
+        }
+    }
+}
+
+impl Process {
+    /// A caller begins, after a while.
+    pub(super) fn caller_begins(&mut self, caller: usize, at: Ns, world: &mut World) {
+        self.callers[caller].state = State::Resting;
+        self.wake_caller(caller, at, world);
+    }
+
+    fn wake_caller(&mut self, caller: usize, at: Ns, world: &mut World) {
+        let this = &mut self.callers[caller];
+        this.number += 1;
+        let event = Event::Caller { process: self.index, caller, number: this.number };
+        world.events.add(at, event);
+    }
+
+    /// It is time for what the caller does next.
+    pub(super) fn caller_acts(&mut self, caller: usize, number: u64, world: &mut World) {
+        if self.callers[caller].number != number {
+            return;
+        }
+        match self.callers[caller].state {
+            State::Resting => self.caller_calls(caller, world),
+            State::Calling(call) => {
+                self.cancel(call, world);
+                self.caller_rests(caller, world);
+            }
+            State::Holding(lock) => self.caller_has_held(caller, lock, world),
+            State::Extending(_) | State::Releasing | State::Finished => {}
+        }
+        self.settle(world);
+    }
+
+    fn caller_calls(&mut self, caller: usize, world: &mut World) {
+        if world.is_ending {
+            self.callers[caller].state = State::Finished;
+            return;
+        }
+        let plan = Arc::clone(&world.plan);
+        let this = &mut self.callers[caller];
+        this.began = world.now;
+        let habits = &plan.habits;
+        let errand = Errand {
+            held_for: this.between(habits.hold),
+            extends: if this.chance(habits.extend_percent) { this.rng.random_range(1..4) } else { 0 },
+            end: match this.rng.random_range(0..100) {
+                n if n < habits.detach_percent => End::Detach,
+                n if n < habits.detach_percent + habits.drop_percent => End::Drop,
+                _ => End::Release,
+            },
+            waits_for_ever: false,
+        };
+        if this.chance(50)
+            && let Some(text) = world.texts.pop()
+        {
+            this.errand = Some(errand);
+            let call = self.attach(caller, text.keys, &text.spec, text.token, world);
+            self.called(caller, call);
+            return;
+        }
+        let (keys, ttl, wait) = (this.keys(&plan), this.ttl(habits), this.wait(habits));
+        let renews = this.chance(habits.renew_percent);
+        let cancels = this.chance(habits.cancel_percent);
+        let min_validity = if this.chance(80) { ttl.duration() / 2 } else { Duration::ZERO };
+        let cancel_after = this.between((1, 2 * habits.hold.1 + 10 * plan.round_trip));
+        this.errand = Some(Errand { waits_for_ever: wait.is_none(), ..errand });
+        let spec = Arc::new(Spec {
+            keys: plan.key_sets[keys].clone(),
+            ttl,
+            min_validity,
+            node_timeout: None,
+            max_hold: None,
+            owner: None,
+        });
+        if let Err(error) = spec.check() {
+            world.violate(format!("a plan has an impossible lock: {error}"));
+        }
+        let call = self.call(caller, keys, &spec, wait, renews, world);
+        self.called(caller, call);
+        if cancels && self.callers[caller].state == State::Calling(call) {
+            self.wake_caller(caller, world.now + cancel_after, world);
+        }
+    }
+
+    fn called(&mut self, caller: usize, call: u64) {
+        // It may have ended at once.
+        let has_ended = self.ended.iter().any(|ended| match ended {
+            Ended::Acquired { lock, .. } => *lock == call,
+            Ended::Failed { caller: failed } => *failed == caller,
+            Ended::Extended { .. } | Ended::Released { .. } => false,
+        });
+        let _ = has_ended;
+        self.callers[caller].state = State::Calling(call);
+    }
+
+    /// Something that the caller waited for has come.
+    pub(super) fn caller_goes_on(&mut self, ended: Ended, world: &mut World) {
+        match ended {
+            Ended::Acquired { caller, lock } => {
+                let this = &mut self.callers[caller];
+                this.locks += 1;
+                let wait = world.now - this.began;
+                this.waited += wait;
+                this.longest_wait = this.longest_wait.max(wait);
+                world.locks += 1;
+                this.state = State::Holding(lock);
+                let parts = this.errand.as_ref().map_or(1, |errand| u64::from(errand.extends) + 1);
+                let held_for = this.errand.as_ref().map_or(0, |errand| errand.held_for) / parts;
+                self.wake_caller(caller, world.now + held_for, world);
+            }
+            Ended::Failed { caller } => {
+                self.callers[caller].failures += 1;
+                self.caller_rests(caller, world);
+            }
+            Ended::Extended { caller, lock } => {
+                let this = &mut self.callers[caller];
+                if this.state == State::Extending(lock) {
+                    this.state = State::Holding(lock);
+                    let errand = this.errand.as_ref();
+                    let part = errand.map_or(0, |errand| errand.held_for / u64::from(errand.extends + 1));
+                    self.wake_caller(caller, world.now + part, world);
+                }
+            }
+            Ended::Released { caller } => {
+                if self.callers[caller].state == State::Releasing {
+                    self.caller_rests(caller, world);
+                }
+            }
+        }
+    }
+
+    fn caller_has_held(&mut self, caller: usize, lock: u64, world: &mut World) {
+        let this = &mut self.callers[caller];
+        if let Some(errand) = &mut this.errand
+            && errand.extends > 0
+        {
+            errand.extends -= 1;
+            this.state = State::Extending(lock);
+            if self.extend(lock, world) {
+                return;
+            }
+        }
+        let this = &mut self.callers[caller];
+        match this.errand.as_ref().map_or(End::Release, |errand| errand.end) {
+            End::Release => {
+                this.state = State::Releasing;
+                self.release_lock(lock, Some(caller), world);
+            }
+            End::Drop => {
+                self.release_lock(lock, None, world);
+                self.caller_rests(caller, world);
+            }
+            End::Detach => {
+                let keys = self.keys_of(lock);
+                if let Some((token, spec)) = self.detach(lock, world) {
+                    world.texts.push(Text { keys, token, spec });
+                }
+                self.caller_rests(caller, world);
+            }
+        }
+    }
+
+    fn caller_rests(&mut self, caller: usize, world: &mut World) {
+        let plan = Arc::clone(&world.plan);
+        let this = &mut self.callers[caller];
+        this.state = State::Resting;
+        let rest = if this.chance(plan.habits.at_once_percent) { 0 } else { this.between(plan.habits.rest) };
+        self.wake_caller(caller, world.now + rest, world);
+    }
+
+    /// No more calls are made, and those that wait without end are cancelled.
+    pub(super) fn callers_end(&mut self, world: &mut World) {
+        for caller in 0..self.callers.len() {
+            let this = &self.callers[caller];
+            let waits_for_ever = this.errand.as_ref().is_some_and(|errand| errand.waits_for_ever);
+            match this.state {
+                State::Calling(call) if waits_for_ever => {
+                    self.cancel(call, world);
+                    self.callers[caller].state = State::Finished;
+                }
+                State::Resting => self.callers[caller].state = State::Finished,
+                _ => {}
+            }
+        }
+        self.settle(world);
+    }
+}
+
+impl Caller {
+    fn keys(&mut self, plan: &Plan) -> usize {
+        self.only.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
+    }
+}

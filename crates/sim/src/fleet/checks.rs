@@ -1,0 +1,282 @@
+//! What must hold in every run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use quorlock_core::Fence;
+use quorlock_core::client::Reason;
+use quorlock_core::quorum::{End, Majority, Standing};
+
+use super::claims::Kind;
+use super::clock::{MS, Ns, SECOND};
+use super::plan::Plan;
+use super::process::{Lock, Machine, Process};
+use super::world::{Note, World};
+
+/// The time between two looks at the fleet.
+const SAMPLED: Ns = 250 * MS;
+
+/// The checkers of a run.
+pub(super) struct Checks {
+    majority: Majority,
+    /// The locks that may be held.
+    held: Vec<(usize, u64)>,
+    /// The last fence of each key, and when it was granted.
+    fences: Vec<Fence>,
+    granted: Vec<Ns>,
+    /// Since when nothing has kept a call from its lock.
+    unhindered: BTreeMap<(usize, u64), Ns>,
+}
+
+impl Checks {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            majority: Majority::of(plan.nodes).expect("a fleet has nodes"),
+            held: Vec::new(),
+            fences: vec![Fence::ZERO; plan.names.len()],
+            granted: vec![0; plan.names.len()],
+            unhindered: BTreeMap::new(),
+        }
+    }
+
+    /// Checks what has happened in the last event.
+    pub(super) fn take_notes(&mut self, world: &mut World, processes: &[Process]) {
+        for note in std::mem::take(&mut world.notes) {
+            match note {
+                Note::Granted { process, machine } => {
+                    self.fence_grows(process, machine, world, processes);
+                    self.excludes_others(process, machine, world, processes);
+                    self.held.push((process, machine));
+                    self.is_held_on_majority(process, machine, world, processes);
+                }
+                Note::Extended { process, machine } => {
+                    self.excludes_others(process, machine, world, processes);
+                    self.is_held_on_majority(process, machine, world, processes);
+                }
+                Note::Released { process, call, keys, standing, renewed, call_started } => {
+                    self.forget(process, call);
+                    if let (Standing::Lost(end), true) = (standing, renewed) {
+                        self.was_lost_for_a_reason(process, call, end, (keys, call_started), world);
+                    }
+                }
+                Note::Detached { process, call } => self.forget(process, call),
+                Note::Failed { process, call, keys, reason, attached, last_look } => {
+                    if reason == Reason::Held && !attached {
+                        self.was_taken(process, call, keys, last_look, world);
+                    }
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, process: usize, call: u64) {
+        let machine = call & ((1 << 40) - 1);
+        self.held.retain(|&held| held != (process, machine));
+    }
+
+    /// Fences grow in the order of the grants.
+    fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        let fence = lock.hold.fence();
+        for &key in &world.plan.members[lock.keys].clone() {
+            if fence <= self.fences[key] {
+                let before = self.fences[key];
+                world
+                    .violate(format!("p{process}/{machine} has fence {fence} for key {key}, after {before}"));
+            }
+            self.fences[key] = fence;
+            self.granted[key] = world.now;
+        }
+    }
+
+    /// No two locks that share a key are held at a time.
+    fn excludes_others(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        if !is_held(all, process, lock, world.now) {
+            return;
+        }
+        for &(other_process, other_machine) in &self.held {
+            if (other_process, other_machine) == (process, machine) {
+                continue;
+            }
+            let Some(other) = lock_of(all, other_process, other_machine) else { continue };
+            let overlaps = world.plan.overlap(lock.keys, other.keys);
+            if overlaps && is_held(all, other_process, other, world.now) {
+                world.violate(format!(
+                    "two holders: p{process}/{machine} and p{other_process}/{other_machine}"
+                ));
+            }
+        }
+    }
+
+    /// On so many nodes that no other can have it, the token holds the lock, or the node abstains
+    /// since it may have forgotten that.
+    fn is_held_on_majority(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        if !is_held(all, process, lock, world.now) {
+            return;
+        }
+        let (token, now) = (lock.hold.token(), world.now);
+        let members = &world.plan.members[lock.keys];
+        let holds = |&node: &usize| {
+            let has = |key: &usize| {
+                let mut claims = world.claims.at(node, *key, now);
+                claims.any(|claim| claim.token == token && claim.kind != Kind::Waiter)
+            };
+            members.iter().all(has) || !votes(world, node)
+        };
+        let count = (0..world.plan.nodes).filter(holds).count();
+        if count < self.majority.size() {
+            world.violate(format!("p{process}/{machine} is held, but on {count} nodes only"));
+        }
+    }
+
+    /// A lock that is renewed is not lost while a majority is well, and held by no other there. What
+    /// was not released before a fault may have been.
+    fn was_lost_for_a_reason(
+        &mut self,
+        process: usize,
+        call: u64,
+        end: End,
+        (keys, call_started): (usize, Ns),
+        world: &mut World,
+    ) {
+        let plan = Arc::clone(&world.plan);
+        let (from, to) = (call_started, world.now);
+        let is_free = |node: &usize| {
+            let members = &plan.members[keys];
+            !members.iter().any(|&key| world.claims.was_orphan(*node, key, call, (from, to)))
+        };
+        let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
+        let well = nodes.filter(is_free).count();
+        if well >= self.majority.size() {
+            let machine = call & ((1 << 40) - 1);
+            world.violate(format!(
+                "p{process}/{machine} lost a renewed lock ({end:?}) while {well} nodes were well"
+            ));
+        }
+    }
+
+    /// Others had the lock, or waited for it, on so many nodes that no majority was left.
+    fn was_taken(&mut self, process: usize, call: u64, keys: usize, last_look: Ns, world: &mut World) {
+        let plan = Arc::clone(&world.plan);
+        let (members, majority) = (&plan.members[keys], self.majority.size());
+        if !world.claims.were_taken(members, call, (last_look, world.now), majority) {
+            let machine = call & ((1 << 40) - 1);
+            let look = (world.now - last_look) / 1000;
+            world.violate(format!(
+                "p{process}/{machine} reports Held, but in the last {look} µs a majority was free"
+            ));
+        }
+    }
+
+    /// Looks at the fleet from time to time.
+    pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
+        let held = std::mem::take(&mut self.held);
+        for &(process, machine) in &held {
+            self.is_held_on_majority(process, machine, world, processes);
+        }
+        self.held = held;
+        self.free_locks_are_granted(world, processes);
+    }
+
+    /// A free lock is granted to one of the calls that are after it.
+    fn free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
+        let (plan, now) = (Arc::clone(&world.plan), world.now);
+        let mut unhindered = BTreeMap::new();
+        let waits = |process: &Process| process.calls().map(|(_, call)| call.keys).collect::<Vec<_>>();
+        let wanted: Vec<Vec<usize>> = processes.iter().map(waits).collect();
+        let held: Vec<usize> = (self.held.iter())
+            .filter_map(|&(process, machine)| {
+                let lock = lock_of(processes, process, machine)?;
+                is_held(processes, process, lock, now).then_some(lock.keys)
+            })
+            .collect();
+        // An attempt may hold a node for so long.
+        let at_most = 100 * MS + 4 * plan.round_trip;
+        let is_free = |keys: usize, node: usize| {
+            plan.members[keys].iter().all(|&key| {
+                let mut claims = world.claims.at(node, key, now);
+                claims.all(|claim| claim.kind == Kind::Waiter || claim.since + at_most > now)
+            })
+        };
+        let reaches_majority = |process: usize, keys: usize| {
+            let is_good = |&node: &usize| {
+                plan.is_well(process, node, now.saturating_sub(SAMPLED), now)
+                    && votes(world, node)
+                    && is_free(keys, node)
+            };
+            processes[process].paused == 0 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
+        };
+        let mut stuck = None;
+        for process in processes {
+            for (machine, call) in process.calls() {
+                let overlaps = |keys: &usize| plan.overlap(*keys, call.keys);
+                let is_held = held.iter().any(overlaps);
+                let is_fair = !is_held
+                    && (wanted.iter().enumerate())
+                        .filter(|(_, wanted)| wanted.iter().any(overlaps))
+                        .all(|(other, _)| reaches_majority(other, call.keys));
+                if !is_fair {
+                    continue;
+                }
+                let known = self.unhindered.get(&(process.index, machine)).copied().unwrap_or(now);
+                let granted = plan.members[call.keys].iter().map(|&key| self.granted[key]).max();
+                let since = known.max(granted.unwrap_or_default());
+                let limit = u64::try_from(process.longest_timeout(call.acquire.spec()).as_nanos());
+                // Clients for which a node has no place poll, and get in each other's way.
+                let crowd = if plan.max_waiters < plan.processes { 10 * SECOND } else { 2 * SECOND };
+                let most = crowd + 4 * limit.unwrap_or_default() + SAMPLED;
+                if now - since > most {
+                    stuck = Some((process.index, machine, (now - since) / MS));
+                }
+                unhindered.insert((process.index, machine), since);
+            }
+        }
+        self.unhindered = unhindered;
+        if let Some((process, machine, ms)) = stuck {
+            world.violate(format!("p{process}/{machine} has waited {ms} ms for a free lock"));
+        }
+    }
+
+    /// Nothing is left when all is over.
+    pub(super) fn end(&mut self, world: &mut World, processes: &[Process]) {
+        for process in processes {
+            if !process.is_idle() {
+                let what = process.describe();
+                world.violate(format!("p{} is not idle: {what:?}", process.index));
+            }
+        }
+        for node in 0..world.hosts.len() {
+            let now = world.now;
+            let host = &mut world.hosts[node];
+            host.server.expire_keys(host.clock.at(now));
+            let (leases, waiters) = (host.server.node.leases(), host.server.node.waiters());
+            let (keys, blocked) = (host.server.keys.iter().count(), host.blocked());
+            if leases + waiters + keys + blocked > 0 {
+                world.violate(format!(
+                    "n{node} is left with {leases} leases, {waiters} waiters, {keys} keys and \
+                     {blocked} blocked clients"
+                ));
+            }
+        }
+    }
+}
+
+fn votes(world: &World, node: usize) -> bool {
+    let host = &world.hosts[node];
+    host.server.node.abstains(host.clock.at(world.now).monotonic).is_none()
+        && host.state == super::host::State::Up
+}
+
+fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock> {
+    match &processes[process].machines.get(&machine)?.machine {
+        Machine::Lock(lock) => Some(lock),
+        Machine::Call(_) | Machine::Release(_) => None,
+    }
+}
+
+fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {
+    let now = processes[process].shared.now(now);
+    !matches!(lock.hold.standing(now), Standing::Lost(_))
+}

@@ -1,0 +1,76 @@
+//! What happens when.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use super::clock::Ns;
+use super::network::{Conn, Down, Up};
+
+/// Something that happens at some time.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A message arrives at the machine of a node.
+    Up { conn: Conn, number: u64, message: Up },
+    /// A message arrives at the machine of a process.
+    Down { conn: Conn, number: u64, message: Down },
+    /// The node learns that the connection has ended.
+    NodeLosesConnection { conn: Conn },
+    /// The process learns that the connection has ended.
+    ProcessLosesConnection { conn: Conn },
+    /// The node has work of its own.
+    NodeWakes { node: usize },
+    /// The node has finished a command.
+    NodeIsFree { node: usize },
+    /// A machine of a process wants to be called.
+    Timer { process: usize, machine: u64 },
+    /// A program does what it does next.
+    Caller { process: usize, caller: usize, number: u64 },
+    /// A fault begins, and then ends.
+    Fault { index: usize },
+    /// The state of the fleet is looked at.
+    Sample,
+}
+
+struct Entry {
+    at: Ns,
+    number: u64,
+    event: Event,
+}
+
+/// The events to come, in order; those of the same time in the order in which they were added.
+#[derive(Default)]
+pub(super) struct Events {
+    heap: BinaryHeap<Entry>,
+    next: u64,
+}
+
+impl Events {
+    pub(super) fn add(&mut self, at: Ns, event: Event) {
+        self.next += 1;
+        self.heap.push(Entry { at, number: self.next, event });
+    }
+
+    pub(super) fn pop(&mut self) -> Option<(Ns, Event)> {
+        self.heap.pop().map(|entry| (entry.at, entry.event))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.number).cmp(&(self.at, self.number))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}

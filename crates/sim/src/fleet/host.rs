@@ -1,0 +1,466 @@
+//! The machines that nodes run on: the real node in memory, its sockets, pauses and restarts.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use quorlock_core::client::{Command, NodeError, Response, Token};
+use quorlock_core::node::memory::{Name, Server};
+use quorlock_core::node::{self, CommandError, FenceError, Now, Reply, Settings, Ticket, WaitReply};
+use quorlock_core::{Fence, Ttl};
+use std::time::Duration;
+
+use super::claims::{Claim, Kind};
+use super::clock::{NodeClock, Ns, SECOND};
+use super::events::Event;
+use super::network::{Conn, Down, Packet, Up};
+use super::world::World;
+
+/// When a process notices that the other end of a silent connection is gone.
+const KEEPALIVE: Ns = 8 * SECOND;
+
+/// A node and its machine.
+pub(super) struct Host {
+    pub(super) server: Server,
+    pub(super) settings: Settings,
+    pub(super) clock: NodeClock,
+    pub(super) state: State,
+    pub(super) is_paused: bool,
+    /// How many times it was started.
+    pub(super) start: u32,
+    pub(super) run_id: Arc<str>,
+    /// What has arrived, and was not read yet.
+    inbox: VecDeque<(Conn, Up)>,
+    /// Clients that wait.
+    blocked: BTreeMap<Ticket, Blocked>,
+    next_ticket: u64,
+    wakes_at: Option<Ns>,
+    busy_until: Ns,
+    /// How long each command takes.
+    pub(super) service: Ns,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Up,
+    /// The server has ended; its machine refuses connections.
+    ServerDown,
+    /// The machine is off.
+    MachineDown,
+}
+
+struct Blocked {
+    conn: Conn,
+    token: Token,
+    keys: Vec<usize>,
+    ttl: Ttl,
+}
+
+impl Host {
+    pub(super) fn new(node: usize, settings: Settings, clock: NodeClock) -> Self {
+        // It was started long ago, so that its counters are far below its wall clock.
+        let settled = Settings { rejoin_delay_ms: 0, ..settings };
+        let now = clock.at(0);
+        let long_ago = Now { wall_us: now.wall_us - 2 * 1000 * settings.max_clock_skew_ms, ..now };
+        Self {
+            server: Server::new(settled, long_ago),
+            settings,
+            clock,
+            state: State::Up,
+            is_paused: false,
+            start: 0,
+            run_id: run_id(node, 0),
+            inbox: VecDeque::new(),
+            blocked: BTreeMap::new(),
+            next_ticket: 0,
+            wakes_at: None,
+            busy_until: 0,
+            service: 0,
+        }
+    }
+
+    /// Whether it may vote.
+    pub(super) fn votes(&self, now: Ns) -> bool {
+        self.state == State::Up
+            && !self.is_paused
+            && self.server.node.abstains(self.clock.at(now).monotonic).is_none()
+    }
+
+    /// How many clients are blocked.
+    pub(super) fn blocked(&self) -> usize {
+        self.blocked.len()
+    }
+}
+
+fn run_id(node: usize, start: u32) -> Arc<str> {
+    format!("{:040x}", (node as u64 + 1) * 1_000_003 + u64::from(start) * 7_919).into()
+}
+
+impl World {
+    /// A message has arrived at a node's machine.
+    pub(super) fn arrive(&mut self, conn: Conn, message: Up) {
+        let node = self.network.connection(conn).node;
+        self.activity += 1;
+        let host = &mut self.hosts[node];
+        match (host.state, &message) {
+            (State::MachineDown, _) | (State::ServerDown, Up::Close) => {}
+            (State::ServerDown, Up::Connect) => self.send_down(conn, Down::Refused),
+            (State::Up, Up::Connect) => {
+                self.network.connection(conn).accepted_by = Some(host.start);
+                self.send_down(conn, Down::Connected);
+            }
+            (State::Up, _) if self.network.connection(conn).accepted_by == Some(host.start) => {
+                host.inbox.push_back((conn, message));
+                self.read(node);
+            }
+            (State::Up, Up::Close) => {}
+            (State::ServerDown | State::Up, _) => self.send_down(conn, Down::Closed),
+        }
+    }
+
+    /// The node reads what has arrived, unless it is paused or busy.
+    pub(super) fn read(&mut self, node: usize) {
+        while self.hosts[node].state == State::Up && !self.hosts[node].is_paused {
+            let host = &mut self.hosts[node];
+            if host.inbox.is_empty() {
+                return;
+            }
+            if host.busy_until > self.now {
+                let at = host.busy_until;
+                self.events.add(at, Event::NodeIsFree { node });
+                return;
+            }
+            let Some((conn, message)) = host.inbox.pop_front() else { return };
+            host.busy_until = self.now + host.service;
+            if self.network.connection(conn).accepted_by != Some(host.start) {
+                continue;
+            }
+            match message {
+                Up::Hello => {
+                    let run_id = Arc::clone(&host.run_id);
+                    self.send_down(conn, Down::Hello { run_id });
+                }
+                Up::Request(packet) => self.execute(node, conn, &packet),
+                Up::Close => self.node_loses(conn),
+                Up::Connect => {}
+            }
+        }
+    }
+
+    /// The node has work of its own.
+    pub(super) fn node_wakes(&mut self, node: usize) {
+        let host = &mut self.hosts[node];
+        if host.wakes_at != Some(self.now) {
+            return;
+        }
+        host.wakes_at = None;
+        if host.state == State::Up && !host.is_paused {
+            self.turn(node);
+        }
+    }
+
+    /// The server ends, or its machine is off.
+    pub(super) fn stop_node(&mut self, node: usize, state: State) {
+        trace!(self, "n{node} stops: {state:?}");
+        let host = &mut self.hosts[node];
+        host.state = state;
+        host.inbox.clear();
+        host.blocked.clear();
+        host.wakes_at = None;
+        host.busy_until = 0;
+        for conn in self.network.of_node(node) {
+            let accepted = self.network.connection(conn).accepted_by.take().is_some();
+            // A machine that is off says nothing. That of a process that has ended does.
+            match state {
+                State::ServerDown if accepted => self.send_down(conn, Down::Closed),
+                State::MachineDown => {
+                    let at = self.now + KEEPALIVE;
+                    self.events.add(at, Event::ProcessLosesConnection { conn });
+                }
+                _ => {}
+            }
+        }
+        self.claims.clear(node, self.now);
+    }
+
+    /// The server starts again, without its leases, and perhaps with its keys.
+    pub(super) fn start_node(&mut self, node: usize, with_keys: bool) {
+        trace!(self, "n{node} starts {}", if with_keys { "with its keys" } else { "empty" });
+        let host = &mut self.hosts[node];
+        host.start += 1;
+        host.run_id = run_id(node, host.start);
+        let now = host.clock.at(self.now);
+        let mut server = Server::new(host.settings, now);
+        if with_keys {
+            for (db, name, value) in host.server.keys.iter() {
+                server.keys.insert(db, name, value.clone());
+            }
+        }
+        host.server = server;
+        host.state = State::Up;
+        host.is_paused = false;
+        self.claim_foreign(node);
+        self.turn(node);
+    }
+
+    /// Takes down which strings a restarted node has, or until when, after a step of its wall clock.
+    pub(super) fn claim_foreign(&mut self, node: usize) {
+        let host = &self.hosts[node];
+        let mut strings = Vec::new();
+        for (_, name, value) in host.server.keys.iter() {
+            let token = value.text.as_deref().and_then(|text| str::from_utf8(text).ok());
+            let token = token.and_then(Token::from_text);
+            if let (Some(token), Some(at)) = (token, value.expires_at_ms) {
+                let until = host.clock.when_wall(at + 1, self.now);
+                strings.push((self.plan.key_index(name), token, until));
+            }
+        }
+        for (key, token, until) in strings {
+            let known = self
+                .claims
+                .at(node, key, self.now)
+                .any(|claim| claim.token == token && claim.kind != Kind::Waiter);
+            if known {
+                self.claims.end(node, key, token, Kind::Foreign, self.now, until);
+            } else {
+                let claim = Claim { token, kind: Kind::Foreign, since: self.now, until };
+                self.claims.begin(node, key, claim);
+            }
+        }
+    }
+
+    /// The node notices that a client is gone.
+    pub(super) fn node_loses(&mut self, conn: Conn) {
+        let connection = self.network.connection(conn);
+        let node = connection.node;
+        if connection.accepted_by.take() != Some(self.hosts[node].start) {
+            return;
+        }
+        let host = &mut self.hosts[node];
+        let found = host.blocked.iter().find(|(_, blocked)| blocked.conn == conn);
+        if let Some(ticket) = found.map(|(ticket, _)| *ticket) {
+            if let Some(blocked) = host.blocked.remove(&ticket) {
+                for &key in &blocked.keys {
+                    let now = self.now;
+                    self.claims.end(node, key, blocked.token, Kind::Waiter, now, now);
+                }
+            }
+            let _ = host.server.node.disconnect(ticket);
+            self.turn(node);
+        }
+    }
+
+    /// Does what the node does between commands.
+    pub(super) fn turn(&mut self, node: usize) {
+        let host = &mut self.hosts[node];
+        let now = host.clock.at(self.now);
+        host.server.turn(now);
+        self.answer_woken(node, now);
+        let host = &mut self.hosts[node];
+        let wake = host.server.node.next_wake().map(|at| host.clock.when(at, self.now));
+        if let Some(at) = wake
+            && host.wakes_at != Some(at)
+        {
+            host.wakes_at = Some(at);
+            self.events.add(at, Event::NodeWakes { node });
+        }
+    }
+
+    /// Answers clients that waited.
+    fn answer_woken(&mut self, node: usize, now: Now) {
+        for ticket in std::mem::take(&mut self.hosts[node].server.keys.woken) {
+            let host = &mut self.hosts[node];
+            let Some(blocked) = host.blocked.remove(&ticket) else { continue };
+            let reply = host.server.node.answer(ticket);
+            for &key in &blocked.keys {
+                self.claims.end(node, key, blocked.token, Kind::Waiter, self.now, self.now);
+            }
+            let response = match reply {
+                WaitReply::Granted { fence, waited_us } => {
+                    self.claim_lease(node, &blocked.keys, blocked.token, blocked.ttl, now);
+                    let waited = Duration::from_micros(waited_us);
+                    Response::FenceAfterWait { fence, waited }
+                }
+                WaitReply::Refused => Response::No,
+                WaitReply::Failed(error) => failed(error),
+            };
+            trace!(self, "n{node} ends a wait: {response:?}");
+            self.send_down(blocked.conn, Down::Response(response));
+        }
+    }
+
+    fn claim_lease(&mut self, node: usize, keys: &[usize], token: Token, ttl: Ttl, now: Now) {
+        let deadline = now.monotonic.plus_us(ttl.us());
+        let until = self.hosts[node].clock.when(deadline, self.now);
+        for &key in keys {
+            let claim = Claim { token, kind: Kind::Lease, since: self.now, until };
+            self.claims.begin(node, key, claim);
+        }
+    }
+
+    /// Carries out a command.
+    fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
+        self.commands += 1;
+        let Packet { request, spec } = packet;
+        let token = Name::from_slice(request.token.as_str().as_bytes());
+        let names: Vec<Name> = spec.keys.iter().map(Name::from_slice).collect();
+        let keys: Vec<usize> = names.iter().map(|name| self.plan.key_index(name)).collect();
+        let host = &mut self.hosts[node];
+        let now = host.clock.at(self.now);
+        let (db, ttl) = (0, spec.ttl);
+        host.next_ticket += 1;
+        let ticket = Ticket(host.next_ticket);
+        let acquire = |fence: Fence, wait: Duration| node::Acquire {
+            db,
+            keys: &names,
+            token: &token,
+            ttl,
+            owner: None,
+            fence: Some(fence),
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+        };
+        let extend =
+            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, fence, new_token };
+        let response = match request.command {
+            Command::Acquire { fence } => {
+                host.server.keys.client = None;
+                let command = node::Command::Acquire(acquire(fence, Duration::ZERO));
+                Some(match host.server.execute(now, &command) {
+                    Ok(Reply::Granted(fence)) => {
+                        self.claim_lease(node, &keys, request.token, ttl, now);
+                        Response::Fence(fence)
+                    }
+                    other => refused(other),
+                })
+            }
+            Command::Wait { fence, wait } => {
+                host.server.keys.client = Some(ticket);
+                let command = node::Command::Acquire(acquire(fence, wait));
+                match host.server.execute(now, &command) {
+                    Ok(Reply::Granted(fence)) => {
+                        self.claim_lease(node, &keys, request.token, ttl, now);
+                        Some(Response::FenceAfterWait { fence, waited: Duration::ZERO })
+                    }
+                    Ok(Reply::Waits) => {
+                        let (token, until) = (request.token, Ns::MAX);
+                        let blocked = Blocked { conn, token, keys: keys.clone(), ttl };
+                        host.blocked.insert(ticket, blocked);
+                        for &key in &keys {
+                            let claim = Claim { token, kind: Kind::Waiter, since: self.now, until };
+                            self.claims.begin(node, key, claim);
+                        }
+                        None
+                    }
+                    other => Some(refused(other)),
+                }
+            }
+            Command::Extend { fence } => {
+                let command = node::Command::Extend(extend(fence, None));
+                Some(match host.server.execute(now, &command) {
+                    Ok(Reply::Extended(fence)) => {
+                        let deadline = now.monotonic.plus_us(ttl.us());
+                        let until = host.clock.when(deadline, self.now);
+                        for &key in &keys {
+                            self.claims.extend(node, key, request.token, self.now, until);
+                        }
+                        Response::Fence(fence)
+                    }
+                    other => refused(other),
+                })
+            }
+            Command::SwapToken { new } => {
+                let new_token = Name::from_slice(new.as_str().as_bytes());
+                let command = node::Command::Extend(extend(None, Some(&new_token)));
+                Some(match host.server.execute(now, &command) {
+                    Ok(Reply::Extended(fence)) => {
+                        for &key in &keys {
+                            for kind in [Kind::Lease, Kind::Foreign] {
+                                let now = self.now;
+                                self.claims.end(node, key, request.token, kind, now, now);
+                            }
+                        }
+                        self.claim_lease(node, &keys, new, ttl, now);
+                        Response::Fence(fence)
+                    }
+                    other => refused(other),
+                })
+            }
+            Command::Release => {
+                let release = node::Release { db, keys: &names, token: &token };
+                let reply = host.server.execute(now, &node::Command::Release(release));
+                for &key in &keys {
+                    for kind in [Kind::Lease, Kind::Foreign, Kind::Waiter] {
+                        self.claims.end(node, key, request.token, kind, self.now, self.now);
+                    }
+                }
+                Some(match reply {
+                    Ok(Reply::Released(true)) => Response::Yes,
+                    Ok(Reply::Released(false)) => Response::No,
+                    other => refused(other),
+                })
+            }
+            Command::Inspect => {
+                let mut is_taken = false;
+                for key in &names {
+                    let inspect = node::Inspect { db, key };
+                    let reply = host.server.execute(now, &node::Command::Inspect(inspect));
+                    is_taken |= !matches!(reply, Ok(Reply::Inspected(None)));
+                }
+                Some(if is_taken { Response::Yes } else { Response::No })
+            }
+            Command::Ping => Some(Response::Yes),
+        };
+        if self.trace.is_on() {
+            let (token, command) = (self.short(request.token), command_name(request.command));
+            trace!(self, "n{node} {command} {keys:?} of {token}: {response:?}");
+        }
+        self.answer_woken(node, now);
+        if let Some(response) = response {
+            self.send_down(conn, Down::Response(response));
+        }
+        self.turn(node);
+    }
+}
+
+fn command_name(command: Command) -> &'static str {
+    match command {
+        Command::Acquire { .. } => "ACQUIRE",
+        Command::Wait { .. } => "WAIT",
+        Command::Extend { fence: None } => "EXTEND",
+        Command::Extend { fence: Some(_) } => "EXTEND FENCE",
+        Command::SwapToken { .. } => "EXTEND TOKEN",
+        Command::Release => "RELEASE",
+        Command::Inspect => "INSPECT",
+        Command::Ping => "PING",
+    }
+}
+
+fn refused(reply: Result<Reply, CommandError>) -> Response {
+    match reply {
+        Ok(Reply::Refused | Reply::NotHeld) => Response::No,
+        Ok(_) => Response::Failed(NodeError::UnexpectedReply),
+        Err(error) => failed(error),
+    }
+}
+
+/// The words of the module, as the client's transport reads them.
+fn failed(error: CommandError) -> Response {
+    Response::Failed(match error {
+        CommandError::Abstaining { reason, left_ms } => {
+            // The time left would make every error another one.
+            let _ = left_ms;
+            NodeError::Abstains { reason: reason.word().into() }
+        }
+        CommandError::BadFence(FenceError::TooFarAhead { .. }) => {
+            NodeError::ClockBehind { reason: "FENCE lies too far ahead".into() }
+        }
+        CommandError::BadFence(error @ FenceError::Below { .. }) => {
+            NodeError::Refused(format!("ERR {error}"))
+        }
+        CommandError::QueueFull { max_waiters } => {
+            NodeError::QueueFull { reason: format!("{max_waiters} clients wait") }
+        }
+        CommandError::WrongType => NodeError::Refused("WRONGTYPE Operation".into()),
+        CommandError::OtherKeys => NodeError::Refused("ERR other keys".into()),
+        CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
+    })
+}

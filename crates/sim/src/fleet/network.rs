@@ -1,0 +1,257 @@
+//! Connections between processes and nodes: ordered streams of bytes that are delayed, held up by a
+//! partition, and broken.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use quorlock_core::client::{Request, Response, Spec};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::clock::{MS, Ns};
+use super::events::{Event, Events};
+
+/// The index of a connection. None is used twice.
+pub(super) type Conn = usize;
+
+/// What a process sends.
+#[derive(Debug)]
+pub(super) enum Up {
+    Connect,
+    Hello,
+    Request(Box<Packet>),
+    Close,
+}
+
+/// A request, and the lock that it is about.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) request: Request,
+    pub(super) spec: Arc<Spec>,
+}
+
+/// What a node, or its machine, sends.
+#[derive(Debug)]
+pub(super) enum Down {
+    Connected,
+    Refused,
+    Hello { run_id: Arc<str> },
+    Response(Response),
+    Closed,
+}
+
+/// All connections, and the paths that they take.
+pub(super) struct Network {
+    nodes: usize,
+    paths: Vec<Path>,
+    connections: Vec<Connection>,
+    rng: StdRng,
+}
+
+/// The way between a process and a node.
+#[derive(Clone, Debug)]
+pub(super) struct Path {
+    /// The time that a message takes at least.
+    pub(super) base: Ns,
+    /// How much longer it may take.
+    pub(super) jitter: Ns,
+    /// How much longer it takes while the path is slow.
+    pub(super) spike: Ns,
+    /// How many faults block each direction.
+    pub(super) blocked: [u32; 2],
+    /// Connections that may still carry something.
+    open: Vec<Conn>,
+}
+
+/// A direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Up = 0,
+    Down = 1,
+}
+
+pub(super) struct Connection {
+    pub(super) process: usize,
+    pub(super) node: usize,
+    /// The process has not closed it, and does not know that it has ended.
+    pub(super) is_open: bool,
+    /// The start of the node that accepted it, until that closes it.
+    pub(super) accepted_by: Option<u32>,
+    up: Stream<Up>,
+    down: Stream<Down>,
+}
+
+struct Stream<M> {
+    last_arrival: Ns,
+    sent: u64,
+    arrived: u64,
+    /// Later messages are lost.
+    lost_from: u64,
+    /// Messages that wait for a blocked path.
+    held: VecDeque<M>,
+}
+
+impl<M> Default for Stream<M> {
+    fn default() -> Self {
+        Self { last_arrival: 0, sent: 0, arrived: 0, lost_from: u64::MAX, held: VecDeque::new() }
+    }
+}
+
+impl Path {
+    pub(super) fn new(base: Ns, jitter: Ns) -> Self {
+        Self { base, jitter, spike: 0, blocked: [0; 2], open: Vec::new() }
+    }
+
+    fn latency(&self, rng: &mut StdRng) -> Ns {
+        self.base + self.spike + rng.random_range(0..=self.jitter)
+    }
+}
+
+impl Network {
+    /// With one path for each process and node.
+    pub(super) fn new(nodes: usize, paths: Vec<Path>, seed: u64) -> Self {
+        Self { nodes, paths, connections: Vec::new(), rng: StdRng::seed_from_u64(seed) }
+    }
+
+    pub(super) fn path(&mut self, process: usize, node: usize) -> &mut Path {
+        &mut self.paths[process * self.nodes + node]
+    }
+
+    pub(super) fn connection(&mut self, conn: Conn) -> &mut Connection {
+        &mut self.connections[conn]
+    }
+
+    /// All connections of a node that are not over.
+    pub(super) fn of_node(&self, node: usize) -> Vec<Conn> {
+        let paths = self.paths.iter().skip(node).step_by(self.nodes);
+        paths.flat_map(|path| path.open.iter().copied()).collect()
+    }
+
+    /// All connections of a path that are not over.
+    pub(super) fn of_path(&self, process: usize, node: usize) -> Vec<Conn> {
+        self.paths[process * self.nodes + node].open.clone()
+    }
+
+    /// A process connects to a node.
+    pub(super) fn connect(&mut self, process: usize, node: usize, now: Ns, events: &mut Events) -> Conn {
+        let conn = self.connections.len();
+        let (up, down) = (Stream::default(), Stream::default());
+        self.connections.push(Connection { process, node, is_open: true, accepted_by: None, up, down });
+        self.path(process, node).open.push(conn);
+        self.send_up(conn, Up::Connect, now, events);
+        conn
+    }
+
+    pub(super) fn send_up(&mut self, conn: Conn, message: Up, now: Ns, events: &mut Events) {
+        let connection = &mut self.connections[conn];
+        let path = &self.paths[connection.process * self.nodes + connection.node];
+        if path.blocked[Direction::Up as usize] > 0 || !connection.up.held.is_empty() {
+            connection.up.held.push_back(message);
+            return;
+        }
+        let (at, number) = connection.up.next(now + path.latency(&mut self.rng));
+        events.add(at, Event::Up { conn, number, message });
+    }
+
+    pub(super) fn send_down(&mut self, conn: Conn, message: Down, now: Ns, events: &mut Events) {
+        let connection = &mut self.connections[conn];
+        let path = &self.paths[connection.process * self.nodes + connection.node];
+        if path.blocked[Direction::Down as usize] > 0 || !connection.down.held.is_empty() {
+            connection.down.held.push_back(message);
+            return;
+        }
+        let (at, number) = connection.down.next(now + path.latency(&mut self.rng));
+        events.add(at, Event::Down { conn, number, message });
+    }
+
+    /// Whether a message arrives, or was lost with its connection.
+    pub(super) fn arrives(&mut self, conn: Conn, number: u64, direction: Direction) -> bool {
+        let connection = &mut self.connections[conn];
+        match direction {
+            Direction::Up => connection.up.arrives(number),
+            Direction::Down => connection.down.arrives(number) && connection.is_open,
+        }
+    }
+
+    /// The process closes its end.
+    pub(super) fn close(&mut self, conn: Conn, now: Ns, events: &mut Events) {
+        if std::mem::replace(&mut self.connections[conn].is_open, false) {
+            self.send_up(conn, Up::Close, now, events);
+        }
+    }
+
+    /// The process has learnt that the connection is over.
+    pub(super) fn forget(&mut self, conn: Conn) {
+        let connection = &mut self.connections[conn];
+        connection.is_open = false;
+        let path = &mut self.paths[connection.process * self.nodes + connection.node];
+        path.open.retain(|&open| open != conn);
+    }
+
+    /// A router, or a firewall, breaks a connection. Of what is in flight to the node, some may
+    /// still arrive. The node may learn of it much later.
+    pub(super) fn reset(&mut self, conn: Conn, node_learns_after: Ns, now: Ns, events: &mut Events) {
+        let connection = &mut self.connections[conn];
+        let up = &mut connection.up;
+        let in_flight = up.sent - up.arrived;
+        up.lost_from = up.lost_from.min(up.arrived + self.rng.random_range(0..=in_flight));
+        up.held.clear();
+        connection.down.held.clear();
+        let path = &self.paths[connection.process * self.nodes + connection.node];
+        let process_learns = now + self.rng.random_range(0..=path.base);
+        connection.down.lost_from = connection.down.sent;
+        let node_learns = up.last_arrival.max(now) + path.latency(&mut self.rng) + node_learns_after;
+        events.add(process_learns, Event::ProcessLosesConnection { conn });
+        events.add(node_learns, Event::NodeLosesConnection { conn });
+    }
+
+    /// A direction of a path is blocked once more.
+    pub(super) fn block(&mut self, process: usize, node: usize, direction: Direction) {
+        self.path(process, node).blocked[direction as usize] += 1;
+    }
+
+    /// A direction of a path is blocked once less. What was held up is sent again some time later.
+    pub(super) fn unblock(
+        &mut self,
+        process: usize,
+        node: usize,
+        direction: Direction,
+        now: Ns,
+        events: &mut Events,
+    ) {
+        let path = self.path(process, node);
+        path.blocked[direction as usize] -= 1;
+        if path.blocked[direction as usize] > 0 {
+            return;
+        }
+        for conn in path.open.clone() {
+            let sent_again = now + self.rng.random_range(0..=200 * MS);
+            match direction {
+                Direction::Up => {
+                    for message in std::mem::take(&mut self.connections[conn].up.held) {
+                        self.send_up(conn, message, sent_again, events);
+                    }
+                }
+                Direction::Down => {
+                    for message in std::mem::take(&mut self.connections[conn].down.held) {
+                        self.send_down(conn, message, sent_again, events);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<M> Stream<M> {
+    /// A message does not overtake those before it.
+    fn next(&mut self, arrival: Ns) -> (Ns, u64) {
+        self.last_arrival = self.last_arrival.max(arrival);
+        self.sent += 1;
+        (self.last_arrival, self.sent - 1)
+    }
+
+    fn arrives(&mut self, number: u64) -> bool {
+        self.arrived = self.arrived.max(number + 1);
+        number < self.lost_from
+    }
+}

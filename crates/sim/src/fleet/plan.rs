@@ -1,0 +1,447 @@
+//! What a seed draws: the fleet, the habits of its programs, the network, and the faults.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Ttl;
+use quorlock_core::client::{Keys, Spec, limits};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::Mutant;
+use super::clock::{MS, Ns, SECOND};
+use super::network::Direction;
+
+/// No ttl of a run is longer, in milliseconds.
+const TTL_MAX_MS: u64 = 10_000;
+/// How far the wall clocks are off at the begin, at most.
+pub(super) const WALL_OFFSET_US: i64 = 500_000;
+/// How long a connection, or a process that polls, may take to recover from a fault.
+pub(super) const RECOVERY: Ns = 3 * SECOND;
+
+/// Everything about a run that does not depend on what happens in it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(super) seed: u64,
+    pub(super) nodes: usize,
+    pub(super) processes: usize,
+    /// How many callers each process has.
+    pub(super) callers: usize,
+    pub(super) names: Vec<String>,
+    pub(super) key_sets: Vec<Keys>,
+    /// The keys of each set, by index.
+    pub(super) members: Vec<Vec<usize>>,
+    pub(super) habits: Habits,
+    /// How many connections of a process may wait on a node.
+    pub(super) seats: usize,
+    pub(super) max_waiters: usize,
+    pub(super) max_clock_skew_ms: u64,
+    pub(super) rejoin_delay_ms: u64,
+    /// The least and the most time that a message takes, by process and node.
+    pub(super) paths: Vec<(Ns, Ns)>,
+    /// The longest round trip of a path without faults.
+    pub(super) round_trip: Ns,
+    /// Rates of the processes' clocks, and of the nodes'.
+    pub(super) client_ppm: Vec<(i64, i64)>,
+    pub(super) node_ppm: Vec<i64>,
+    /// The time for which calls are made, and how many commands end it sooner.
+    pub(super) length: Ns,
+    pub(super) commands_max: u64,
+    pub(super) faults: Vec<Fault>,
+    pub(super) mutant: Option<Mutant>,
+    /// The spec of requests that are about no lock.
+    pub(super) ping: Arc<Spec>,
+    /// Whether each caller has one set of keys only.
+    pub(super) one_set_each: bool,
+}
+
+/// What the programs of a run do.
+#[derive(Clone, Debug)]
+pub(super) struct Habits {
+    pub(super) ttls_ms: Vec<u64>,
+    pub(super) hold: (Ns, Ns),
+    pub(super) rest: (Ns, Ns),
+    /// How many calls wait not at all, for a short and for a long time. The others wait for ever.
+    pub(super) waits_percent: [u32; 3],
+    pub(super) renew_percent: u32,
+    pub(super) extend_percent: u32,
+    pub(super) detach_percent: u32,
+    pub(super) drop_percent: u32,
+    pub(super) cancel_percent: u32,
+    /// How many call again without a pause.
+    pub(super) at_once_percent: u32,
+}
+
+/// A fault, and how long it lasts.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) from: Ns,
+    pub(super) to: Ns,
+    pub(super) kind: FaultKind,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum FaultKind {
+    /// Connections between these break. Nodes learn of it so much later.
+    Reset {
+        pairs: Vec<(usize, usize)>,
+        node_learns_after: Ns,
+    },
+    /// Nothing gets through, or not in one direction.
+    Partition {
+        pairs: Vec<(usize, usize)>,
+        direction: Option<Direction>,
+    },
+    /// Everything takes so much longer.
+    Spike {
+        pairs: Vec<(usize, usize)>,
+        by: Ns,
+    },
+    /// Each command takes so long.
+    SlowNode {
+        node: usize,
+        service: Ns,
+    },
+    PauseNode {
+        node: usize,
+    },
+    PauseProcess {
+        process: usize,
+    },
+    /// The machine sleeps.
+    Sleep {
+        process: usize,
+    },
+    Restart {
+        node: usize,
+        machine_too: bool,
+        with_keys: bool,
+    },
+    StepWall {
+        node: usize,
+        by_us: i64,
+    },
+}
+
+impl Plan {
+    /// What this seed draws.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let rng = &mut rng;
+        let nodes = pick(rng, &[1, 2, 3, 3, 3, 3, 4, 5, 5, 5, 6, 7]);
+        let processes = match rng.random_range(0..10) {
+            0 => 1,
+            1..6 => rng.random_range(2..=6),
+            6..9 => rng.random_range(4..=20),
+            _ => rng.random_range(16..=64),
+        };
+        let callers = rng.random_range(1..=(48 / processes).clamp(1, 6));
+        let (names, members) = draw_keys(rng);
+        let (paths, round_trip) = draw_paths(rng, nodes, processes);
+        let length = pick(rng, &[4, 8, 15, 30, 60, 90]) * SECOND;
+        let commands_max = 8000;
+        let cycle = (processes * callers * nodes * 3) as u64 * length / commands_max;
+        let habits = draw_habits(rng, round_trip, cycle);
+        let ppm = |rng: &mut StdRng, spread: i64| {
+            if spread == 0 { 0 } else { rng.random_range(-spread..=spread) }
+        };
+        let spread = pick(rng, &[0, 200, 4800]);
+        let client_ppm = (0..processes).map(|_| {
+            let raw = ppm(rng, spread);
+            (raw, raw + rng.random_range(-50..=50))
+        });
+        let client_ppm = client_ppm.collect();
+        let node_ppm = (0..nodes).map(|_| ppm(rng, spread)).collect();
+        let mut this = Self {
+            seed,
+            nodes,
+            processes,
+            callers,
+            key_sets: sets(&names, &members),
+            names,
+            members,
+            habits,
+            seats: pick(rng, &[limits::SEATS_MAX, limits::SEATS_MAX, limits::SEATS_MAX, 1, 2]),
+            max_waiters: pick(rng, &[1000, 1000, 1000, 1000, 1, 4]),
+            max_clock_skew_ms: pick(rng, &[5000, 60_000]),
+            rejoin_delay_ms: TTL_MAX_MS,
+            paths,
+            round_trip,
+            client_ppm,
+            node_ppm,
+            length,
+            commands_max,
+            faults: Vec::new(),
+            mutant: None,
+            ping: ping(),
+            one_set_each: false,
+        };
+        if rng.random_range(0..4) > 0 {
+            this.draw_faults(rng);
+        }
+        this
+    }
+
+    /// The same without faults.
+    #[must_use]
+    pub fn without_faults(mut self) -> Self {
+        self.faults.clear();
+        self
+    }
+
+    /// The same with a rule that is broken.
+    #[must_use]
+    pub fn with_mutant(mut self, mutant: Mutant) -> Self {
+        self.mutant = Some(mutant);
+        self
+    }
+
+    /// The index of a key.
+    pub(super) fn key_index(&self, name: &[u8]) -> usize {
+        self.names.iter().position(|known| known.as_bytes() == name).unwrap_or_default()
+    }
+
+    /// Whether two sets of keys share one.
+    pub(super) fn overlap(&self, a: usize, b: usize) -> bool {
+        self.members[a].iter().any(|key| self.members[b].contains(key))
+    }
+
+    /// No lease lasts longer.
+    pub(super) fn ttl_max(&self) -> Ns {
+        self.habits.ttls_ms.iter().max().copied().unwrap_or_default() * MS
+    }
+
+    /// Whether no fault has come between a process and a node, from `from` to `to`.
+    pub(super) fn is_well(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
+        if self.fences_disagree(from, to) {
+            return false;
+        }
+        let after = |kind: &FaultKind| match kind {
+            FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
+            // Until then its fences lie too far ahead of the others' clocks, or theirs of its own.
+            FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs() * 2000 + RECOVERY,
+            _ => RECOVERY,
+        };
+        !self.faults.iter().any(|fault| {
+            fault.kind.concerns(process, node) && fault.from <= to && fault.to + after(&fault.kind) > from
+        })
+    }
+
+    /// Whether a node that has rejoined may give fences that others do not accept yet: its counters
+    /// begin as far ahead as its clock allows, which is too far for clocks that are behind it.
+    fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
+        let steps = self.faults.iter().map(|fault| match fault.kind {
+            FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs(),
+            _ => 0,
+        });
+        let spread = (2 * WALL_OFFSET_US.unsigned_abs() + steps.sum::<u64>()) * 1100;
+        let delay = self.rejoin_delay_ms * MS;
+        self.faults.iter().any(|fault| {
+            let rejoins = fault.to + delay * 98 / 100;
+            let restarts = matches!(fault.kind, FaultKind::Restart { .. });
+            restarts && rejoins <= to && rejoins + delay / 20 + spread > from
+        })
+    }
+
+    fn draw_faults(&mut self, rng: &mut StdRng) {
+        let kinds: Vec<u32> = (0..9).filter(|_| rng.random_range(0..10) < 4).collect();
+        let often = pick(rng, &[1, 2, 4]);
+        let has_restarts = kinds.contains(&7);
+        // Sometimes one node at most fails at a time, so that a majority is always well.
+        let victim = rng.random_range(0..self.nodes);
+        let one_only = rng.random_range(0..10) < 4;
+        let mut wall_us = vec![0_i64; self.nodes];
+        for kind in kinds {
+            for _ in 0..rng.random_range(1..=often) {
+                let from = SECOND + rng.random_range(0..self.length);
+                let node = if one_only { victim } else { rng.random_range(0..self.nodes) };
+                let process = rng.random_range(0..self.processes);
+                let long =
+                    *[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND].get(rng.random_range(0..4)).unwrap_or(&MS);
+                let lasts = rng.random_range(MS..=long);
+                let pairs = match rng.random_range(0..3) {
+                    0 => vec![(process, node)],
+                    1 => (0..self.processes).map(|process| (process, node)).collect(),
+                    _ if one_only => vec![(process, node)],
+                    // Any shape.
+                    _ => {
+                        let all = (0..self.processes)
+                            .flat_map(|process| (0..self.nodes).map(move |node| (process, node)));
+                        all.filter(|_| rng.random_range(0..3) == 0).collect()
+                    }
+                };
+                let (kind, lasts) = match kind {
+                    0 => {
+                        let late = if rng.random() { 0 } else { rng.random_range(0..10 * SECOND) };
+                        (FaultKind::Reset { pairs, node_learns_after: late }, 0)
+                    }
+                    1 => (FaultKind::Partition { pairs, direction: None }, lasts),
+                    2 => {
+                        let direction = if rng.random() { Direction::Up } else { Direction::Down };
+                        (FaultKind::Partition { pairs, direction: Some(direction) }, lasts)
+                    }
+                    3 => {
+                        let by = rng.random_range(self.round_trip..=self.round_trip * 30);
+                        (FaultKind::Spike { pairs, by }, lasts)
+                    }
+                    4 => {
+                        let service = rng.random_range(MS / 2..=40 * MS);
+                        (FaultKind::SlowNode { node, service }, lasts.min(SECOND))
+                    }
+                    5 => (FaultKind::PauseNode { node }, lasts),
+                    6 if rng.random() => (FaultKind::PauseProcess { process }, lasts),
+                    6 => (FaultKind::Sleep { process }, lasts),
+                    7 => {
+                        let (machine_too, with_keys) = (rng.random(), rng.random());
+                        (FaultKind::Restart { node, machine_too, with_keys }, lasts.min(5 * SECOND))
+                    }
+                    _ => {
+                        // Back by less than a restarted node is out.
+                        let skew = i64::try_from(self.max_clock_skew_ms).unwrap_or(0) * 1000;
+                        let most = if has_restarts { 4_000_000 } else { skew / 2 };
+                        let most = most.min(skew / 2);
+                        let to = rng.random_range(-most..=most);
+                        let by_us = to - wall_us[node];
+                        wall_us[node] = to;
+                        (FaultKind::StepWall { node, by_us }, 0)
+                    }
+                };
+                self.faults.push(Fault { from, to: from + lasts, kind });
+            }
+        }
+        self.keep_apart();
+    }
+
+    /// A node is not stopped or paused while it is.
+    fn keep_apart(&mut self) {
+        self.faults.sort_by_key(|fault| fault.from);
+        let mut kept: Vec<Fault> = Vec::new();
+        for fault in std::mem::take(&mut self.faults) {
+            let collides = |other: &Fault| {
+                other.to + 10 * MS >= fault.from
+                    && match (other.kind.stops(), fault.kind.stops()) {
+                        (Some(one), Some(another)) => one == another,
+                        _ => false,
+                    }
+            };
+            if !kept.iter().any(collides) {
+                kept.push(fault);
+            }
+        }
+        self.faults = kept;
+    }
+}
+
+impl FaultKind {
+    /// Which node it stops, or makes slow.
+    fn stops(&self) -> Option<usize> {
+        match self {
+            Self::SlowNode { node, .. } | Self::PauseNode { node } | Self::Restart { node, .. } => {
+                Some(*node)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it comes between a process and a node.
+    fn concerns(&self, process: usize, node: usize) -> bool {
+        match self {
+            Self::Reset { pairs, .. } | Self::Partition { pairs, .. } | Self::Spike { pairs, .. } => {
+                pairs.contains(&(process, node))
+            }
+            Self::SlowNode { node: other, .. }
+            | Self::PauseNode { node: other }
+            | Self::StepWall { node: other, .. }
+            | Self::Restart { node: other, .. } => *other == node,
+            Self::PauseProcess { process: other } | Self::Sleep { process: other } => *other == process,
+        }
+    }
+}
+
+pub(super) fn ping() -> Arc<Spec> {
+    Arc::new(Spec {
+        keys: Keys::from_iter([""; 0]),
+        ttl: Ttl::from_ms(1000).expect("a second is a ttl"),
+        min_validity: Duration::ZERO,
+        node_timeout: None,
+        max_hold: None,
+        owner: None,
+    })
+}
+
+pub(super) fn sets(names: &[String], members: &[Vec<usize>]) -> Vec<Keys> {
+    let set = |members: &Vec<usize>| members.iter().map(|&key| names[key].as_str()).collect();
+    members.iter().map(set).collect()
+}
+
+fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {
+    choices[rng.random_range(0..choices.len())]
+}
+
+fn draw_keys(rng: &mut StdRng) -> (Vec<String>, Vec<Vec<usize>>) {
+    let keys = pick(rng, &[1, 1, 2, 3, 6]);
+    let prefix: u32 = rng.random();
+    let mut names: Vec<String> = (0..keys).map(|key| format!("key {prefix:x} {key}")).collect();
+    names.sort_unstable();
+    let mut members: Vec<Vec<usize>> = (0..keys).map(|key| vec![key]).collect();
+    if keys > 1 && rng.random() {
+        for _ in 0..rng.random_range(1..=3) {
+            let set: Vec<usize> = (0..keys).filter(|_| rng.random()).collect();
+            if set.len() > 1 && !members.contains(&set) {
+                members.push(set);
+            }
+        }
+    }
+    (names, members)
+}
+
+fn draw_paths(rng: &mut StdRng, nodes: usize, processes: usize) -> (Vec<(Ns, Ns)>, Ns) {
+    let (least, most) = match rng.random_range(0..10) {
+        0..5 => (50_000, 400_000),
+        5..8 => (300_000, 2 * MS),
+        8 => (3 * MS, 20 * MS),
+        _ => (20 * MS, 125 * MS),
+    };
+    let far = if rng.random_range(0..4) == 0 { rng.random_range(0..nodes) } else { nodes };
+    let path = |node: usize, rng: &mut StdRng| {
+        let base = rng.random_range(least..=least + (most - least) / 4);
+        let base = if node == far { base * 3 } else { base };
+        (base, rng.random_range(0..=base))
+    };
+    let paths: Vec<_> =
+        (0..processes).flat_map(|_| (0..nodes).map(|node| path(node, rng)).collect::<Vec<_>>()).collect();
+    let round_trip = paths.iter().map(|(base, jitter)| 2 * (base + jitter)).max();
+    (paths, round_trip.unwrap_or(MS))
+}
+
+fn draw_habits(rng: &mut StdRng, round_trip: Ns, cycle: Ns) -> Habits {
+    let least_ms = (20 * round_trip / MS).max(200);
+    let ttls_ms: Vec<u64> = [200, 500, 1000, 2000, 5000, TTL_MAX_MS]
+        .into_iter()
+        .filter(|ms| *ms >= least_ms || *ms == TTL_MAX_MS)
+        .filter(|_| rng.random_range(0..3) > 0)
+        .collect();
+    let ttls_ms = if ttls_ms.is_empty() { vec![TTL_MAX_MS] } else { ttls_ms };
+    let hold_to = match rng.random_range(0..4) {
+        0 => 0,
+        1 => cycle / 20,
+        2 => cycle,
+        _ => ttls_ms.iter().max().copied().unwrap_or(0) * 3 * MS,
+    };
+    let percent = |rng: &mut StdRng, choices: &[u32]| pick(rng, choices);
+    let none = percent(rng, &[0, 0, 20, 50, 100]);
+    let short = (100 - none) * percent(rng, &[0, 30, 60]) / 100;
+    let long = (100 - none - short) * percent(rng, &[30, 70, 100]) / 100;
+    Habits {
+        ttls_ms,
+        hold: (0, hold_to),
+        rest: (0, cycle),
+        waits_percent: [none, short, long],
+        renew_percent: percent(rng, &[0, 50, 100, 100]),
+        extend_percent: percent(rng, &[0, 0, 20]),
+        detach_percent: percent(rng, &[0, 0, 10]),
+        drop_percent: percent(rng, &[0, 20, 60]),
+        cancel_percent: percent(rng, &[0, 0, 10, 40]),
+        at_once_percent: percent(rng, &[0, 10, 50]),
+    }
+}

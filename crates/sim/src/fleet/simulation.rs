@@ -1,0 +1,363 @@
+//! A run, from its seed to its report.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Ttl;
+use quorlock_core::node::Settings;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::caller::Caller;
+use super::checks::Checks;
+use super::claims::Claims;
+use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
+use super::events::{Event, Events};
+use super::host::{Host, State};
+use super::network::{Direction, Network, Path};
+use super::plan::{FaultKind, Plan, WALL_OFFSET_US};
+use super::process::Process;
+use super::trace::Trace;
+use super::world::World;
+use super::{Mutant, Report};
+
+/// How often the state of the fleet is looked at.
+const SAMPLE_EVERY: Ns = 250 * MS;
+/// Connections are made before the first call.
+const WARM_UP: Ns = SECOND;
+
+/// A run.
+struct Simulation {
+    world: World,
+    processes: Vec<Process>,
+    checks: Checks,
+    /// When faults and calls have ended.
+    ended_at: Option<Ns>,
+    /// When all calls were over.
+    quiet_at: Option<Ns>,
+    activity_when_quiet: u64,
+    events: u64,
+}
+
+/// Runs a plan. With `traced`, the report says what happened line by line.
+pub fn run(plan: &Plan, traced: bool) -> Report {
+    Simulation::new(plan, traced).run()
+}
+
+impl Simulation {
+    fn new(plan: &Plan, traced: bool) -> Self {
+        let plan = Arc::new(plan.clone());
+        let mut rng = StdRng::seed_from_u64(plan.seed ^ 0x5eed);
+        let paths = plan.paths.iter().map(|&(base, jitter)| Path::new(base, jitter)).collect();
+        let settings = |node: usize| Settings {
+            max_ttl: Ttl::from_ms(plan.rejoin_delay_ms).expect("a plan has a sensible ttl"),
+            rejoin_delay_ms: match plan.mutant {
+                Some(Mutant::NoAbstention) => 0,
+                _ => plan.rejoin_delay_ms,
+            },
+            max_clock_skew_ms: plan.max_clock_skew_ms,
+            max_waiters: plan.max_waiters,
+            fence_stripes: 16,
+            table_shards: 1,
+            hash_seed: node as u64,
+            defer_wakes: node % 2 == 1,
+        };
+        let off_us = -WALL_OFFSET_US..=WALL_OFFSET_US;
+        let hosts = (0..plan.nodes).map(|node| {
+            let offset_us = rng.random_range(0..1_000_000_000);
+            let wall_us = rng.random_range(off_us.clone());
+            Host::new(node, settings(node), NodeClock::new(plan.node_ppm[node], offset_us, wall_us))
+        });
+        let world = World {
+            now: 0,
+            events: Events::default(),
+            hosts: hosts.collect(),
+            network: Network::new(plan.nodes, paths, rng.random()),
+            claims: Claims::new(plan.nodes, plan.names.len()),
+            trace: Trace::new(traced),
+            notes: Vec::new(),
+            texts: Vec::new(),
+            violation: None,
+            is_ending: false,
+            commands: 0,
+            activity: 0,
+            locks: 0,
+            repairs: 0,
+            unconfirmed: 0,
+            plan: Arc::clone(&plan),
+        };
+        let processes = (0..plan.processes).map(|index| {
+            let (raw_ppm, boot_ppm) = plan.client_ppm[index];
+            let offset = Duration::from_millis(rng.random_range(0..1_000_000));
+            let clock = ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
+            let mut process = Process::new(index, clock, rng.random(), &world);
+            process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
+            if plan.one_set_each {
+                for (number, caller) in process.callers.iter_mut().enumerate() {
+                    caller.only = Some((index * plan.callers + number) % plan.key_sets.len());
+                }
+            }
+            process
+        });
+        let processes = processes.collect();
+        let checks = Checks::new(&plan);
+        let mut this = Self {
+            world,
+            processes,
+            checks,
+            ended_at: None,
+            quiet_at: None,
+            activity_when_quiet: 0,
+            events: 0,
+        };
+        this.begin(&mut rng);
+        this
+    }
+
+    fn begin(&mut self, rng: &mut StdRng) {
+        let plan = Arc::clone(&self.world.plan);
+        for process in &mut self.processes {
+            process.begin(&mut self.world);
+            for caller in 0..plan.callers {
+                let at = WARM_UP + rng.random_range(0..=plan.habits.rest.1);
+                process.caller_begins(caller, at, &mut self.world);
+            }
+        }
+        for (index, fault) in plan.faults.iter().enumerate() {
+            self.world.events.add(fault.from, Event::Fault { index: 2 * index });
+            self.world.events.add(fault.to, Event::Fault { index: 2 * index + 1 });
+        }
+        self.world.events.add(WARM_UP, Event::Sample);
+    }
+
+    fn run(mut self) -> Report {
+        while let Some((at, event)) = self.world.events.pop() {
+            self.world.now = at;
+            self.events += 1;
+            self.happen(event);
+            if !self.world.notes.is_empty() {
+                self.checks.take_notes(&mut self.world, &self.processes);
+            }
+            if self.world.violation.is_some() || self.is_over() {
+                break;
+            }
+        }
+        self.report()
+    }
+
+    fn happen(&mut self, event: Event) {
+        let world = &mut self.world;
+        match event {
+            Event::Up { conn, number, message } => {
+                if world.network.arrives(conn, number, Direction::Up) {
+                    world.arrive(conn, message);
+                }
+            }
+            Event::NodeLosesConnection { conn } => world.node_loses(conn),
+            Event::NodeWakes { node } => world.node_wakes(node),
+            Event::NodeIsFree { node } => world.read(node),
+            Event::Fault { index } => self.fault(index),
+            Event::Sample => self.sample(),
+            Event::Down { conn, number, .. } => {
+                if world.network.arrives(conn, number, Direction::Down) {
+                    let process = world.network.connection(conn).process;
+                    self.happen_in(process, event);
+                }
+            }
+            Event::ProcessLosesConnection { conn } => {
+                let process = world.network.connection(conn).process;
+                self.happen_in(process, event);
+            }
+            Event::Timer { process, .. } | Event::Caller { process, .. } => {
+                self.happen_in(process, event);
+            }
+        }
+    }
+
+    /// Something happens in a process, or later if that is paused.
+    fn happen_in(&mut self, process: usize, event: Event) {
+        let (process, world) = (&mut self.processes[process], &mut self.world);
+        if process.paused > 0 {
+            process.backlog.push_back(event);
+            return;
+        }
+        match event {
+            Event::Down { conn, message, .. } => process.receive(conn, message, world),
+            Event::ProcessLosesConnection { conn } => {
+                process.lose(conn, "the connection was reset", world);
+            }
+            Event::Timer { machine, .. } => process.time_out(machine, world),
+            Event::Caller { caller, number, .. } => process.caller_acts(caller, number, world),
+            _ => {}
+        }
+    }
+
+    fn fault(&mut self, index: usize) {
+        let plan = Arc::clone(&self.world.plan);
+        let (fault, begins) = (&plan.faults[index / 2], index % 2 == 0);
+        let world = &mut self.world;
+        if begins {
+            trace!(world, "FAULT for {} ms: {:?}", (fault.to - fault.from) / MS, fault.kind);
+        }
+        let now = world.now;
+        match &fault.kind {
+            FaultKind::Reset { pairs, node_learns_after } => {
+                for &(process, node) in pairs.iter().filter(|_| begins) {
+                    for conn in world.network.of_path(process, node) {
+                        world.network.reset(conn, *node_learns_after, now, &mut world.events);
+                    }
+                }
+            }
+            FaultKind::Partition { pairs, direction } => {
+                for &(process, node) in pairs {
+                    for way in [Direction::Up, Direction::Down] {
+                        if direction.is_some_and(|direction| direction != way) {
+                            continue;
+                        }
+                        if begins {
+                            world.network.block(process, node, way);
+                        } else {
+                            world.network.unblock(process, node, way, now, &mut world.events);
+                        }
+                    }
+                }
+            }
+            FaultKind::Spike { pairs, by } => {
+                for &(process, node) in pairs {
+                    let path = world.network.path(process, node);
+                    path.spike = if begins { path.spike + by } else { path.spike - by };
+                }
+            }
+            FaultKind::SlowNode { node, service } => {
+                world.hosts[*node].service = if begins { *service } else { 0 };
+            }
+            FaultKind::PauseNode { node } => {
+                world.hosts[*node].is_paused = begins;
+                if !begins {
+                    trace!(world, "n{node} goes on");
+                    world.read(*node);
+                    world.turn(*node);
+                }
+            }
+            FaultKind::Restart { node, machine_too, with_keys } => {
+                if begins {
+                    let state = if *machine_too { State::MachineDown } else { State::ServerDown };
+                    world.stop_node(*node, state);
+                } else {
+                    world.start_node(*node, *with_keys);
+                }
+            }
+            FaultKind::StepWall { node, by_us } => {
+                if begins {
+                    world.hosts[*node].clock.wall_offset_us += by_us;
+                    world.claim_foreign(*node);
+                }
+            }
+            FaultKind::PauseProcess { process } | FaultKind::Sleep { process } => {
+                let sleeps = matches!(fault.kind, FaultKind::Sleep { .. });
+                self.pause(*process, begins, sleeps);
+            }
+        }
+    }
+
+    fn pause(&mut self, index: usize, begins: bool, sleeps: bool) {
+        let process = &mut self.processes[index];
+        let clock = &mut process.shared.clock;
+        match (sleeps, begins) {
+            (true, true) => clock.sleep(self.world.now),
+            (true, false) => clock.wake(self.world.now),
+            _ => {}
+        }
+        if begins {
+            process.paused += 1;
+            return;
+        }
+        process.paused -= 1;
+        process.paused_at = self.world.now;
+        if process.paused == 0 {
+            trace!(self.world, "p{index} goes on");
+            for event in std::mem::take(&mut process.backlog) {
+                self.happen_in(index, event);
+            }
+        }
+    }
+
+    // The end.
+
+    fn sample(&mut self) {
+        self.checks.sample(&mut self.world, &self.processes);
+        let plan = Arc::clone(&self.world.plan);
+        let world = &mut self.world;
+        let is_over = world.now >= WARM_UP + plan.length || world.commands >= plan.commands_max;
+        if is_over && !world.is_ending {
+            trace!(world, "no more calls are made");
+            world.is_ending = true;
+            // Faults that have not begun do not begin.
+            self.ended_at = Some(world.now);
+        }
+        let faults_end = plan.faults.iter().map(|fault| fault.to).max().unwrap_or_default();
+        if world.is_ending && world.now >= faults_end {
+            for process in self.processes.iter_mut().filter(|process| process.paused == 0) {
+                process.callers_end(&mut self.world);
+            }
+            let mut callers = self.processes.iter().flat_map(|process| &process.callers);
+            if self.quiet_at.is_none() && callers.all(Caller::is_finished) {
+                trace!(self.world, "all calls are over");
+                self.quiet_at = Some(self.world.now.max(faults_end));
+                self.activity_when_quiet = self.world.activity;
+            }
+        }
+        let next = self.world.now + SAMPLE_EVERY;
+        self.world.events.add(next, Event::Sample);
+    }
+
+    fn is_over(&mut self) -> bool {
+        let plan = &self.world.plan;
+        let longest = plan.ttl_max().max(plan.rejoin_delay_ms * MS);
+        if let Some(quiet_at) = self.quiet_at {
+            let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
+            if self.world.now >= idle {
+                self.checks.end(&mut self.world, &self.processes);
+                let seconds = (self.world.now - quiet_at) / SECOND + 1;
+                let members = (plan_size(&self.world.plan) + 4) as u64;
+                let activity = self.world.activity - self.activity_when_quiet;
+                if activity > 200 * members + seconds * members * 2 {
+                    self.world.violate(format!("{activity} events in {seconds} idle seconds"));
+                }
+                return true;
+            }
+        } else if let Some(ended_at) = self.ended_at {
+            let faults_end = plan.faults.iter().map(|fault| fault.to).max().unwrap_or_default();
+            if self.world.now > ended_at.max(faults_end) + 120 * SECOND {
+                let what = self.processes.iter().flat_map(Process::describe).next();
+                self.world.violate(format!("calls do not end: {what:?}"));
+                return true;
+            }
+        }
+        false
+    }
+
+    fn report(self) -> Report {
+        let callers = || self.processes.iter().flat_map(|process| &process.callers);
+        Report {
+            seed: self.world.plan.seed,
+            violation: self.world.violation,
+            locks_of_each: callers().map(|caller| caller.locks).collect(),
+            waited_of_each: callers().map(|caller| Duration::from_nanos(caller.waited)).collect(),
+            longest_wait_of_each: callers().map(|caller| Duration::from_nanos(caller.longest_wait)).collect(),
+            commands: self.world.commands,
+            events: self.events,
+            repairs: self.world.repairs,
+            lasted: Duration::from_nanos(self.world.now),
+            called_for: Duration::from_nanos(
+                self.ended_at.unwrap_or(self.world.now)
+                    - WARM_UP.min(self.ended_at.unwrap_or(self.world.now)),
+            ),
+            trace: self.world.trace.into_lines(),
+        }
+    }
+}
+
+fn plan_size(plan: &Plan) -> usize {
+    plan.nodes * plan.processes
+}

@@ -1,0 +1,82 @@
+//! What all parts of a run share: the time, the network, the nodes, and what is known of them.
+
+use std::sync::Arc;
+
+use quorlock_core::client::{Reason, Spec, Token};
+use quorlock_core::quorum::Standing;
+
+use super::Mutant;
+use super::claims::Claims;
+use super::clock::Ns;
+use super::events::Events;
+use super::host::Host;
+use super::network::{Conn, Down, Network, Up};
+use super::plan::Plan;
+use super::trace::Trace;
+
+/// Everything but the processes.
+pub(super) struct World {
+    pub(super) now: Ns,
+    pub(super) plan: Arc<Plan>,
+    pub(super) events: Events,
+    pub(super) network: Network,
+    pub(super) hosts: Vec<Host>,
+    pub(super) claims: Claims,
+    pub(super) trace: Trace,
+    /// What is to be checked as soon as the present event is over.
+    pub(super) notes: Vec<Note>,
+    /// Locks that were detached, and not attached yet.
+    pub(super) texts: Vec<Text>,
+    /// The first thing that went wrong.
+    pub(super) violation: Option<String>,
+    /// No more calls are made.
+    pub(super) is_ending: bool,
+    pub(super) commands: u64,
+    /// Timers that fired and messages that arrived.
+    pub(super) activity: u64,
+    pub(super) locks: u64,
+    pub(super) repairs: u64,
+    pub(super) unconfirmed: u64,
+}
+
+/// A lock that was detached.
+pub(super) struct Text {
+    pub(super) keys: usize,
+    pub(super) token: Token,
+    pub(super) spec: Arc<Spec>,
+}
+
+/// Something that is to be checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Note {
+    Granted { process: usize, machine: u64 },
+    Extended { process: usize, machine: u64 },
+    Released { process: usize, call: u64, keys: usize, standing: Standing, renewed: bool, call_started: Ns },
+    Detached { process: usize, call: u64 },
+    Failed { process: usize, call: u64, keys: usize, reason: Reason, attached: bool, last_look: Ns },
+}
+
+impl World {
+    pub(super) fn send_up(&mut self, conn: Conn, message: Up) {
+        self.network.send_up(conn, message, self.now, &mut self.events);
+    }
+
+    pub(super) fn send_down(&mut self, conn: Conn, message: Down) {
+        self.network.send_down(conn, message, self.now, &mut self.events);
+    }
+
+    pub(super) fn violate(&mut self, what: String) {
+        trace!(self, "VIOLATION: {what}");
+        self.violation.get_or_insert(what);
+    }
+
+    pub(super) fn mutant_is(&self, mutant: Mutant) -> bool {
+        self.plan.mutant == Some(mutant)
+    }
+
+    /// The call that a token belongs to, and the beginning of the token.
+    pub(super) fn short(&self, token: Token) -> String {
+        let call = self.claims.call_of(token).unwrap_or_default();
+        format!("p{}/{}:{}", call >> 40, call & ((1 << 40) - 1), &token.as_str()[..4])
+    }
+}
