@@ -53,7 +53,7 @@ pub struct Acquire {
     /// Nodes that did not answer the last attempt.
     silent: SmallVec<[usize; 5]>,
     /// What each node answered last.
-    answers: SmallVec<[Answer; 5]>,
+    answers: Vec<Answer>,
     /// Too little of the lock would have been left the last time.
     too_late: bool,
     /// It had to wait for others, or came past those who wait.
@@ -82,7 +82,7 @@ enum Phase {
         limit: Duration,
     },
     /// In the queue of one node.
-    Waiting(Waiting),
+    Waiting(Box<Waiting>),
     /// The node granted the lock, and the others are asked for it.
     Taking(Attempt, usize),
     Pausing {
@@ -187,7 +187,7 @@ pub struct Grant {
     pub round: u32,
     /// The first round that no request of the call has used.
     pub(super) next_round: u32,
-    pub(super) nodes: SmallVec<[GrantNode; 5]>,
+    pub(super) nodes: Vec<GrantNode>,
 }
 
 /// What is known of a node when the lock is granted.
@@ -746,7 +746,7 @@ impl Acquire {
         self.actions.push_back(Action::Wait { id });
         // Without a place to wait it polls.
         let look_at = ctx.now.plus(ctx.jitter(limits::PAUSE_MAX));
-        self.phase = Phase::Waiting(Waiting {
+        self.phase = Phase::Waiting(Box::new(Waiting {
             node,
             id,
             token,
@@ -760,7 +760,7 @@ impl Acquire {
             look_offset: 1,
             ahead: None,
             granted: None,
-        });
+        }));
     }
 
     /// When waiting ends, so that a last look fits in before the end of the call.
@@ -853,7 +853,7 @@ impl Acquire {
     }
 
     /// Leaves the queue.
-    fn leave(&mut self, waiting: Waiting, ctx: &Context<'_>) {
+    fn leave(&mut self, waiting: Box<Waiting>, ctx: &Context<'_>) {
         if let Some(ahead) = &waiting.ahead {
             self.roll_back(ahead, ctx);
         }

@@ -26,7 +26,7 @@ pub(super) struct Attempt {
     core: Acquisition,
     /// The round of its ACQUIREs. That of its fences is the next one.
     round: u32,
-    nodes: SmallVec<[Asked; 5]>,
+    nodes: Vec<Asked>,
     /// The order of the nodes for each key, once a node has refused.
     orders: Option<SmallVec<[SmallVec<[usize; 7]>; 1]>>,
     began: Moment,

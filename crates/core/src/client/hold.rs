@@ -26,7 +26,7 @@ pub struct Hold {
     tenure: Tenure,
     /// The holder released or detached it.
     over: bool,
-    nodes: SmallVec<[Node; 5]>,
+    nodes: Vec<Node>,
     /// The round of the ACQUIREs that it was granted by.
     acquire_round: u32,
     /// The number of the next round.

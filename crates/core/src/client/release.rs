@@ -2,7 +2,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
 
 use super::acquire::Spec;
 use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits};
@@ -20,7 +19,7 @@ pub struct Release {
     token: Token,
     tally: quorum::Release,
     verdict: Option<ReleaseVerdict>,
-    nodes: SmallVec<[Node; 5]>,
+    nodes: Vec<Node>,
     /// A WAIT with this token that has not been answered.
     wait: Option<RequestId>,
     /// Until then the verdict waits for answers.
@@ -83,7 +82,7 @@ impl Release {
             token,
             tally: quorum::Release::new(ctx.fleet.majority),
             verdict: None,
-            nodes: SmallVec::new(),
+            nodes: Vec::with_capacity(ctx.fleet.majority.nodes()),
             wait: None,
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
