@@ -102,9 +102,7 @@ impl Caller {
         match self.rng.random_range(0..100) {
             n if n < none => Some(Duration::ZERO),
             n if n < none + short => Some(Duration::from_millis(self.rng.random_range(1..=300))),
-            n if n < none + short + long => {
-                Some(Duration::from_millis(self.rng.random_range(300..=10_000)))
-            }
+            n if n < none + short + long => Some(Duration::from_millis(self.rng.random_range(300..=10_000))),
             _ => None,
         }
     }
@@ -193,13 +191,6 @@ impl Process {
     }
 
     fn called(&mut self, caller: usize, call: u64) {
-        // It may have ended at once.
-        let has_ended = self.ended.iter().any(|ended| match ended {
-            Ended::Acquired { lock, .. } => *lock == call,
-            Ended::Failed { caller: failed } => *failed == caller,
-            Ended::Extended { .. } | Ended::Released { .. } => false,
-        });
-        let _ = has_ended;
         self.callers[caller].state = State::Calling(call);
     }
 

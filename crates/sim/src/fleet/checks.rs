@@ -81,9 +81,8 @@ impl Checks {
         for &key in &world.plan.members[lock.keys].clone() {
             if fence <= self.fences[key] {
                 let before = self.fences[key];
-                world.violate(format!(
-                    "p{process}/{machine} has fence {fence} for key {key}, after {before}"
-                ));
+                world
+                    .violate(format!("p{process}/{machine} has fence {fence} for key {key}, after {before}"));
             }
             self.fences[key] = fence;
             self.granted[key] = world.now;
@@ -207,8 +206,7 @@ impl Checks {
                     && votes(world, node)
                     && is_free(keys, node)
             };
-            processes[process].paused == 0
-                && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
+            processes[process].paused == 0 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
         let mut stuck = None;
         for process in processes {

@@ -57,16 +57,14 @@ impl Claims {
         let now = claim.since;
         let place = &mut self.places[node][key];
         if place.len() > FORGET_BEYOND {
-            place.retain(|claim| claim.until + KEPT > now);
+            place.retain(|claim| claim.until.saturating_add(KEPT) > now);
         }
         place.push(claim);
     }
 
     /// The claim of a token ends, or is to end at another time.
     pub(super) fn end(&mut self, node: usize, key: usize, token: Token, kind: Kind, now: Ns, at: Ns) {
-        let live = |claim: &&mut Claim| {
-            claim.token == token && claim.kind == kind && claim.until > now
-        };
+        let live = |claim: &&mut Claim| claim.token == token && claim.kind == kind && claim.until > now;
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
             claim.until = at;
         }
@@ -74,9 +72,8 @@ impl Claims {
 
     /// The lease of a token lasts until this time at least.
     pub(super) fn extend(&mut self, node: usize, key: usize, token: Token, now: Ns, at: Ns) {
-        let live = |claim: &&mut Claim| {
-            claim.token == token && claim.kind != Kind::Waiter && claim.until > now
-        };
+        let live =
+            |claim: &&mut Claim| claim.token == token && claim.kind != Kind::Waiter && claim.until > now;
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
             claim.kind = Kind::Lease;
             claim.until = claim.until.max(at);

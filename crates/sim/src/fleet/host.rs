@@ -78,13 +78,6 @@ impl Host {
         }
     }
 
-    /// Whether it may vote.
-    pub(super) fn votes(&self, now: Ns) -> bool {
-        self.state == State::Up
-            && !self.is_paused
-            && self.server.node.abstains(self.clock.at(now).monotonic).is_none()
-    }
-
     /// How many clients are blocked.
     pub(super) fn blocked(&self) -> usize {
         self.blocked.len()
@@ -215,9 +208,10 @@ impl World {
             }
         }
         for (key, token, until) in strings {
-            let known = self.claims.at(node, key, self.now).any(|claim| {
-                claim.token == token && claim.kind != Kind::Waiter
-            });
+            let known = self
+                .claims
+                .at(node, key, self.now)
+                .any(|claim| claim.token == token && claim.kind != Kind::Waiter);
             if known {
                 self.claims.end(node, key, token, Kind::Foreign, self.now, until);
             } else {
@@ -317,14 +311,8 @@ impl World {
             fence: Some(fence),
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
-        let extend = |fence, new_token| node::Extend {
-            db,
-            keys: &names,
-            token: &token,
-            ttl,
-            fence,
-            new_token,
-        };
+        let extend =
+            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, fence, new_token };
         let response = match request.command {
             Command::Acquire { fence } => {
                 host.server.keys.client = None;

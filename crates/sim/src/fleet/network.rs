@@ -133,23 +133,10 @@ impl Network {
     }
 
     /// A process connects to a node.
-    pub(super) fn connect(
-        &mut self,
-        process: usize,
-        node: usize,
-        now: Ns,
-        events: &mut Events,
-    ) -> Conn {
+    pub(super) fn connect(&mut self, process: usize, node: usize, now: Ns, events: &mut Events) -> Conn {
         let conn = self.connections.len();
         let (up, down) = (Stream::default(), Stream::default());
-        self.connections.push(Connection {
-            process,
-            node,
-            is_open: true,
-            accepted_by: None,
-            up,
-            down,
-        });
+        self.connections.push(Connection { process, node, is_open: true, accepted_by: None, up, down });
         self.path(process, node).open.push(conn);
         self.send_up(conn, Up::Connect, now, events);
         conn

@@ -83,19 +83,44 @@ pub(super) struct Fault {
 #[derive(Clone, Debug)]
 pub(super) enum FaultKind {
     /// Connections between these break. Nodes learn of it so much later.
-    Reset { pairs: Vec<(usize, usize)>, node_learns_after: Ns },
+    Reset {
+        pairs: Vec<(usize, usize)>,
+        node_learns_after: Ns,
+    },
     /// Nothing gets through, or not in one direction.
-    Partition { pairs: Vec<(usize, usize)>, direction: Option<Direction> },
+    Partition {
+        pairs: Vec<(usize, usize)>,
+        direction: Option<Direction>,
+    },
     /// Everything takes so much longer.
-    Spike { pairs: Vec<(usize, usize)>, by: Ns },
+    Spike {
+        pairs: Vec<(usize, usize)>,
+        by: Ns,
+    },
     /// Each command takes so long.
-    SlowNode { node: usize, service: Ns },
-    PauseNode { node: usize },
-    PauseProcess { process: usize },
+    SlowNode {
+        node: usize,
+        service: Ns,
+    },
+    PauseNode {
+        node: usize,
+    },
+    PauseProcess {
+        process: usize,
+    },
     /// The machine sleeps.
-    Sleep { process: usize },
-    Restart { node: usize, machine_too: bool, with_keys: bool },
-    StepWall { node: usize, by_us: i64 },
+    Sleep {
+        process: usize,
+    },
+    Restart {
+        node: usize,
+        machine_too: bool,
+        with_keys: bool,
+    },
+    StepWall {
+        node: usize,
+        by_us: i64,
+    },
 }
 
 impl Plan {
@@ -231,9 +256,8 @@ impl Plan {
                 let from = SECOND + rng.random_range(0..self.length);
                 let node = if one_only { victim } else { rng.random_range(0..self.nodes) };
                 let process = rng.random_range(0..self.processes);
-                let long = *[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND]
-                    .get(rng.random_range(0..4))
-                    .unwrap_or(&MS);
+                let long =
+                    *[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND].get(rng.random_range(0..4)).unwrap_or(&MS);
                 let lasts = rng.random_range(MS..=long);
                 let pairs = match rng.random_range(0..3) {
                     0 => vec![(process, node)],
@@ -329,9 +353,7 @@ impl FaultKind {
             | Self::PauseNode { node: other }
             | Self::StepWall { node: other, .. }
             | Self::Restart { node: other, .. } => *other == node,
-            Self::PauseProcess { process: other } | Self::Sleep { process: other } => {
-                *other == process
-            }
+            Self::PauseProcess { process: other } | Self::Sleep { process: other } => *other == process,
         }
     }
 }
@@ -386,9 +408,8 @@ fn draw_paths(rng: &mut StdRng, nodes: usize, processes: usize) -> (Vec<(Ns, Ns)
         let base = if node == far { base * 3 } else { base };
         (base, rng.random_range(0..=base))
     };
-    let paths: Vec<_> = (0..processes)
-        .flat_map(|_| (0..nodes).map(|node| path(node, rng)).collect::<Vec<_>>())
-        .collect();
+    let paths: Vec<_> =
+        (0..processes).flat_map(|_| (0..nodes).map(|node| path(node, rng)).collect::<Vec<_>>()).collect();
     let round_trip = paths.iter().map(|(base, jitter)| 2 * (base + jitter)).max();
     (paths, round_trip.unwrap_or(MS))
 }

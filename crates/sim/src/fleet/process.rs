@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line, LinkAction, Links,
-    NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response, Spec, Token,
-    Topology, limits,
+    NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response, Spec, Token, Topology,
+    limits,
 };
 use quorlock_core::quorum::{Majority, Moment, ReleaseVerdict};
 use rand::rngs::StdRng;
@@ -114,7 +114,6 @@ pub(super) struct Lock {
     pub(super) keys: usize,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
-    pub(super) granted: Ns,
     pub(super) renews: bool,
     /// The call waits for the end of a round.
     extends: bool,
@@ -214,16 +213,8 @@ impl Process {
         let links = Links::new(names, now);
         let majority = Majority::of(plan.nodes).expect("a fleet has nodes");
         let mut rng = StdRng::seed_from_u64(seed);
-        let queue = |_| LocalQueue {
-            line: Line::new(1),
-            calls: BTreeMap::new(),
-            is_contended: false,
-        };
-        let seats = |_| Seats {
-            line: Line::new(plan.seats),
-            waiting: BTreeMap::new(),
-            idle: Vec::new(),
-        };
+        let queue = |_| LocalQueue { line: Line::new(1), calls: BTreeMap::new(), is_contended: false };
+        let seats = |_| Seats { line: Line::new(plan.seats), waiting: BTreeMap::new(), idle: Vec::new() };
         let tells_machines_first = rng.random();
         Self {
             index,
@@ -302,13 +293,8 @@ impl Process {
     fn connect(&mut self, node: usize, kind: Kind, world: &mut World) -> Conn {
         let now = world.now;
         let conn = world.network.connect(self.index, node, now, &mut world.events);
-        let connection = Connection {
-            node,
-            kind,
-            is_ready: false,
-            is_retired: false,
-            in_flight: VecDeque::new(),
-        };
+        let connection =
+            Connection { node, kind, is_ready: false, is_retired: false, in_flight: VecDeque::new() };
         self.connections.insert(conn, connection);
         conn
     }
@@ -434,11 +420,7 @@ impl Process {
         self.settle(world);
     }
 
-    fn deliver_local(
-        &mut self,
-        responses: &mut VecDeque<(u64, RequestId, Response)>,
-        world: &mut World,
-    ) {
+    fn deliver_local(&mut self, responses: &mut VecDeque<(u64, RequestId, Response)>, world: &mut World) {
         while let Some((machine, id, response)) = responses.pop_front() {
             self.deliver(machine, id, &response, world);
         }
@@ -741,9 +723,7 @@ impl Process {
             self.lines[keys].is_contended = call.acquire.is_contended();
         }
         let now = self.shared.clock.at(world.now);
-        let is_late = call.due.is_some_and(|due| {
-            now.has_reached(due.plus(Duration::from_millis(1)))
-        });
+        let is_late = call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
         if is_late && self.paused_at < call.started {
             let took = (world.now - call.started) / super::clock::MS;
             world.violate(format!("p{}/{machine} ended after {took} ms, too late", self.index));
@@ -759,7 +739,6 @@ impl Process {
                     keys,
                     caller,
                     call_started,
-                    granted: world.now,
                     renews,
                     extends: false,
                 }));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::node::Settings;
 use quorlock_core::Ttl;
+use quorlock_core::node::Settings;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -89,8 +89,7 @@ impl Simulation {
         let processes = (0..plan.processes).map(|index| {
             let (raw_ppm, boot_ppm) = plan.client_ppm[index];
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));
-            let clock =
-                ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
+            let clock = ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
             let mut process = Process::new(index, clock, rng.random(), &world);
             process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
             if plan.one_set_each {
@@ -344,17 +343,16 @@ impl Simulation {
             seed: self.world.plan.seed,
             violation: self.world.violation,
             locks_of_each: callers().map(|caller| caller.locks).collect(),
-            waited_of_each: callers()
-                .map(|caller| Duration::from_nanos(caller.waited))
-                .collect(),
-            longest_wait_of_each: callers()
-                .map(|caller| Duration::from_nanos(caller.longest_wait))
-                .collect(),
+            waited_of_each: callers().map(|caller| Duration::from_nanos(caller.waited)).collect(),
+            longest_wait_of_each: callers().map(|caller| Duration::from_nanos(caller.longest_wait)).collect(),
             commands: self.world.commands,
             events: self.events,
             repairs: self.world.repairs,
             lasted: Duration::from_nanos(self.world.now),
-            called_for: Duration::from_nanos(self.ended_at.unwrap_or(self.world.now) - WARM_UP.min(self.ended_at.unwrap_or(self.world.now))),
+            called_for: Duration::from_nanos(
+                self.ended_at.unwrap_or(self.world.now)
+                    - WARM_UP.min(self.ended_at.unwrap_or(self.world.now)),
+            ),
             trace: self.world.trace.into_lines(),
         }
     }

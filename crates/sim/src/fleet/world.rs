@@ -5,7 +5,6 @@ use std::sync::Arc;
 use quorlock_core::client::{Reason, Spec, Token};
 use quorlock_core::quorum::Standing;
 
-use super::Mutant;
 use super::claims::Claims;
 use super::clock::Ns;
 use super::events::Events;
@@ -51,23 +50,9 @@ pub(super) struct Text {
 pub(super) enum Note {
     Granted { process: usize, machine: u64 },
     Extended { process: usize, machine: u64 },
-    Released {
-        process: usize,
-        call: u64,
-        keys: usize,
-        standing: Standing,
-        renewed: bool,
-        call_started: Ns,
-    },
+    Released { process: usize, call: u64, keys: usize, standing: Standing, renewed: bool, call_started: Ns },
     Detached { process: usize, call: u64 },
-    Failed {
-        process: usize,
-        call: u64,
-        keys: usize,
-        reason: Reason,
-        attached: bool,
-        last_look: Ns,
-    },
+    Failed { process: usize, call: u64, keys: usize, reason: Reason, attached: bool, last_look: Ns },
 }
 
 impl World {
@@ -82,10 +67,6 @@ impl World {
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
         self.violation.get_or_insert(what);
-    }
-
-    pub(super) fn mutant_is(&self, mutant: Mutant) -> bool {
-        self.plan.mutant == Some(mutant)
     }
 
     /// The call that a token belongs to, and the beginning of the token.
