@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model demo demo-fence bench bench-waiting fuzz-node
+.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model sim demo demo-fence bench bench-waiting fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,10 @@ fuzz-node: setup ## One real server and the model of it take the same steps, and
 
 model: ## All that can happen to a few clients and masters, in every order; and every rule broken once, which must be noticed
 	cargo build --release --package quorlock-sim
-	@cargo run --release --quiet --package quorlock-sim
+	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
+
+sim: ## Whole fleets under a virtual clock, with faults that a seed draws: SEEDS=… (1,000), or SEED=… for the trace of one
+	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),1000))
 
 package: setup ## What would be published of the core and the client, built by itself
 	cargo package --package quorlock-core --package quorlock-client

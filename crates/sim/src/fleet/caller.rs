@@ -191,13 +191,6 @@ impl Process {
     }
 
     fn called(&mut self, caller: usize, call: u64) {
-        // It may have ended at once.
-        let has_ended = self.ended.iter().any(|ended| match ended {
-            Ended::Acquired { lock, .. } => *lock == call,
-            Ended::Failed { caller: failed } => *failed == caller,
-            Ended::Extended { .. } | Ended::Released { .. } => false,
-        });
-        let _ = has_ended;
         self.callers[caller].state = State::Calling(call);
     }
 

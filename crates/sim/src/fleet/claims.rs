@@ -57,7 +57,7 @@ impl Claims {
         let now = claim.since;
         let place = &mut self.places[node][key];
         if place.len() > FORGET_BEYOND {
-            place.retain(|claim| claim.until + KEPT > now);
+            place.retain(|claim| claim.until.saturating_add(KEPT) > now);
         }
         place.push(claim);
     }

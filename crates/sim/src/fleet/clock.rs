@@ -6,12 +6,12 @@ use quorlock_core::node::{Monotonic, Now};
 use quorlock_core::quorum::Moment;
 
 /// True time in nanoseconds since the begin of a run.
-pub type Ns = u64;
+pub(super) type Ns = u64;
 
 /// A millisecond of true time.
-pub const MS: Ns = 1_000_000;
+pub(super) const MS: Ns = 1_000_000;
 /// A second of true time.
-pub const SECOND: Ns = 1000 * MS;
+pub(super) const SECOND: Ns = 1000 * MS;
 
 /// The wall clock at the begin of each run, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -20,7 +20,7 @@ const NEVER_NS: u64 = 1_000_000 * SECOND;
 
 /// The clocks of one client machine.
 #[derive(Clone, Debug)]
-pub struct ClientClock {
+pub(super) struct ClientClock {
     /// How much faster than the true time the raw clock runs, in parts per million.
     raw_ppm: i64,
     boot_ppm: i64,
@@ -33,21 +33,21 @@ pub struct ClientClock {
 
 /// The clocks of one node.
 #[derive(Clone, Debug)]
-pub struct NodeClock {
+pub(super) struct NodeClock {
     ppm: i64,
     offset_us: u64,
     /// What steps of the wall clock add up to.
-    pub wall_offset_us: i64,
+    pub(super) wall_offset_us: i64,
 }
 
 impl ClientClock {
     /// Clocks with these rates, which begin at some time of their own.
-    pub fn new(raw_ppm: i64, boot_ppm: i64, offset: Duration, wall_offset_us: i64) -> Self {
+    pub(super) fn new(raw_ppm: i64, boot_ppm: i64, offset: Duration, wall_offset_us: i64) -> Self {
         Self { raw_ppm, boot_ppm, offset, wall_offset_us, slept: 0, sleeps_since: None }
     }
 
     /// What the clocks show.
-    pub fn at(&self, now: Ns) -> Moment {
+    pub(super) fn at(&self, now: Ns) -> Moment {
         let awake = self.sleeps_since.map_or(now, |since| now.min(since)) - self.slept;
         let boot = self.offset * 3 + Duration::from_nanos(scaled(now, self.boot_ppm));
         let raw = self.offset + Duration::from_nanos(scaled(awake, self.raw_ppm));
@@ -55,13 +55,13 @@ impl ClientClock {
     }
 
     /// The wall clock in microseconds since 1970.
-    pub fn wall_us(&self, now: Ns) -> u64 {
+    pub(super) fn wall_us(&self, now: Ns) -> u64 {
         (EPOCH_US + now / 1000).saturating_add_signed(self.wall_offset_us)
     }
 
     /// The first time from `now` on at which either clock has reached the deadline, unless the
     /// machine sleeps; `None` for a deadline that no run reaches.
-    pub fn when(&self, deadline: Moment, now: Ns) -> Option<Ns> {
+    pub(super) fn when(&self, deadline: Moment, now: Ns) -> Option<Ns> {
         let left = self.at(now).until(deadline);
         let left = u64::try_from(left.as_nanos()).ok().filter(|left| *left < NEVER_NS)?;
         // The faster clock decides; a nanosecond is lost to rounding at most.
@@ -75,12 +75,12 @@ impl ClientClock {
     }
 
     /// The machine falls asleep.
-    pub fn sleep(&mut self, now: Ns) {
+    pub(super) fn sleep(&mut self, now: Ns) {
         self.sleeps_since.get_or_insert(now);
     }
 
     /// The machine wakes up.
-    pub fn wake(&mut self, now: Ns) {
+    pub(super) fn wake(&mut self, now: Ns) {
         if let Some(since) = self.sleeps_since.take() {
             self.slept += now - since;
         }
@@ -89,12 +89,12 @@ impl ClientClock {
 
 impl NodeClock {
     /// Clocks with this rate.
-    pub fn new(ppm: i64, offset_us: u64, wall_offset_us: i64) -> Self {
+    pub(super) fn new(ppm: i64, offset_us: u64, wall_offset_us: i64) -> Self {
         Self { ppm, offset_us, wall_offset_us }
     }
 
     /// What the clocks show.
-    pub fn at(&self, now: Ns) -> Now {
+    pub(super) fn at(&self, now: Ns) -> Now {
         let us = scaled(now, self.ppm) / 1000;
         Now {
             monotonic: Monotonic::from_us(self.offset_us + us),
@@ -103,7 +103,7 @@ impl NodeClock {
     }
 
     /// The first time from `now` on at which the monotonic clock shows this.
-    pub fn when(&self, at: Monotonic, now: Ns) -> Ns {
+    pub(super) fn when(&self, at: Monotonic, now: Ns) -> Ns {
         let left_us = at.us_since(self.at(now).monotonic);
         if left_us == 0 {
             return now;
@@ -117,7 +117,7 @@ impl NodeClock {
     }
 
     /// The time at which the wall clock shows so many milliseconds, unless it is stepped.
-    pub fn when_wall(&self, ms: u64, now: Ns) -> Ns {
+    pub(super) fn when_wall(&self, ms: u64, now: Ns) -> Ns {
         let left_ms = ms.saturating_sub(self.at(now).wall_ms());
         now + unscaled(left_ms.saturating_mul(MS), self.ppm)
     }

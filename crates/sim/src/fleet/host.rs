@@ -78,13 +78,6 @@ impl Host {
         }
     }
 
-    /// Whether it may vote.
-    pub(super) fn votes(&self, now: Ns) -> bool {
-        self.state == State::Up
-            && !self.is_paused
-            && self.server.node.abstains(self.clock.at(now).monotonic).is_none()
-    }
-
     /// How many clients are blocked.
     pub(super) fn blocked(&self) -> usize {
         self.blocked.len()

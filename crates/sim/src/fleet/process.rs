@@ -114,7 +114,6 @@ pub(super) struct Lock {
     pub(super) keys: usize,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
-    pub(super) granted: Ns,
     pub(super) renews: bool,
     /// The call waits for the end of a round.
     extends: bool,
@@ -741,7 +740,6 @@ impl Process {
                     keys,
                     caller,
                     call_started,
-                    granted: world.now,
                     renews,
                     extends: false,
                 }));

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use quorlock_core::client::{Reason, Spec, Token};
 use quorlock_core::quorum::Standing;
 
-use super::Mutant;
 use super::claims::Claims;
 use super::clock::Ns;
 use super::events::Events;
@@ -68,10 +67,6 @@ impl World {
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
         self.violation.get_or_insert(what);
-    }
-
-    pub(super) fn mutant_is(&self, mutant: Mutant) -> bool {
-        self.plan.mutant == Some(mutant)
     }
 
     /// The call that a token belongs to, and the beginning of the token.
