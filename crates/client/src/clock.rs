@@ -1,38 +1,82 @@
+//! The only clocks of this crate.
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quorlock_core::quorum::Moment;
-use rustix::time::{ClockId, clock_gettime};
 
 /// Reads both clocks that a lock's validity is measured on.
 pub(crate) fn now() -> Moment {
-    let moment = Moment { boot: read(ClockId::Boottime), raw: read(ClockId::MonotonicRaw) };
+    let moment = platform::now();
     #[cfg(test)]
     let moment = Moment { boot: moment.boot + tests::SLEPT.get(), ..moment };
     moment
 }
 
-/// The wall clock in microseconds since 1970, which fences are proposed from. Nothing is unsafe if it is wrong.
+/// The wall clock in microseconds since 1970, which fences are proposed from. A wrong clock makes
+/// nothing unsafe.
 pub(crate) fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn read(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod platform {
+    use super::{Duration, Moment};
+    use rustix::time::{ClockId, clock_gettime};
+
+    /// No single clock both counts the time that the machine sleeps and is never slewed.
+    pub(super) fn now() -> Moment {
+        Moment { boot: read(ClockId::Boottime), raw: read(ClockId::MonotonicRaw) }
+    }
+
+    fn read(clock: ClockId) -> Duration {
+        let time = clock_gettime(clock);
+        Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    }
 }
+
+#[cfg(target_os = "macos")]
+mod platform {
+    use super::{Duration, Moment};
+    use nix::libc::CLOCK_MONOTONIC_RAW;
+    use nix::time::ClockId;
+
+    /// One clock does for both: on macOS this one is not slewed and counts the time that the
+    /// machine sleeps.
+    pub(super) fn now() -> Moment {
+        let now = ClockId::from_raw(CLOCK_MONOTONIC_RAW).now();
+        let now = Duration::from(now.expect("macOS has this clock since 10.12"));
+        Moment { boot: now, raw: now }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+compile_error!(
+    "quorlock-client needs a clock that counts the time that the machine sleeps: Linux and macOS have one"
+);
 
 #[cfg(test)]
 pub(crate) mod tests {
     use std::cell::Cell;
-    use std::time::Duration;
+
+    use super::*;
 
     thread_local! {
         pub(super) static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     }
 
-    /// As if the machine had slept: one clock goes on, and timers do not. Of this thread only.
+    /// Simulates that the machine slept, for this thread: one clock goes on, and timers do not.
     pub(crate) fn sleep_through(time: Duration) {
         SLEPT.set(SLEPT.get() + time);
+    }
+
+    #[test]
+    fn both_clocks_run_and_neither_goes_back() {
+        let first = now();
+        std::thread::sleep(Duration::from_millis(5));
+        let later = now();
+        // The rates of the clocks differ by far less than this.
+        assert!(later.boot - first.boot >= Duration::from_millis(4), "{first:?} {later:?}");
+        assert!(later.raw - first.raw >= Duration::from_millis(4), "{first:?} {later:?}");
     }
 }

@@ -99,8 +99,9 @@ mod transport;
 
 pub use api::{
     AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
-    FenceGate, FlushError, InvalidDetached, Lock, LockBuilder, LockWatch, LostError, NodeAnswer, NodeError,
-    NodeHealth, Nodes, Ownership, Quorum, QuorumBuilder, ReleaseError, Released, RunError, Stale,
+    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo, Lock, LockBuilder,
+    LockState, LockWatch, LostError, NodeAnswer, NodeError, NodeHealth, NodeInspection, Nodes, Ownership,
+    Quorum, QuorumBuilder, ReleaseError, Released, RunError, Stale,
 };
 pub use quorlock_core::{Fence, InvalidFence};
 

@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::env;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
+use quorlock_client::blocking::Quorum;
 use quorlock_testkit::Masters;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The example of that name, which cargo builds together with the tests, unless it is asked for this one only.
 fn example(name: &str) -> PathBuf {
@@ -102,4 +106,69 @@ fn workers_do_each_job_once() {
 fn a_program_without_tokio_takes_locks() {
     let printed = run("blocking", 1, &[]);
     assert!(printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"), "{printed:?}");
+}
+
+/// A service that runs until the test ends.
+struct Service {
+    process: Child,
+    address: String,
+}
+
+impl Service {
+    fn start(masters: &Masters) -> Self {
+        let mut command = Command::new(example("axum"));
+        command.arg("127.0.0.1:0").env("QUORLOCK_NODES", masters.urls().join(",")).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on ").expect(&line).to_owned();
+        Self { process, address }
+    }
+
+    /// Returns the status.
+    fn ship(&self, order: u64) -> u16 {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let request = format!(
+            "POST /orders/{order}/ship HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            self.address
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn http_service_ships_once_refuses_and_ends_in_order() {
+    let mut masters = Masters::start(3);
+    let mut service = Service::start(&masters);
+    assert_eq!(service.ship(42), 200);
+
+    let quorum = Quorum::connect(masters.urls()).unwrap();
+    let lock = quorum.lock("orders/42").acquire().unwrap();
+    assert_eq!(service.ship(42), 409);
+    assert_eq!(service.ship(43), 200);
+    lock.release().unwrap();
+    assert_eq!(service.ship(42), 200);
+
+    masters[0].kill();
+    masters[1].kill();
+    assert_eq!(service.ship(42), 503);
+
+    for master in masters.iter_mut().take(2) {
+        master.restart().unwrap();
+    }
+    kill_process(Pid::from_child(&service.process), Signal::TERM).unwrap();
+    let mut printed = String::new();
+    service.process.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+    assert_eq!(printed, "all locks are released\n");
+    assert!(service.process.wait().unwrap().success());
 }

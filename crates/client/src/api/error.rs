@@ -209,6 +209,18 @@ pub enum ReleaseError {
     },
 }
 
+/// Why nothing is known about a key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InspectError {
+    /// No node answered.
+    #[error("no node answered: {nodes}")]
+    NoAnswer {
+        /// Why each node did not answer.
+        nodes: Nodes,
+    },
+}
+
 /// Releases that were not confirmed within the limit of [`Quorum::flush`](crate::Quorum::flush).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{pending} releases are not confirmed by all nodes yet; those locks end by their deadlines")]

@@ -4,6 +4,7 @@ mod detached;
 mod error;
 mod gate;
 mod health;
+mod inspection;
 mod lock;
 mod lock_builder;
 mod ownership;
@@ -14,11 +15,12 @@ mod watch;
 
 pub use detached::{DetachedLock, InvalidDetached};
 pub use error::{
-    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeAnswer,
-    NodeError, Nodes, ReleaseError, RunError,
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, InspectError, LostError,
+    NodeAnswer, NodeError, Nodes, ReleaseError, RunError,
 };
 pub use gate::{FenceGate, Stale};
 pub use health::NodeHealth;
+pub use inspection::{HeldLock, Inspection, LeaseInfo, LockState, NodeInspection};
 pub use lock::{Coverage, Lock, Released};
 pub use lock_builder::LockBuilder;
 pub use ownership::{Deadline, Ownership};

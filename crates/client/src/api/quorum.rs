@@ -3,15 +3,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{Keys, Release, Spec, limits};
+use quorlock_core::client::{Keys, Release, Spec, limits, summarize};
 use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::driver::{NodeInfo, Releasing, Shared};
+use crate::driver::{self, NodeInfo, Releasing, Shared};
 use crate::{
-    AttachError, ConnectError, DetachedLock, FlushError, Lock, LockBuilder, NodeError, NodeHealth,
-    QuorumBuilder, ReleaseError, Released, clock,
+    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, Lock, LockBuilder,
+    NodeError, NodeHealth, NodeInspection, QuorumBuilder, ReleaseError, Released, clock,
 };
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
@@ -178,6 +178,45 @@ impl Quorum {
             }
         };
         nodes.map(of_node).collect()
+    }
+
+    /// Asks every node who holds `key`, and for how long.
+    ///
+    /// The answer is for people and for tools. It is old when it arrives: the key may have been
+    /// acquired or released since. To find out whether a lock can be had, acquire it.
+    ///
+    /// Each node has as much time as for a lock with a ttl of 10 s. A node that does not answer, is
+    /// not admitted, or abstains and may have forgotten the lock, is an error in
+    /// [`Inspection::nodes`].
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// use quorlock_client::LockState;
+    ///
+    /// match quorum.inspect("orders/42").await?.state {
+    ///     LockState::Free => println!("free"),
+    ///     LockState::Held(lock) => println!("{:?} holds it, fence {}", lock.owner, lock.fence),
+    ///     LockState::Unclear => println!("no majority of the nodes agrees"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InspectError::NoAnswer`] when no node answers.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing. It only reads.
+    pub async fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
+        let leases = driver::inspect(&self.shared, key.as_ref()).await;
+        if leases.iter().all(Result::is_err) {
+            let answers: Vec<_> = leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
+            return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
+        }
+        let state = summarize(self.shared.fleet.majority, &leases);
+        let named = self.shared.nodes.iter().zip(leases);
+        let nodes = named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
+        Ok(Inspection { state, nodes: nodes.collect() })
     }
 
     /// Waits until all nodes have confirmed the releases that go on in the background, for `limit` at

@@ -2,7 +2,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
+#[cfg(feature = "tls")]
+use ::redis::ConnectionAddr;
+use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
 
 use crate::driver::NodeInfo;
 use crate::transport::{BlockingPool, Endpoint};

@@ -29,11 +29,13 @@ impl QuorumBuilder {
     }
 
     /// What signs the certificates of the nodes: see [`crate::QuorumBuilder::root_certificates`].
+    #[cfg(feature = "tls")]
     pub fn root_certificates(self, pem: impl Into<Vec<u8>>) -> Self {
         Self::new(self.builder.root_certificates(pem))
     }
 
     /// The certificate of this client: see [`crate::QuorumBuilder::client_certificate`].
+    #[cfg(feature = "tls")]
     pub fn client_certificate(self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
         Self::new(self.builder.client_certificate(chain_pem, key_pem))
     }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::thread::Thread;
 use super::{Lock, LockBuilder, QuorumBuilder};
-use crate::{AttachError, ConnectError, DetachedLock, FlushError, NodeHealth, ReleaseError, Released};
+use crate::{
+    AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, NodeHealth, ReleaseError,
+    Released,
+};
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block. Cheap to clone; all clones share
 /// their connections and their thread.
@@ -75,6 +78,15 @@ impl Quorum {
     /// How each node is reached now: see [`crate::Quorum::health`].
     pub fn health(&self) -> Vec<NodeHealth> {
         self.quorum.health()
+    }
+
+    /// Asks every node who holds `key`, and for how long: see [`crate::Quorum::inspect`].
+    ///
+    /// # Errors
+    /// [`InspectError::NoAnswer`] when no node answers.
+    pub fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
+        let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
+        self.thread.thread.block_on(async move { quorum.inspect(key).await })
     }
 
     /// Waits until all nodes have confirmed the releases that go on in the background, for `limit` at

@@ -3,6 +3,7 @@
 
 mod acquire;
 mod hold;
+mod inspection;
 mod links;
 mod local_queues;
 mod releases;
@@ -12,6 +13,7 @@ mod shared;
 
 pub(crate) use acquire::{acquire, attach};
 pub(crate) use hold::LockInner;
+pub(crate) use inspection::inspect;
 pub(crate) use releases::Releasing;
 pub(crate) use rounds::extend;
 pub(crate) use shared::{NodeInfo, Shared, sleep_until};

@@ -4,6 +4,7 @@ mod blocking_pool;
 mod command;
 mod connection;
 mod in_flight;
+mod inspection;
 
 pub(crate) use blocking_pool::{BlockingPool, Seat};
 pub(crate) use command::{Outgoing, read_error, read_fence};

@@ -7,6 +7,7 @@
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
 //! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that wait.
 //! - [`agree`]: which nodes belong to the set of the majority.
+//! - [`summarize`]: what the nodes say about a key, for [`LockState`].
 //! - [`Renewals`]: when which lock is to be extended.
 //! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
 
@@ -15,6 +16,7 @@ mod attempt;
 mod context;
 mod fences;
 mod hold;
+mod inspection;
 mod keys;
 pub mod limits;
 mod line;
@@ -31,6 +33,7 @@ pub use acquire::{Acquire, Action, Failure, Grant, InvalidSpec, Outcome, Reason,
 pub use context::{Context, Fleet, NodeStatus, Random, Topology};
 pub use fences::FenceProposals;
 pub use hold::{Hold, HoldAction};
+pub use inspection::{HeldLock, LeaseInfo, LockState, inspection_answer, inspection_routes, summarize};
 pub use keys::{InvalidKeys, Keys};
 pub use line::{Entry, Line};
 pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};

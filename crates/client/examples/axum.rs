@@ -1,0 +1,109 @@
+//! An HTTP service that ships an order under a lock.
+//!
+//! `POST /orders/{id}/ship` answers
+//!
+//! - 200 when the order is shipped,
+//! - 409 when another request or another instance of the service ships it at the moment,
+//! - 503 when too few nodes answer, or the lock was lost: the client may try again later.
+//!
+//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example axum -- 127.0.0.1:8080`
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::post;
+use quorlock_client::{AcquireError, Fence, FenceGate, Quorum, RunError, Stale};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a request waits for another one that ships the same order.
+const WAIT: Duration = Duration::from_millis(500);
+/// How long the end of the program waits for releases in the background.
+const FLUSH: Duration = Duration::from_secs(5);
+
+struct Service {
+    quorum: Quorum,
+    store: Store,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let nodes = std::env::var("QUORLOCK_NODES")?;
+    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:8080".into());
+    let quorum = Quorum::connect(nodes.split(',')).await?;
+    let service = Arc::new(Service { quorum: quorum.clone(), store: Store::default() });
+    let app = Router::new().route("/orders/{id}/ship", post(ship)).with_state(service);
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let listener = TcpListener::bind(address).await?;
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, app)
+        .with_graceful_shutdown(async move {
+            terminate.recv().await;
+        })
+        .await?;
+    // Requests that were cancelled may have left releases to the background.
+    quorum.flush(FLUSH).await?;
+    println!("all locks are released");
+    Ok(())
+}
+
+/// A client that disconnects cancels the request. That drops the work and releases the lock in the
+/// background.
+async fn ship(State(service): State<Arc<Service>>, Path(order): Path<u64>) -> (StatusCode, String) {
+    let Service { quorum, store } = &*service;
+    let lock = quorum.lock(format!("orders/{order}")).wait(WAIT);
+    let shipped = lock.run(|lock| async move {
+        call_the_carrier().await;
+        // A lock is lost at any moment, also between a check and the write. The store can tell.
+        store.set_shipped(order, lock.fence())
+    });
+    match shipped.await {
+        Ok(Ok(())) => (StatusCode::OK, format!("order {order} is shipped\n")),
+        Ok(Err(stale)) => (StatusCode::CONFLICT, format!("{stale}\n")),
+        Err(error) => (status(&error), format!("{error}\n")),
+    }
+}
+
+fn status(error: &RunError) -> StatusCode {
+    match error {
+        RunError::NotAcquired(AcquireError::Held { .. } | AcquireError::TimedOut { .. }) => {
+            StatusCode::CONFLICT
+        }
+        RunError::NotAcquired(AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. })
+        | RunError::Lost { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// The work that must not be done by two instances at a time.
+async fn call_the_carrier() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// Stands for a database. A real one stores the fence in the order's row and compares it in the
+/// same statement: see [`FenceGate`].
+#[derive(Default)]
+struct Store {
+    orders: Mutex<HashMap<u64, Order>>,
+}
+
+#[derive(Default)]
+struct Order {
+    gate: FenceGate,
+    shipped: bool,
+}
+
+impl Store {
+    /// Refuses a fence that is smaller than the last one that wrote to the order.
+    fn set_shipped(&self, order: u64, fence: Fence) -> Result<(), Stale> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = orders.entry(order).or_default();
+        order.gate.pass(fence, || order.shipped = true)
+    }
+}

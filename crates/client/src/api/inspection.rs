@@ -1,0 +1,74 @@
+use std::fmt;
+
+pub use quorlock_core::client::{HeldLock, LeaseInfo, LockState};
+
+use crate::NodeError;
+
+/// What the nodes say about a key: see [`Quorum::inspect`](crate::Quorum::inspect).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// What the answers amount to.
+    pub state: LockState,
+    /// The answer of each node, in the order in which the nodes were named.
+    pub nodes: Vec<NodeInspection>,
+}
+
+/// What one node says about a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeInspection {
+    /// The node's address.
+    pub node: String,
+    /// The lease on this node; `None` when the key is free there.
+    pub lease: Result<Option<LeaseInfo>, NodeError>,
+}
+
+impl Inspection {
+    /// The addresses of the nodes that hold the lock; none unless the key is
+    /// [held](LockState::Held).
+    pub fn holding_nodes(&self) -> impl Iterator<Item = &str> {
+        let nodes = match &self.state {
+            LockState::Held(held) => held.nodes.as_slice(),
+            LockState::Free | LockState::Unclear => &[],
+        };
+        nodes.iter().map(|&node| self.nodes[node].node.as_str())
+    }
+}
+
+/// The state in one line, and the answer of each node in one more.
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            LockState::Free => write!(f, "free")?,
+            LockState::Unclear => write!(f, "unclear")?,
+            LockState::Held(held) => {
+                let (on, of) = (held.nodes.len(), self.nodes.len());
+                write!(f, "held by {}, ", owner(held.owner.as_deref()))?;
+                write!(f, "fence {}, on {on} of {of} nodes, for {:?} at most", held.fence, held.at_most)?;
+            }
+        }
+        for NodeInspection { node, lease } in &self.nodes {
+            write!(f, "\n{node}: ")?;
+            match lease {
+                Ok(None) => write!(f, "free")?,
+                Ok(Some(lease)) => {
+                    write!(f, "held by {}", owner(lease.owner.as_deref()))?;
+                    if let Some(fence) = lease.fence {
+                        write!(f, ", fence {fence}")?;
+                    }
+                    if let Some(ttl) = lease.ttl {
+                        write!(f, ", for {ttl:?} at most")?;
+                    }
+                    write!(f, ", {} waiting", lease.waiters)?;
+                }
+                Err(error) => write!(f, "{error}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn owner(owner: Option<&str>) -> &str {
+    owner.unwrap_or("an unnamed owner")
+}

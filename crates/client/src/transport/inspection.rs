@@ -1,0 +1,155 @@
+//! LOCK.INSPECT as a command of Redis, and its reply.
+
+use std::time::Duration;
+
+use ::redis::{Pipeline, RedisResult, Value, from_redis_value};
+use quorlock_core::Fence;
+use quorlock_core::client::{LeaseInfo, NodeError, inspection_answer};
+
+use super::{Connection, read_error};
+
+impl Connection {
+    /// Asks the node about a key, and whether it may have forgotten a lock.
+    pub(crate) async fn inspect(&self, key: &[u8]) -> Result<Option<LeaseInfo>, NodeError> {
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
+        read_inspection(self.ask_all(&pipeline).await)
+    }
+}
+
+fn read_inspection(replies: RedisResult<Vec<Value>>) -> Result<Option<LeaseInfo>, NodeError> {
+    let replies = replies.map_err(|error| read_error(&error))?;
+    let Ok([lease, info]) = <[Value; 2]>::try_from(replies) else {
+        return Err(NodeError::UnexpectedReply);
+    };
+    inspection_answer(read_lease(lease)?, read_abstention(info)?)
+}
+
+/// A map in RESP3, a flat array in RESP2. Fields that a newer module adds are skipped.
+fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
+    let fields: Vec<(Value, Value)> = match reply {
+        Value::Nil => return Ok(None),
+        Value::Map(fields) => fields,
+        Value::Array(values) if values.len().is_multiple_of(2) => {
+            let mut values = values.into_iter();
+            std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect()
+        }
+        Value::ServerError(error) => return Err(read_error(&error.into())),
+        _ => return Err(NodeError::UnexpectedReply),
+    };
+    let mut lease = LeaseInfo::default();
+    let mut has_fence_and_ttl = (false, false);
+    for (name, value) in fields {
+        let name: String = read(name)?;
+        match name.as_str() {
+            "owner" => {
+                let owner: Option<Vec<u8>> = read(value)?;
+                lease.owner = owner.map(|owner| String::from_utf8_lossy(&owner).into_owned());
+            }
+            "fence" => {
+                let fence: Option<u64> = read(value)?;
+                let checked = fence.map(|fence| Fence::new(fence).ok_or(NodeError::UnexpectedReply));
+                lease.fence = checked.transpose()?;
+                has_fence_and_ttl.0 = true;
+            }
+            "ttl" => {
+                // Negative for a key without an expiry.
+                let ttl_ms: i64 = read(value)?;
+                lease.ttl = u64::try_from(ttl_ms).ok().map(Duration::from_millis);
+                has_fence_and_ttl.1 = true;
+            }
+            "waiters" => lease.waiters = read(value)?,
+            "keys" => lease.keys = read(value)?,
+            _ => {}
+        }
+    }
+    if has_fence_and_ttl == (true, true) { Ok(Some(lease)) } else { Err(NodeError::UnexpectedReply) }
+}
+
+/// Why the node abstains, if it does, in the words of its own ABSTAIN error.
+fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
+    if let Value::ServerError(error) = reply {
+        return Err(read_error(&error.into()));
+    }
+    let info: String = read(reply)?;
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    if field("lock_state:") != Some("abstaining") {
+        return Ok(None);
+    }
+    let reason = field("lock_abstain_reason:").unwrap_or("unknown");
+    Ok(Some(match field("lock_abstain_left_ms:") {
+        Some(left_ms) => format!("{left_ms} {reason}"),
+        None => reason.to_owned(),
+    }))
+}
+
+fn read<T: ::redis::FromRedisValue>(value: Value) -> Result<T, NodeError> {
+    from_redis_value(value).map_err(|_| NodeError::UnexpectedReply)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn fields() -> Vec<(Value, Value)> {
+        vec![
+            (text("owner"), text("web-3")),
+            (text("fence"), Value::Int(1_795_249_538_261_001)),
+            (text("ttl"), Value::Int(7302)),
+            (text("waiters"), Value::Int(2)),
+            (text("keys"), Value::Int(1)),
+        ]
+    }
+
+    fn voting() -> Value {
+        text("# lock\r\nlock_version:0.1.0\r\nlock_state:voting\r\n")
+    }
+
+    #[test]
+    fn map_and_flat_array_read_alike() {
+        let mut with_more = fields();
+        with_more.push((text("since"), Value::Array(vec![Value::Nil])));
+        let flat = fields().into_iter().flat_map(|(name, value)| [name, value]).collect();
+        for reply in [Value::Map(fields()), Value::Array(flat), Value::Map(with_more)] {
+            let lease = read_inspection(Ok(vec![reply, voting()])).unwrap().unwrap();
+            assert_eq!(lease.owner.as_deref(), Some("web-3"));
+            assert_eq!(lease.fence, Fence::new(1_795_249_538_261_001));
+            assert_eq!(lease.ttl, Some(Duration::from_millis(7302)));
+            assert_eq!((lease.waiters, lease.keys), (2, 1));
+        }
+    }
+
+    #[test]
+    fn key_of_another_program_has_no_owner_fence_or_ttl() {
+        let mut fields = fields();
+        (fields[0].1, fields[1].1, fields[2].1) = (Value::Nil, Value::Nil, Value::Int(-1));
+        let lease = read_lease(Value::Map(fields)).unwrap().unwrap();
+        assert_eq!((lease.owner, lease.fence, lease.ttl), (None, None, None));
+    }
+
+    #[test]
+    fn nil_is_free_unless_the_node_abstains() {
+        assert_eq!(read_inspection(Ok(vec![Value::Nil, voting()])), Ok(None));
+        let info = "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:59990\r\n";
+        let abstains = NodeError::Abstains { reason: "59990 start".into() };
+        assert_eq!(read_inspection(Ok(vec![Value::Nil, text(info)])), Err(abstains));
+    }
+
+    #[test]
+    fn other_replies_are_unexpected() {
+        let mut no_ttl = fields();
+        no_ttl.remove(2);
+        let mut zero_fence = fields();
+        zero_fence[1].1 = Value::Int(-5);
+        for reply in
+            [Value::Okay, Value::Array(vec![text("owner")]), Value::Map(no_ttl), Value::Map(zero_fence)]
+        {
+            assert_eq!(read_lease(reply), Err(NodeError::UnexpectedReply));
+        }
+        assert_eq!(read_inspection(Ok(vec![Value::Nil])), Err(NodeError::UnexpectedReply));
+    }
+}

@@ -1,0 +1,238 @@
+use std::time::Duration;
+
+use super::{NodeError, Topology};
+use crate::Fence;
+use crate::quorum::Majority;
+
+/// A key that is taken on one node, as the node describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseInfo {
+    /// The label of the client that acquired the lock, if it gave one.
+    pub owner: Option<String>,
+    /// The fence of the lock; `None` for a key that another program wrote with `SET`.
+    pub fence: Option<Fence>,
+    /// How much longer the key is taken; `None` for a key without an expiry.
+    pub ttl: Option<Duration>,
+    /// How many clients wait for the key on this node.
+    pub waiters: u64,
+    /// How many keys the lock has.
+    pub keys: u64,
+}
+
+/// What a client's nodes say together about a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LockState {
+    /// The key is free on a majority of the nodes.
+    Free,
+    /// One lock holds the key on a majority of the nodes.
+    Held(HeldLock),
+    /// Neither. Too few nodes answered, several clients compete for the key, or programs that use
+    /// `SET` hold it.
+    Unclear,
+}
+
+/// A lock that a majority of the nodes holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldLock {
+    /// The fence that these nodes have in common.
+    pub fence: Fence,
+    /// The owner that most of these nodes name.
+    pub owner: Option<String>,
+    /// The nodes that hold the lock, as indices in the order in which the nodes were named.
+    pub nodes: Vec<usize>,
+    /// The longest time for which the lock keeps others out, unless it is extended.
+    pub at_most: Duration,
+}
+
+impl Default for LeaseInfo {
+    /// One key that is taken, with nothing else known about it.
+    fn default() -> Self {
+        Self { owner: None, fence: None, ttl: None, waiters: 0, keys: 1 }
+    }
+}
+
+/// The connection of each node for an INSPECT, or why the node is not asked.
+pub fn inspection_routes(topology: &Topology) -> Vec<Result<u64, NodeError>> {
+    (0..topology.nodes().len()).map(|node| topology.route_acquire(node)).collect()
+}
+
+/// What a node says about a key, given why it abstains, if it does. A node that abstains may have
+/// forgotten the lock, so that a key that is free there is no answer.
+pub fn inspection_answer(
+    lease: Option<LeaseInfo>,
+    abstains: Option<String>,
+) -> Result<Option<LeaseInfo>, NodeError> {
+    match (lease, abstains) {
+        (None, Some(reason)) => Err(NodeError::Abstains { reason }),
+        (lease, _) => Ok(lease),
+    }
+}
+
+/// Decides what the answers of all nodes say about a key: `None` is a node where it is free.
+///
+/// Nodes with the same fence hold the same lock, since a fence that a majority of the nodes has is
+/// of one lock only. An owner does not tell locks apart: an attached lock keeps its label on some
+/// nodes and gets another one where it is repaired.
+pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeError>]) -> LockState {
+    let free = nodes.iter().filter(|answer| matches!(answer, Ok(None))).count();
+    if free >= majority.size() {
+        return LockState::Free;
+    }
+    let leases = || nodes.iter().enumerate().filter_map(|(node, answer)| Some((node, lease(answer)?)));
+    for (_, LeaseInfo { fence, .. }) in leases() {
+        let Some(fence) = *fence else { continue };
+        let holding: Vec<_> = leases().filter(|(_, lease)| lease.fence == Some(fence)).collect();
+        if holding.len() >= majority.size() {
+            let unknown = nodes.iter().filter(|answer| answer.is_err()).count();
+            return LockState::Held(HeldLock {
+                fence,
+                owner: most_named(holding.iter().map(|(_, lease)| lease.owner.as_deref())),
+                nodes: holding.iter().map(|&(node, _)| node).collect(),
+                at_most: at_most(majority, holding.iter().filter_map(|(_, lease)| lease.ttl), unknown),
+            });
+        }
+    }
+    LockState::Unclear
+}
+
+fn lease(answer: &Result<Option<LeaseInfo>, NodeError>) -> Option<&LeaseInfo> {
+    answer.as_ref().ok()?.as_ref()
+}
+
+/// When so few nodes hold the lock that the others are a majority. Each of the `unknown` nodes may
+/// hold it for longer than any that answered.
+fn at_most(majority: Majority, ttls: impl Iterator<Item = Duration>, unknown: usize) -> Duration {
+    let mut ttls: Vec<_> = ttls.collect();
+    ttls.sort_unstable_by(|a, b| b.cmp(a));
+    // A majority answered, so no more nodes are unknown than may be missing.
+    let last = majority.spare().saturating_sub(unknown);
+    ttls.get(last).or(ttls.last()).copied().unwrap_or_default()
+}
+
+/// The label that most of the nodes give; of several the first.
+fn most_named<'a>(owners: impl Iterator<Item = Option<&'a str>> + Clone) -> Option<String> {
+    let count = |name: Option<&str>| owners.clone().filter(|owner| *owner == name).count();
+    let mut best = None;
+    for owner in owners.clone() {
+        if best.is_none_or(|(_, most)| count(owner) > most) {
+            best = Some((owner, count(owner)));
+        }
+    }
+    best.and_then(|(owner, _)| owner).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Answers = Vec<Result<Option<LeaseInfo>, NodeError>>;
+
+    const FREE: Result<Option<LeaseInfo>, NodeError> = Ok(None);
+
+    fn held(owner: &str, fence: u64, ttl_ms: u64) -> Result<Option<LeaseInfo>, NodeError> {
+        Ok(Some(LeaseInfo {
+            owner: (!owner.is_empty()).then(|| owner.to_owned()),
+            fence: Fence::new(fence),
+            ttl: Some(Duration::from_millis(ttl_ms)),
+            ..LeaseInfo::default()
+        }))
+    }
+
+    /// A key that another program wrote.
+    fn foreign() -> Result<Option<LeaseInfo>, NodeError> {
+        Ok(Some(LeaseInfo::default()))
+    }
+
+    fn silent() -> Result<Option<LeaseInfo>, NodeError> {
+        Err(NodeError::timed_out(Duration::from_millis(50)))
+    }
+
+    fn state(answers: &Answers) -> LockState {
+        summarize(Majority::of(answers.len()).unwrap(), answers)
+    }
+
+    fn held_by(answers: &Answers) -> HeldLock {
+        match state(answers) {
+            LockState::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn majority_of_free_nodes_is_free() {
+        assert_eq!(state(&vec![FREE, FREE, FREE]), LockState::Free);
+        assert_eq!(state(&vec![FREE, silent(), FREE]), LockState::Free);
+        assert_eq!(state(&vec![held("a", 7, 100), FREE, FREE]), LockState::Free);
+    }
+
+    #[test]
+    fn majority_with_one_fence_is_held() {
+        let held = held_by(&vec![held("a", 7, 900), FREE, held("a", 7, 800)]);
+        assert_eq!((held.fence.get(), held.owner.as_deref()), (7, Some("a")));
+        assert_eq!(held.nodes, [0, 2]);
+    }
+
+    #[test]
+    fn node_whose_fence_is_ahead_does_not_count() {
+        let held = held_by(&vec![held("a", 7, 900), held("a", 9, 900), held("a", 7, 800)]);
+        assert_eq!(held.nodes, [0, 2]);
+    }
+
+    #[test]
+    fn no_majority_is_unclear() {
+        for answers in [
+            vec![silent(), silent(), FREE],
+            vec![silent(), silent(), held("a", 7, 100)],
+            vec![held("a", 7, 100), held("b", 8, 100), FREE],
+            vec![held("a", 7, 100), FREE, silent()],
+            vec![foreign(), foreign(), foreign()],
+            // Of an even number, half is no majority.
+            vec![held("a", 7, 100), held("a", 7, 100), FREE, FREE],
+        ] {
+            assert_eq!(state(&answers), LockState::Unclear, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn lock_ends_when_the_others_are_a_majority() {
+        // On one of three nodes it keeps nobody out.
+        assert_eq!(
+            held_by(&vec![held("", 7, 900), held("", 7, 800), held("", 7, 100)]).at_most.as_millis(),
+            800
+        );
+        let five = vec![held("", 7, 500), held("", 7, 300), FREE, held("", 7, 400), FREE];
+        assert_eq!(held_by(&five).at_most.as_millis(), 300);
+        // Three of four are a majority, which two holders prevent.
+        let four = vec![held("", 7, 500), held("", 7, 400), held("", 7, 300), FREE];
+        assert_eq!(held_by(&four).at_most.as_millis(), 400);
+        assert_eq!(held_by(&vec![held("", 7, 500)]).at_most.as_millis(), 500);
+    }
+
+    #[test]
+    fn silent_node_may_hold_the_lock_longer() {
+        let three = vec![held("", 7, 900), silent(), held("", 7, 800)];
+        assert_eq!(held_by(&three).at_most.as_millis(), 900);
+        let five = vec![silent(), held("", 7, 300), held("", 7, 500), held("", 7, 400), silent()];
+        assert_eq!(held_by(&five).at_most.as_millis(), 500);
+    }
+
+    #[test]
+    fn abstaining_node_answers_only_with_a_lease() {
+        let abstains = || Some("9 ms more (start)".to_owned());
+        let forgot = inspection_answer(None, abstains());
+        assert_eq!(forgot, Err(NodeError::Abstains { reason: "9 ms more (start)".into() }));
+        let lease = LeaseInfo::default();
+        assert_eq!(inspection_answer(Some(lease.clone()), abstains()), Ok(Some(lease)));
+        assert_eq!(inspection_answer(None, None), Ok(None));
+    }
+
+    #[test]
+    fn owner_is_the_one_that_most_nodes_name() {
+        let held = held_by(&vec![held("old", 7, 1), held("new", 7, 1), held("new", 7, 1)]);
+        assert_eq!(held.owner.as_deref(), Some("new"));
+        let unnamed = vec![self::held("", 7, 1), self::held("", 7, 1), self::held("new", 7, 1)];
+        assert_eq!(held_by(&unnamed).owner, None);
+    }
+}
