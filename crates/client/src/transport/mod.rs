@@ -4,6 +4,8 @@ mod blocking_pool;
 mod command;
 mod connection;
 mod in_flight;
+#[cfg(test)]
+mod protocol_vectors;
 
 pub(crate) use blocking_pool::{BlockingPool, Seat};
 pub(crate) use command::{Outgoing, read_error, read_fence};
