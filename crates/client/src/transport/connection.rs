@@ -102,7 +102,8 @@ pub(crate) async fn open(
     Ok((Connection { wire, number }, read_info(&info), asked.elapsed()))
 }
 
-fn read_info(info: &str) -> Hello {
+/// What a server says of itself in the reply to INFO.
+pub(super) fn read_info(info: &str) -> Hello {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let module_version = field("lock_version:").or(field("lock_state:").map(|_| "unknown"));
     Hello {

@@ -5,6 +5,8 @@ mod command;
 mod connection;
 mod in_flight;
 mod inspection;
+#[cfg(test)]
+mod protocol_vectors;
 
 pub(crate) use blocking_pool::{BlockingPool, Seat};
 pub(crate) use command::{Outgoing, read_error, read_fence};

@@ -1,0 +1,229 @@
+//! The test vectors of docs/protocol.md that are about bytes: those under `wire` in
+//! docs/protocol/vectors.json. The core reads the others, those under `decisions`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ::redis::Arg;
+use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
+use quorlock_core::{Fence, Ttl};
+use serde_json::{Map, Value};
+
+use super::command::{Outgoing, Packet};
+use super::connection::read_info;
+use crate::{DetachedLock, InvalidDetached};
+
+/// Reads the vectors of one kind.
+type Reader = fn(Fields);
+
+/// Every kind of vector about bytes.
+const READERS: [(&str, Reader); 6] = [
+    ("commands", command),
+    ("detached", detached),
+    ("detached_invalid", invalid_detached),
+    ("errors", error),
+    ("info", info),
+    ("replies", reply),
+];
+
+#[test]
+fn bytes_are_those_of_the_vectors() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let groups: Vec<_> = vectors.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(groups, ["about", "decisions", "wire"], "no test reads another group");
+    let kinds = vectors["wire"].as_object().unwrap();
+    let found: BTreeSet<_> = kinds.keys().map(String::as_str).collect();
+    assert_eq!(found, READERS.iter().map(|(kind, _)| *kind).collect(), "every kind is read");
+    for (kind, read) in READERS {
+        let cases = kinds[kind].as_array().unwrap();
+        assert!(!cases.is_empty(), "{kind} has no vector");
+        for case in cases {
+            read(Fields::of(case));
+        }
+    }
+}
+
+/// The fields of one vector. All of them must be taken, so that none is there for nothing.
+struct Fields {
+    text: String,
+    left: Map<String, Value>,
+}
+
+impl Fields {
+    fn of(value: &Value) -> Self {
+        Self { text: value.to_string(), left: value.as_object().unwrap().clone() }
+    }
+
+    fn take(&mut self, name: &str) -> Value {
+        self.left.remove(name).unwrap_or_else(|| panic!("no {name} in {}", self.text))
+    }
+
+    fn number(&mut self, name: &str) -> u64 {
+        self.take(name).as_u64().unwrap()
+    }
+
+    fn text(&mut self, name: &str) -> String {
+        self.take(name).as_str().unwrap().to_owned()
+    }
+
+    fn text_or_null(&mut self, name: &str) -> Option<String> {
+        self.take(name).as_str().map(str::to_owned)
+    }
+
+    fn token(&mut self, name: &str) -> Token {
+        Token::from_text(&self.text(name)).unwrap()
+    }
+
+    fn fence(&mut self) -> Fence {
+        Fence::new(self.number("fence")).unwrap()
+    }
+
+    fn keys(&mut self) -> Keys {
+        self.take("keys").as_array().unwrap().iter().map(bytes).collect()
+    }
+}
+
+impl Drop for Fields {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert!(self.left.is_empty(), "no test reads {:?} of {}", self.left, self.text);
+        }
+    }
+}
+
+/// A JSON string stands for its UTF-8 bytes, and `{"hex": "…"}` for those bytes.
+fn bytes(value: &Value) -> Vec<u8> {
+    if let Some(text) = value.as_str() {
+        return text.as_bytes().to_vec();
+    }
+    let hex = value["hex"].as_str().unwrap();
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+fn spec(keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {
+    let owner = owner.map(Into::into);
+    Spec { keys, ttl, min_validity: Duration::ZERO, node_timeout: None, max_hold: None, owner }
+}
+
+fn command(mut case: Fields) {
+    let name = case.text("request");
+    let keys = case.keys();
+    let ttl = Ttl::from_ms(case.number("ttl_ms")).unwrap();
+    let spec = spec(keys, ttl, case.text_or_null("owner"));
+    let token = case.token("token");
+    let command = match &name[..] {
+        "acquire" => Command::Acquire { fence: case.fence() },
+        "wait" => Command::Wait { fence: case.fence(), wait: Duration::from_millis(case.number("wait_ms")) },
+        "extend" => Command::Extend { fence: None },
+        "tell fence" => Command::Extend { fence: Some(case.fence()) },
+        "swap token" => Command::SwapToken { new: case.token("new_token") },
+        "release" => Command::Release,
+        "inspect" => Command::Inspect,
+        "ping" => Command::Ping,
+        other => panic!("{other}"),
+    };
+    let outgoing = Outgoing::new(&spec, &Request { token, command });
+    let sent: Vec<_> = match &outgoing.packet {
+        Packet::One(command) => vec![arguments(command)],
+        Packet::Several(pipeline) => pipeline.cmd_iter().map(arguments).collect(),
+    };
+    let expected = case.take("sent");
+    let expected: Vec<Vec<_>> = (expected.as_array().unwrap().iter())
+        .map(|arguments| arguments.as_array().unwrap().iter().map(bytes).collect())
+        .collect();
+    assert_eq!(sent, expected, "{}", case.text);
+}
+
+fn arguments(command: &::redis::Cmd) -> Vec<Vec<u8>> {
+    let argument = |argument| match argument {
+        Arg::Simple(bytes) => <[u8]>::to_vec(bytes),
+        _ => panic!("a command of the protocol has no cursor"),
+    };
+    command.args_iter().map(argument).collect()
+}
+
+/// A request of this name. What is in it does not matter for its reply.
+fn outgoing(name: &str) -> Outgoing {
+    let fence = Fence::new(7).unwrap();
+    let command = match name {
+        "acquire" => Command::Acquire { fence },
+        "wait" => Command::Wait { fence, wait: Duration::from_secs(1) },
+        "extend" => Command::Extend { fence: None },
+        "tell fence" => Command::Extend { fence: Some(fence) },
+        "swap token" => Command::SwapToken { new: Token::of_bits(2) },
+        "release" => Command::Release,
+        "inspect" => Command::Inspect,
+        "ping" => Command::Ping,
+        other => panic!("{other}"),
+    };
+    let spec = spec(Keys::from_iter(["k"]), Ttl::from_ms(1000).unwrap(), None);
+    Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
+}
+
+fn reply(mut case: Fields) {
+    let outgoing = outgoing(&case.text("request"));
+    let response = outgoing.read(::redis::parse_redis_value(case.text("reply").as_bytes()));
+    let means = match response {
+        Response::Fence(fence) => serde_json::json!({ "fence": fence.get() }),
+        Response::FenceAfterWait { fence, waited } => {
+            let waited_us = u64::try_from(waited.as_micros()).unwrap();
+            serde_json::json!({ "fence": fence.get(), "waited_us": waited_us })
+        }
+        Response::Yes => "yes".into(),
+        Response::No => "no".into(),
+        Response::Failed(NodeError::UnexpectedReply) => "unexpected".into(),
+        Response::Failed(error) => panic!("{error}: {}", case.text),
+    };
+    assert_eq!(means, case.take("means"), "{}", case.text);
+}
+
+fn error(mut case: Fields) {
+    let reply = format!("-{}\r\n", case.text("error"));
+    let (kind, permanent) = (case.text("kind"), case.take("permanent").as_bool().unwrap());
+    for request in ["acquire", "wait", "extend", "release", "inspect"] {
+        let response = outgoing(request).read(::redis::parse_redis_value(reply.as_bytes()));
+        let Response::Failed(error) = response else { panic!("{response:?}: {}", case.text) };
+        let found = match &error {
+            NodeError::Abstains { .. } => "abstains",
+            NodeError::ClockBehind { .. } => "clock behind",
+            NodeError::QueueFull { .. } => "queue full",
+            NodeError::Replica => "replica",
+            NodeError::Denied { .. } => "denied",
+            NodeError::NoModule => "no module",
+            NodeError::Refused(_) => "refused",
+            other => panic!("{other:?}: {}", case.text),
+        };
+        assert_eq!((found, error.is_permanent()), (&kind[..], permanent), "{}", case.text);
+    }
+}
+
+fn info(mut case: Fields) {
+    let hello = read_info(&case.text("info"));
+    assert_eq!(hello.run_id.as_deref(), case.text_or_null("run_id").as_deref());
+    assert_eq!(hello.mode, case.text_or_null("mode"));
+    assert_eq!(!hello.is_replica, case.take("master").as_bool().unwrap());
+    assert_eq!(hello.module_version, case.text_or_null("module"));
+    assert_eq!(hello.set.set().map(ToString::to_string), case.text_or_null("set"));
+}
+
+fn detached(mut case: Fields) {
+    let text = case.text("text");
+    let lock: DetachedLock = format!(" {text}\n").parse().unwrap();
+    assert!(lock.is_of(&case.keys()), "{text}");
+    assert_eq!(lock.token().as_str(), case.text("token"), "{text}");
+    assert_eq!(lock.core_ttl().ms(), case.number("ttl_ms"), "{text}");
+    assert_eq!(lock.fence(), case.fence(), "{text}");
+    let until = std::time::UNIX_EPOCH + Duration::from_millis(case.number("until_ms"));
+    assert_eq!(lock.until(), until, "{text}");
+    assert_eq!(lock.to_secret_text(), text);
+}
+
+fn invalid_detached(mut case: Fields) {
+    let why = match case.text("text").parse::<DetachedLock>() {
+        Err(InvalidDetached::NotDetached) => "not detached",
+        Err(InvalidDetached::OtherVersion) => "other version",
+        Ok(lock) => panic!("{lock:?}: {}", case.text),
+    };
+    assert_eq!(why, case.text("why"), "{}", case.text);
+}
