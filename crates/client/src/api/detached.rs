@@ -152,7 +152,8 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
     while let Some((&first, after)) = rest.split_first() {
         if first == b'%' {
             let (digits, after) = after.split_at_checked(2)?;
-            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.contains('+'))?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
             rest = after;
         } else {
             bytes.push(first);

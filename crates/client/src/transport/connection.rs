@@ -118,8 +118,8 @@ pub(super) fn read_info(info: &str) -> Hello {
 fn read_set<'a>(field: impl Fn(&str) -> Option<&'a str>) -> SetReport {
     let parts = ["lock_set_name:", "lock_set_id:", "lock_set_members:"].map(field);
     let [Some(name), Some(id), Some(members)] = parts else { return SetReport::Unset };
-    // The module has checked what it prints.
-    format!("{name} {id} {members}").parse().map_or(SetReport::Unset, SetReport::Set)
+    // The module has checked what it prints. A text that cannot be read is not an unset one.
+    format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
 }
 
 /// Why a connection was not made.

@@ -366,8 +366,12 @@ impl Acquire {
         }
         if contended && !self.last && !self.is_time(ctx.now) {
             self.contended = true;
-            let node = ctx.topology.order(self.spec.keys.first())[0];
-            self.wait_on(node, ctx);
+            let order = ctx.topology.order(self.spec.keys.first());
+            let votes = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
+            match order.into_iter().find(votes) {
+                Some(node) => self.wait_on(node, ctx),
+                None => self.start(Kind::First, ctx),
+            }
         } else {
             self.start(Kind::First, ctx);
         }
@@ -741,6 +745,11 @@ impl Acquire {
         self.attempts += 1;
         self.contended = true;
         self.deadline = self.until.map(|until| until.plus(limits::CALL_GRACE));
+        if let Err(error) = ctx.topology.route_acquire(node) {
+            // What a node grants counts only if it is admitted.
+            self.answers[node] = Answer::Failed(error);
+            return self.pause_before(Next::AskAll, ctx);
+        }
         let Some(token) = ctx.token() else { return self.finish(Reason::NoRandom, ctx) };
         let id = RequestId { round: self.rounds(1), node };
         self.actions.push_back(Action::Wait { id });

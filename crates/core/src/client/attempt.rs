@@ -113,6 +113,8 @@ impl Attempt {
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
         for node in 0..this.nodes.len() {
             if matches!(this.kind, Kind::GoAhead { past } if past == node) {
+                // It refused: that is why the attempt goes past it.
+                this.nodes[node].answer = Answer::Refused;
                 this.core.vote(node, Vote::Silent, ctx.now);
             } else {
                 this.ask(node, spec, ctx, out);
@@ -202,11 +204,7 @@ impl Attempt {
     }
 
     fn ask(&mut self, node: usize, spec: &Spec, ctx: &Context<'_>, out: &mut VecDeque<Action>) {
-        let route = match self.kind {
-            // It is held there already.
-            Kind::Attach { .. } => ctx.topology.route(node),
-            _ => ctx.topology.route_acquire(node),
-        };
+        let route = ctx.topology.route_acquire(node);
         let asked = &mut self.nodes[node];
         asked.again_at = None;
         match route {

@@ -2,7 +2,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-
 use super::acquire::Spec;
 use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits};
 use crate::quorum::{self, Moment, ReleaseVerdict};

@@ -55,7 +55,10 @@ impl RoundTrips {
 
     /// Learns that a node did not answer in time.
     pub fn timed_out(&self, node: usize) {
-        let before = self.estimates_us[node].load(Ordering::Relaxed).max(1);
+        let before = match self.estimates_us[node].load(Ordering::Relaxed) {
+            0 => UNKNOWN_US,
+            before => before,
+        };
         self.estimates_us[node].store((before * 2).min(ESTIMATE_MAX_US), Ordering::Relaxed);
     }
 }
