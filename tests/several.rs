@@ -440,6 +440,52 @@ fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
     assert_eq!((field(&server, "lock_leases"), field(&server, "lock_waiters")), (0, 0));
 }
 
+#[test]
+fn keys_freed_at_once_go_to_the_waiter_that_came_first() {
+    for free in ["DEL delta alpha", "DEL alpha delta", "FLUSHDB", "FLUSHALL"] {
+        let (server, mut cli) = server_and_cli();
+        for key in ["alpha", "delta"] {
+            cli.reply(&format!("SET {key} theirs PX 600000"));
+        }
+        // Opens the queue of `delta` before that of `alpha`.
+        let leaves = Waiter::new(&server, "LOCK.ACQUIRE delta leaves 60000 WAIT 60000");
+        let first = Waiter::new(&server, "LOCK.MACQUIRE 2 alpha beta first 60000 WAIT 60000");
+        let second = Waiter::new(&server, "LOCK.MACQUIRE 2 beta delta second 60000 WAIT 60000");
+        cli.reply("LOCK.RELEASE delta leaves");
+        leaves.refused();
+        cli.reply(free);
+        first.granted();
+        assert!(second.waits(), "{free}");
+        cli.reply(&format!("CLIENT UNBLOCK {}", second.id));
+        second.refused();
+    }
+}
+
+#[test]
+fn single_key_waiter_does_not_pass_one_for_several_in_one_turn() {
+    let (server, mut cli) = server_and_cli();
+    for key in ["alpha", "delta"] {
+        cli.reply(&format!("SET {key} theirs PX 600000"));
+    }
+    let first = Waiter::new(&server, "LOCK.MACQUIRE 2 alpha delta first 60000 WAIT 60000");
+    let second = Waiter::new(&server, "LOCK.ACQUIRE delta second 60000 WAIT 60000");
+    let freed: (i64, i64, i64) = redis::pipe()
+        .atomic()
+        .cmd("DEL")
+        .arg("delta")
+        .cmd("EXISTS")
+        .arg(&["alpha", "delta"])
+        .cmd("DEL")
+        .arg("alpha")
+        .query(&mut server.connection())
+        .unwrap();
+    assert_eq!(freed, (1, 1, 1));
+    first.granted();
+    assert!(second.waits());
+    cli.ask::<i64>("LOCK.MRELEASE 2 alpha delta first");
+    second.granted();
+}
+
 /// What the command is for: with one lock after the other, two that name them in opposite orders wait for each other.
 #[test]
 fn two_that_take_one_key_after_the_other_wait_for_each_other() {

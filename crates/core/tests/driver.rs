@@ -148,6 +148,44 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
 }
 
 #[test]
+fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
+    let free_all: [fn(&mut Server); 3] = [
+        // The last first.
+        |server| {
+            for key in [b"c", b"b", b"a"] {
+                server.mono_us += 1;
+                server.take_away(key, KeyEvent::Removed);
+            }
+        },
+        |server| {
+            for key in [b"a", b"b", b"c"] {
+                server.mono_us += 1;
+                server.take_away(key, KeyEvent::Removed);
+            }
+        },
+        |server| {
+            server.clear();
+            server.hear(&ServerEvent::Flush(None));
+        },
+    ];
+    for free in free_all {
+        let mut server = Server::new();
+        for key in [b"a", b"c"] {
+            server.set(key, b"old client", Some(100_000));
+        }
+        // Opens the queue of the last key before all others.
+        waits(&mut server, &[b"c"], b"leaves", 60_000);
+        let first = waits(&mut server, &[b"a", b"b"], b"first", 60_000);
+        waits(&mut server, &[b"b", b"c"], b"second", 60_000);
+        let third = waits(&mut server, &[b"c"], b"third", 60_000);
+        server.release(b"c", b"leaves");
+        free(&mut server);
+        server.turn();
+        assert_eq!(granted(&server), [first, third]);
+    }
+}
+
+#[test]
 fn turn_leaves_work_for_the_next_and_says_so() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {

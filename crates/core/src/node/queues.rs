@@ -60,7 +60,16 @@ struct Queue {
     /// Something that is not the mirror of a lease was under the key, and may be until then.
     foreign_until: Monotonic,
     /// When to look at the key, because it may have become free.
-    look_at: Option<Monotonic>,
+    look: Option<Look>,
+}
+
+/// When to look at the key of a queue. Of keys that became free at the same time, the one whose
+/// first waiter came first is looked at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Look {
+    at: Monotonic,
+    /// The arrival of the first candidate.
+    arrival: u64,
 }
 
 /// All queues of a node.
@@ -79,7 +88,7 @@ pub(super) struct Queues {
     by_token: HashIndex,
     by_ticket: BTreeMap<Ticket, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
-    looks: BTreeSet<(Monotonic, u32)>,
+    looks: BTreeSet<(Monotonic, u64, u32)>,
     arrivals: u64,
     /// Waiters that left their queues and are to be told so.
     dismissed: BTreeSet<Ticket>,
@@ -201,6 +210,7 @@ impl Queues {
             single.insert(arrival, place);
             *latest_time_out = until.max(*latest_time_out);
             self.places[place].candidate_in = queue;
+            self.rank_look(queue);
         } else {
             for index in 0..queues.len() {
                 let queue = self.places[place].queues[index];
@@ -221,7 +231,7 @@ impl Queues {
             candidates: BTreeMap::new(),
             several: BTreeMap::new(),
             foreign_until: Monotonic::default(),
-            look_at: None,
+            look: None,
         });
         self.by_key.insert(hash, slot);
         slot
@@ -232,6 +242,7 @@ impl Queues {
         let arrival = self.places[place].arrival;
         self.by_slot[queue].candidates.insert(arrival, place);
         self.places[place].candidate_in = queue;
+        self.rank_look(queue);
     }
 
     /// Moves a waiter for several keys to the queue of a key that it lacks.
@@ -240,7 +251,7 @@ impl Queues {
         if candidate_in != queue {
             self.by_slot[candidate_in].candidates.remove(&arrival);
             self.stand_in(place, queue);
-            self.forget_idle_look(candidate_in);
+            self.rank_look(candidate_in);
         }
         self.look_when(queue, lack);
     }
@@ -312,6 +323,7 @@ impl Queues {
             budget.spend(1);
             // Its places are given up when it is told that its time is over.
             self.by_slot[queue].candidates.pop_first();
+            self.rank_look(queue);
         };
         match (single, several) {
             (Some(single), Some(several)) if self.places[several].arrival < self.places[single].arrival => {
@@ -433,35 +445,48 @@ impl Queues {
 
     /// Looks at the key at that time, or earlier if that was planned.
     fn look_by(&mut self, queue: u32, at: Monotonic) {
-        if self.by_slot[queue].look_at.is_none_or(|planned| at < planned) {
+        if self.by_slot[queue].look.is_none_or(|planned| at < planned.at) {
             self.look_at(queue, at);
         }
     }
 
     /// Looks at the key at that time, and not before.
     pub(super) fn look_at(&mut self, queue: u32, at: Monotonic) {
-        if let Some(planned) = self.by_slot[queue].look_at.replace(at) {
-            self.looks.remove(&(planned, queue));
+        let arrival = self.first_arrival(queue).unwrap_or(u64::MAX);
+        if let Some(planned) = self.by_slot[queue].look.replace(Look { at, arrival }) {
+            self.looks.remove(&(planned.at, planned.arrival, queue));
         }
-        self.looks.insert((at, queue));
+        self.looks.insert((at, arrival, queue));
     }
 
     /// Plans no look at the key any more.
     pub(super) fn forget_look(&mut self, queue: u32) {
-        if let Some(planned) = self.by_slot[queue].look_at.take() {
-            self.looks.remove(&(planned, queue));
+        if let Some(planned) = self.by_slot[queue].look.take() {
+            self.looks.remove(&(planned.at, planned.arrival, queue));
         }
     }
 
-    fn forget_idle_look(&mut self, queue: u32) {
-        if !self.has_candidates(queue) {
-            self.forget_look(queue);
+    /// The candidates of a queue have changed, and with them its turn among those that are looked
+    /// at. Without candidates it is not looked at.
+    fn rank_look(&mut self, queue: u32) {
+        let Some(planned) = self.by_slot[queue].look else { return };
+        match self.first_arrival(queue) {
+            None => self.forget_look(queue),
+            Some(arrival) if arrival != planned.arrival => self.look_at(queue, planned.at),
+            Some(_) => {}
         }
+    }
+
+    /// The arrival of the first candidate.
+    fn first_arrival(&self, queue: u32) -> Option<u64> {
+        let Queue { single, candidates, .. } = &self.by_slot[queue];
+        let first = |waiters: &BTreeMap<u64, u32>| waiters.first_key_value().map(|(&arrival, _)| arrival);
+        [first(single), first(candidates)].into_iter().flatten().min()
     }
 
     /// The queue whose key is to be looked at first, and when.
     pub(super) fn next_look(&self) -> Option<(Monotonic, u32)> {
-        self.looks.first().copied()
+        self.looks.first().map(|&(at, _, queue)| (at, queue))
     }
 
     /// The keys of all queues may have become free: they are gone through bit by bit by
@@ -511,7 +536,7 @@ impl Queues {
                 if queues.len() == 1 {
                     self.look_by(slot, Monotonic::default());
                 }
-                self.forget_idle_look(slot);
+                self.rank_look(slot);
             }
         }
         waiter
@@ -520,8 +545,8 @@ impl Queues {
     fn close(&mut self, slot: u32) {
         let queue = self.by_slot.remove(slot);
         self.by_key.remove(queue.hash, slot);
-        if let Some(planned) = queue.look_at {
-            self.looks.remove(&(planned, slot));
+        if let Some(planned) = queue.look {
+            self.looks.remove(&(planned.at, planned.arrival, slot));
         }
     }
 
@@ -545,7 +570,7 @@ impl Queues {
                     candidates: _,
                     several,
                     foreign_until,
-                    look_at,
+                    look,
                 } = queue;
                 let mut waiters: Vec<_> = single.iter().chain(several).collect();
                 waiters.sort_unstable();
@@ -553,7 +578,7 @@ impl Queues {
                     let Place { waiter, candidate_in, .. } = &self.places[place];
                     (waiter.in_order(), *candidate_in == slot)
                 });
-                (*db, &key[..], *foreign_until, *look_at, waiters.collect())
+                (*db, &key[..], *foreign_until, look.map(|look| look.at), waiters.collect())
             })
             .collect();
         queues.sort_unstable();

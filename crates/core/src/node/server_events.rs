@@ -157,7 +157,7 @@ impl Node {
         let hash = self.leases.hash(db, key);
         if let Some(queue) = self.queues.find(hash, db, key) {
             self.queues.saw_no_foreign(queue);
-            self.queues.look_if_wanted(queue, now);
+            self.queues.look_if_wanted(queue, Monotonic::default());
         }
         let Some(slot) = self.find_lease(hash, db, key) else { return };
         let lease = self.leases.get(slot);

@@ -198,6 +198,30 @@ impl LockCommand {
 }
 
 impl PlainCommand {
+    /// The keys that the server looks at, in this order. Those that have expired are removed then;
+    /// others, and those that are only replaced or thrown away, are not.
+    pub(super) fn looks_at(&self, db: u32) -> Vec<Place> {
+        match self {
+            Self::Del(key)
+            | Self::Unlink(key)
+            | Self::GetDel(key)
+            | Self::Set { key, .. }
+            | Self::PSetEx { key, .. }
+            | Self::Append { key, .. }
+            | Self::PExpire { key, .. }
+            | Self::Persist(key)
+            | Self::Restore { key, replace: false, .. }
+            | Self::LPush(key) => vec![(db, *key)],
+            Self::Rename { from, to } => vec![(db, *from), (db, *to)],
+            Self::Copy { from, to, .. } => vec![(db, *from), *to],
+            Self::Move { key, to_db } => vec![(db, *key), (*to_db, *key)],
+            Self::Restore { replace: true, .. }
+            | Self::FlushDb { .. }
+            | Self::FlushAll { .. }
+            | Self::SwapDb => Vec::new(),
+        }
+    }
+
     fn words(&self) -> Words {
         let line = match self {
             Self::Del(key) => format!("DEL {}", KEYS[*key]),

@@ -395,9 +395,13 @@ impl Episode {
         match (&expected, reply, command) {
             (
                 Expected::Blocked,
-                None,
+                reply,
                 Command::Lock(LockCommand::Acquire { keys, token, wait_ms: Some(wait_ms), .. }),
             ) => {
+                // It was blocked, and answered before its turn ended: the model does that, too.
+                if let Some(reply) = reply {
+                    self.clients[client].wire.unread(reply.clone());
+                }
                 let places = keys.sorted().into_iter().map(|key| (db, key)).collect();
                 let until = now.monotonic.plus_us(wait_ms * 1000);
                 self.clients[client].waiting = Some(Waiting { ticket, places, token, until });

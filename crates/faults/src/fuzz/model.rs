@@ -163,9 +163,12 @@ impl Model {
             Command::Lock(command) => self.lock(now, began.unwrap_or(now), db, command),
             Command::Plain(command) => {
                 let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
-                // It does not look at what it replaces.
-                if !matches!(command, PlainCommand::Restore { replace: true, .. }) {
-                    self.server.expire_keys(keys_now);
+                for place in command.looks_at(db) {
+                    self.expire_key(keys_now, place);
+                    // Without a first key the server looks at no second.
+                    if !self.has(place) {
+                        break;
+                    }
                 }
                 self.plain(keys_now, transaction, db, command)
             }
@@ -399,6 +402,15 @@ impl Model {
             self.hear_key(now, place, event);
         }
         Expected::Int(1)
+    }
+
+    /// The server looks at a key, and removes it if its expiry has come.
+    fn expire_key(&mut self, now: Now, place: Place) {
+        let has_expired = |at: u64| now.wall_ms() > at;
+        if self.get(place).is_some_and(|value| value.expires_at_ms.is_some_and(has_expired)) {
+            self.take(place);
+            self.hear_key(now, place, KeyEvent::Expired);
+        }
     }
 
     /// Whether there is a key.
