@@ -174,6 +174,8 @@ fn the_category_outlives_an_unload_and_the_module_is_loaded_again() {
         cmd("MODULE").arg("UNLOAD").arg("lock").exec(connection).unwrap();
         let module = quorlock_testkit::module_path().unwrap();
         cmd("MODULE").arg("LOAD").arg(module.to_str()).arg("rejoin-delay").arg(0).exec(connection).unwrap();
-        cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1).exec(connection).unwrap();
+        cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
+        // A key that is still to be removed would keep the module from being unloaded.
+        cmd("LOCK.RELEASE").arg("k").arg("token").exec(connection).unwrap();
     }
 }

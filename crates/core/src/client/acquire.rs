@@ -49,6 +49,8 @@ pub struct Acquire {
     /// The number of the next round.
     round: u32,
     attempts: u32,
+    /// How often it stayed with the deciding node although later ones refused.
+    stays: u32,
     pause: Duration,
     /// Nodes that did not answer the last attempt.
     silent: SmallVec<[usize; 5]>,
@@ -325,6 +327,7 @@ impl Acquire {
             last: wait.is_some_and(|wait| wait.is_zero()),
             round: 0,
             attempts: 0,
+            stays: 0,
             pause: ctx.fleet.round_trips.typical().clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
             silent: SmallVec::new(),
             answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
@@ -665,13 +668,24 @@ impl Acquire {
             return self.pause_before(Next::AskAll, ctx);
         };
         let has_vote = |node: &usize| !matches!(self.answers[*node], Answer::Failed(_));
-        let decides = order.iter().copied().find(has_vote) == Some(holder);
-        if decides || (waited_on.is_some() && attempt.has_yielded()) {
+        let decider = order.iter().copied().find(has_vote);
+        if decider == Some(holder) || (waited_on.is_some() && attempt.has_yielded()) {
             self.wait_on(holder, ctx);
+        } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.can_stay(ctx)) {
+            // Others wait on a later node, which refuses while they do. They give way to this one: a
+            // client that joined them instead would keep that queue alive.
+            self.stays += 1;
+            self.pause_before(Next::WaitOn(node), ctx);
         } else {
             // The holder has not reached the node that decides, which will not hear of the end.
             self.pause_before(Next::WaitOn(holder), ctx);
         }
+    }
+
+    /// Whether no other can hold the lock, as so few nodes refused: with those that do not answer they
+    /// kept it from being won.
+    fn can_stay(&self, ctx: &Context<'_>) -> bool {
+        self.count_refused() < ctx.fleet.majority.size() && self.stays < limits::STAYS_MAX
     }
 
     /// Whether so many nodes fail permanently that the others are no majority.

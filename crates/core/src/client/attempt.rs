@@ -113,8 +113,6 @@ impl Attempt {
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
         for node in 0..this.nodes.len() {
             if matches!(this.kind, Kind::GoAhead { past } if past == node) {
-                // It refused: that is why the attempt goes past it.
-                this.nodes[node].answer = Answer::Refused;
                 this.core.vote(node, Vote::Silent, ctx.now);
             } else {
                 this.ask(node, spec, ctx, out);

@@ -13,6 +13,7 @@
 //! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
 //! | [`TIE_REPEATS`] | 3: how often the winner of a tie repeats its request |
+//! | [`STAYS_MAX`] | 3: how often a client that later nodes refused waits on its queue node again |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
@@ -38,6 +39,8 @@ pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 pub const LOOK_EVERY: Duration = Duration::from_millis(1200);
 /// How often a client that its queue node granted repeats its request to nodes that refused.
 pub const TIE_REPEATS: u8 = 3;
+/// How often a client waits on its queue node again although later nodes refused it.
+pub const STAYS_MAX: u32 = 3;
 /// The shortest pause between two attempts.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.

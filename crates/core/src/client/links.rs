@@ -396,7 +396,9 @@ impl Links {
             });
             let link = &mut self.links[node];
             if link.admission != admission {
-                if let Err(error) = &admission {
+                if let Err(error) = &admission
+                    && error.is_permanent()
+                {
                     let error = error.clone();
                     self.actions.push_back(LinkAction::Notice(Notice::NotAdmitted { node, error }));
                 }

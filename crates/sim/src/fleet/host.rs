@@ -284,6 +284,7 @@ impl World {
     fn claim_lease(&mut self, node: usize, keys: &[usize], token: Token, ttl: Ttl, now: Now) {
         let deadline = now.monotonic.plus_us(ttl.us());
         let until = self.hosts[node].clock.when(deadline, self.now);
+        self.last_grant = self.now;
         for &key in keys {
             let claim = Claim { token, kind: Kind::Lease, since: self.now, until };
             self.claims.begin(node, key, claim);

@@ -33,6 +33,8 @@ pub(super) struct World {
     pub(super) commands: u64,
     /// Timers that fired and messages that arrived.
     pub(super) activity: u64,
+    /// When a node granted a lease last.
+    pub(super) last_grant: Ns,
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
