@@ -133,12 +133,7 @@ impl QuorumBuilder {
                 Endpoint::new(info, |info| self.open_client(info))
             }
         };
-        let endpoint = endpoint.map_err(|error| match node {
-            Named::Url(url) => {
-                ConnectError::InvalidUrl { url: without_password(url), reason: error.to_string() }
-            }
-            Named::Client(_) => ConnectError::Tls { reason: error.to_string() },
-        })?;
+        let endpoint = endpoint.map_err(|error| ConnectError::Tls { reason: error.to_string() })?;
         let name: Arc<str> = endpoint.address().into();
         let pool = Arc::new(BlockingPool::new(endpoint.clone()));
         Ok(NodeInfo { name, endpoint, pool })

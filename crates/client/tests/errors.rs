@@ -1,0 +1,315 @@
+//! One short example of each error that a caller can meet, in the order of src/api/error.rs.
+//!
+//! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`, `Misconfigured`,
+//! `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs. `NoThread` needs a system that
+//! has no thread left, and a client that a node answers `QueueFull` polls instead.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use common::{Net, PATIENCE, all_hold, connect, net, quorum};
+use quorlock_client::{
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError, Nodes,
+    Quorum, ReleaseError, RunError,
+};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock};
+use redis::Commands as _;
+
+/// Holds back the answers of all nodes.
+fn silence(net: &Net) {
+    net.proxies.iter().for_each(|proxy| proxy.hold(Direction::ToClient));
+}
+
+fn heal(net: &Net) {
+    net.proxies.iter().for_each(Proxy::heal);
+}
+
+fn delete(masters: &Masters, key: &str) {
+    masters.iter().for_each(|master| master.connection().del(key).unwrap());
+}
+
+/// None of the three nodes voted.
+fn all_failed(nodes: &Nodes) {
+    assert_eq!((nodes.0.len(), nodes.failed().count()), (3, 3), "{nodes}");
+}
+
+#[tokio::test]
+async fn connect_errors_name_what_to_change() {
+    let none = Quorum::connect([""; 0]).await.unwrap_err();
+    assert!(matches!(none, ConnectError::NoNodes), "{none}");
+
+    let twice = Quorum::connect(["redis://a", "redis://b", "redis://a:6379"]).await.unwrap_err();
+    let ConnectError::DuplicateNode { node } = &twice else { panic!("{twice}") };
+    assert_eq!(node, "a:6379");
+
+    let mut outside = pin!(Quorum::connect(["redis://a"]));
+    thread::scope(|scope| {
+        let connect = || match outside.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Err(error)) => error,
+            other => panic!("{other:?}"),
+        };
+        let error = scope.spawn(connect).join().unwrap();
+        assert!(matches!(error, ConnectError::NoRuntime), "{error}");
+    });
+
+    let broken = "-----BEGIN CERTIFICATE-----\n?\n-----END CERTIFICATE-----\n";
+    let builder = Quorum::builder().node("rediss://a").root_certificates(broken);
+    let error = builder.connect().await.unwrap_err();
+    assert!(matches!(error, ConnectError::Tls { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
+    let net = net(3).await;
+    let held = net.quorum.lock("k").acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let error = net.quorum.lock("k").try_acquire().await.unwrap_err();
+    let AcquireError::Held { nodes } = &error else { panic!("{error}") };
+    assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
+
+    let wait = Duration::from_millis(100);
+    let error = net.quorum.lock("k").wait(wait).acquire().await.unwrap_err();
+    let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
+    assert!(*waited >= wait, "{error}");
+    held.release().await.unwrap();
+
+    let slow = Duration::from_millis(50);
+    net.proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, slow));
+    // The drift takes 12 ms of the ttl, and the network more than the 8 ms that are left.
+    let strict = net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
+    let error = strict.try_acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
+    heal(&net);
+
+    let error = net.quorum.lock("k").ttl(Duration::ZERO).acquire().await.unwrap_err();
+    let AcquireError::InvalidRequest { reason } = &error else { panic!("{error}") };
+    assert!(reason.contains("ttl"), "{reason}");
+
+    silence(&net);
+    let limit = Duration::from_millis(50);
+    let error = net.quorum.lock("n").node_timeout(limit).try_acquire().await.unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    all_failed(nodes);
+    assert!(!nodes.is_permanent(), "{nodes}");
+}
+
+#[tokio::test]
+async fn extend_errors_tell_a_lost_lock_from_one_that_is_still_held() {
+    let net = net(3).await;
+    let ttl = Duration::from_secs(2);
+    let mut lock = net.quorum.lock("k").ttl(ttl).node_timeout(ttl / 10).acquire().await.unwrap();
+    silence(&net);
+    let error = lock.extend().await.unwrap_err();
+    let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    // An answer to the grant may still have been on its way.
+    assert!(nodes.failed().count() >= 2, "{nodes}");
+    assert!(!lock.remaining().is_zero());
+    heal(&net);
+
+    delete(&net.masters, "k");
+    let error = lock.extend().await.unwrap_err();
+    assert!(matches!(error, ExtendError::Lost { .. }), "{error}");
+
+    let max = ttl * 3 / 4;
+    let mut short = net.quorum.lock("s").ttl(ttl).max_hold(max).acquire().await.unwrap();
+    let error = short.extend().await.unwrap_err();
+    assert!(matches!(error, ExtendError::HeldTooLong { max_hold } if max_hold == max), "{error}");
+}
+
+#[tokio::test]
+async fn lost_errors_say_how_the_lock_ended() {
+    let (masters, quorum) = quorum(3).await;
+    let ttl = Duration::from_millis(600);
+    let mut ended = quorum.lock("ended").ttl(ttl).acquire().await.unwrap();
+    ended.renew();
+    delete(&masters, "ended");
+    let expired = quorum.lock("expired").ttl(ttl).acquire().await.unwrap();
+    let mut too_long = quorum.lock("long").ttl(ttl).max_hold(ttl).acquire().await.unwrap();
+    too_long.renew();
+
+    let error = ended.lost().await;
+    assert!(matches!(error, LostError::Ended { .. }), "{error}");
+    let error = expired.lost().await;
+    assert!(matches!(error, LostError::Expired { .. }), "{error}");
+    let error = too_long.lost().await;
+    assert!(matches!(error, LostError::HeldTooLong { max_hold } if max_hold == ttl), "{error}");
+}
+
+#[tokio::test]
+async fn run_errors_say_whether_the_work_was_done() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").ttl(Duration::from_millis(600)).wait(Duration::ZERO);
+    let stopped = lock.run(|_| async {
+        delete(&masters, "k");
+        std::future::pending::<()>().await;
+    });
+    let error = stopped.await.unwrap_err();
+    assert!(matches!(error, RunError::Lost { finished: false, .. }), "{error}");
+
+    let too_late = lock.run(|_| async { delete(&masters, "k") }).await.unwrap_err();
+    assert!(matches!(too_late, RunError::Lost { finished: true, .. }), "{too_late}");
+
+    let _held = quorum.lock("k").acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let error = lock.run(|_| async {}).await.unwrap_err();
+    assert!(matches!(error, RunError::NotAcquired(AcquireError::Held { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn attach_errors_say_whether_the_lock_is_gone() {
+    let net = net(3).await;
+    let detached = net.quorum.lock("k").acquire().await.unwrap().detach();
+    let other = net.quorum.lock("other").attach(detached.clone()).await.unwrap_err();
+    assert!(matches!(other, AttachError::InvalidRequest { .. }), "{other}");
+
+    net.quorum.release_detached(detached.clone()).await.unwrap();
+    let gone = net.quorum.attach(detached).await.unwrap_err();
+    assert!(matches!(gone, AttachError::Gone { .. }), "{gone}");
+
+    let strict = net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
+    let detached = net.quorum.lock("s").acquire().await.unwrap().detach();
+    net.proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, Duration::from_millis(50)));
+    let late = strict.attach(detached).await.unwrap_err();
+    assert!(matches!(late, AttachError::InsufficientValidity { .. }), "{late}");
+    heal(&net);
+
+    let detached = net.quorum.lock("n").acquire().await.unwrap().detach();
+    silence(&net);
+    let lock = net.quorum.lock("n").node_timeout(Duration::from_millis(50));
+    let error = lock.attach(detached).await.unwrap_err();
+    let AttachError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    all_failed(nodes);
+}
+
+#[tokio::test]
+async fn release_and_flush_errors_leave_the_rest_to_the_background() {
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").ttl(Duration::from_secs(2));
+    let lock = lock.node_timeout(Duration::from_millis(100)).acquire().await.unwrap();
+    silence(&net);
+    let ReleaseError::NoQuorum { nodes } = lock.release().await.unwrap_err() else { panic!("another error") };
+    all_failed(&nodes);
+    let FlushError { pending } = net.quorum.flush(Duration::from_millis(10)).await.unwrap_err();
+    assert_eq!(pending, 1);
+    heal(&net);
+    net.quorum.flush(PATIENCE).await.unwrap();
+}
+
+/// Why the first of a client's nodes does not vote.
+async fn why(quorum: &Quorum) -> NodeError {
+    let lock = quorum.lock("k").ttl(Duration::from_secs(10)).min_validity(Duration::from_millis(1));
+    let error = lock.try_acquire().await.unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    nodes.failed().next().unwrap().1.clone()
+}
+
+/// The same for a quorum of this one server.
+async fn why_not(server: &Server) -> NodeError {
+    why(&Quorum::connect([server.url()]).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
+    let down = Quorum::connect(["redis+unix:///there/is/no/such/socket"]).await.unwrap();
+    assert!(matches!(why(&down).await, NodeError::Down { .. }));
+
+    let net = net(1).await;
+    let quorum = Quorum::connect([net.proxies[0].url()]).await.unwrap();
+    quorum.lock("warm").try_acquire().await.unwrap().release().await.unwrap();
+    silence(&net);
+    let error = why(&quorum).await;
+    assert!(matches!(error, NodeError::TimedOut { limit_ms: 50..=2500 }), "{error}");
+    heal(&net);
+
+    let far = Proxy::start(net.masters[0].url());
+    far.delay(Direction::ToClient, Duration::from_millis(120));
+    let quorum = Quorum::connect([far.url()]).await.unwrap();
+    let lock = quorum.lock("k").ttl(Duration::from_millis(200)).min_validity(Duration::from_millis(1));
+    let error = lock.try_acquire().await.unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    let NodeError::TooFar { limit_ms, ttl_ms, .. } = nodes.failed().next().unwrap().1 else {
+        panic!("{error}")
+    };
+    assert_eq!(*limit_ms, 50);
+    assert!(*ttl_ms >= 960, "{error}");
+}
+
+#[tokio::test]
+async fn node_that_may_not_vote_says_why() {
+    let started = Server::with_module().arg("lock.rejoin-delay", 30_000).start().unwrap();
+    assert!(matches!(why_not(&started).await, NodeError::Abstains { .. }));
+
+    let cluster = Server::builder().arg("cluster-enabled", "yes").start().unwrap();
+    assert_eq!(why_not(&cluster).await, NodeError::NotAMaster { mode: "cluster".into() });
+
+    let of_another_set = Server::with_module().arg("lock.set", "eu 1 1").start().unwrap();
+    let quorum = Quorum::builder().node(of_another_set.url()).set("us").connect().await.unwrap();
+    let NodeError::NotAdmitted { reason } = why(&quorum).await else { panic!("it is of another set") };
+    assert!(reason.contains("eu"), "{reason}");
+}
+
+#[tokio::test]
+async fn key_of_another_type_is_refused_in_the_nodes_own_words() {
+    let server = Server::with_module().start().unwrap();
+    let _: () = server.connection().rpush("k", "x").unwrap();
+    let NodeError::Refused(words) = why_not(&server).await else { panic!("it is a list") };
+    assert!(words.starts_with("WRONGTYPE "), "{words}");
+}
+
+#[tokio::test]
+async fn clock_that_is_far_behind_is_named() {
+    let ahead = WallClock::new();
+    ahead.step_ms(3_600_000);
+    let masters = Masters::start_with(
+        2,
+        |index, builder| {
+            if index == 0 { builder.wall_clock(&ahead) } else { builder }
+        },
+    );
+    let masters = masters.unwrap();
+    let quorum = connect(masters.urls()).await;
+    // Both nodes must agree on a fence, and the first one gives none that the second one accepts.
+    let error = why(&quorum).await;
+    assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
+}
+
+/// A server that introduces itself as a node, and then answers nonsense.
+fn impostor() -> String {
+    fn serve(stream: &TcpStream) -> Option<()> {
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        loop {
+            let words: usize = lines.next()?.strip_prefix('*')?.parse().ok()?;
+            let command: Vec<_> = (0..words).filter_map(|_| lines.nth(1)).collect();
+            let info = "run_id:x\r\nredis_mode:standalone\r\nrole:master\r\nlock_version:0.1.0";
+            let reply = match command[0].as_str() {
+                "HELLO" => "%1\r\n+proto\r\n:3\r\n".to_owned(),
+                "INFO" => format!("${}\r\n{info}\r\n", info.len()),
+                "CLIENT" => "+OK\r\n".to_owned(),
+                _ => "+NONSENSE\r\n".to_owned(),
+            };
+            (&mut &*stream).write_all(reply.as_bytes()).ok()?;
+        }
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || serve(&stream));
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn reply_of_another_kind_is_unexpected() {
+    let quorum = Quorum::connect([impostor()]).await.unwrap();
+    assert_eq!(why(&quorum).await, NodeError::UnexpectedReply);
+}
