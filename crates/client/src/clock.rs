@@ -76,7 +76,10 @@ pub(crate) mod tests {
         std::thread::sleep(Duration::from_millis(5));
         let later = now();
         // The rates of the clocks differ by far less than this.
-        assert!(later.boot - first.boot >= Duration::from_millis(4), "{first:?} {later:?}");
-        assert!(later.raw - first.raw >= Duration::from_millis(4), "{first:?} {later:?}");
+        assert!(
+            later.boot.checked_sub(first.boot).unwrap() >= Duration::from_millis(4),
+            "{first:?} {later:?}"
+        );
+        assert!(later.raw.checked_sub(first.raw).unwrap() >= Duration::from_millis(4), "{first:?} {later:?}");
     }
 }

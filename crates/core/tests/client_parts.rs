@@ -97,11 +97,11 @@ fn renewals_that_are_due_together_travel_together() {
     renewals.schedule(1, at(100), ms(20));
     renewals.schedule(2, at(115), ms(20));
     renewals.schedule(3, at(300), ms(20));
-    assert_eq!(renewals.next(), Some(at(100)));
+    assert_eq!(renewals.next_due(), Some(at(100)));
     assert_eq!(renewals.take_due(at(99)), Vec::<Vec<u64>>::new());
     assert_eq!(renewals.take_due(at(100)), [vec![1, 2]]);
     renewals.schedule(3, at(200), ms(20));
-    assert_eq!(renewals.next(), Some(at(200)), "the later time is void");
+    assert_eq!(renewals.next_due(), Some(at(200)), "the later time is void");
     renewals.forget(3);
-    assert_eq!(renewals.next(), None);
+    assert_eq!(renewals.next_due(), None);
 }

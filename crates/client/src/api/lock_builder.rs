@@ -105,7 +105,7 @@ impl LockBuilder {
             Ok(spec) => {
                 let acquired = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
                 let waited = wait != Some(Duration::ZERO);
-                acquired.await.map(Lock::new).map_err(|failure| self.failed(failure, waited))
+                acquired.await.map(Lock::new).map_err(|failure| self.failed(&failure, waited))
             }
             Err(reason) => Err(AcquireError::InvalidRequest { reason }),
         };
@@ -113,7 +113,7 @@ impl LockBuilder {
         outcome
     }
 
-    fn failed(&self, failure: Failure, waited: bool) -> AcquireError {
+    fn failed(&self, failure: &Failure, waited: bool) -> AcquireError {
         let nodes = self.shared.report(failure.answers.iter());
         match failure.reason {
             Reason::Held if waited => AcquireError::TimedOut { waited: failure.took, nodes },

@@ -42,7 +42,7 @@ pub struct QuorumBuilder {
 #[derive(Clone)]
 enum Named {
     Url(String),
-    Client(Client),
+    Client(Box<Client>),
 }
 
 impl QuorumBuilder {
@@ -73,7 +73,7 @@ impl QuorumBuilder {
     /// Adds a node that a client of redis-rs leads to. The quorum makes connections of its own from
     /// it: some for all locks together, and one for each wait.
     pub fn redis_client(mut self, client: Client) -> Self {
-        self.nodes.push(Named::Client(client));
+        self.nodes.push(Named::Client(Box::new(client)));
         self
     }
 

@@ -16,7 +16,7 @@ where
         let mut ended = pin!(watch.ended());
         poll_fn(|cx| {
             // Timers come late to a process that was paused: the clock is read before each poll.
-            if let Some(end) = watch.end() {
+            if let Err(end) = watch.remaining_or_end() {
                 return Poll::Ready(Err(end));
             }
             if let Poll::Ready(end) = ended.as_mut().poll(cx) {

@@ -71,9 +71,9 @@ impl LockWatch {
         self.lock.ended().await
     }
 
-    /// How it has ended, if it has: the loss, or `None` when it was released or detached.
-    pub(crate) fn end(&self) -> Option<Option<LostError>> {
-        self.lock.end().err()
+    /// What is left of it; or how it has ended: the loss, or `None` when it was released or detached.
+    pub(crate) fn remaining_or_end(&self) -> Result<Duration, Option<LostError>> {
+        self.lock.end()
     }
 
     /// What each node answered last.

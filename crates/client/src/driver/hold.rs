@@ -46,7 +46,8 @@ impl LockInner {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let fence = grant.fence;
         let hold = Hold::new(Arc::clone(&spec), grant);
-        let this = Arc::new(Self {
+
+        Arc::new(Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             shared: Arc::clone(shared),
             spec,
@@ -56,8 +57,7 @@ impl LockInner {
             extending: Mutex::default(),
             renewed: AtomicBool::new(false),
             changed: Notify::new(),
-        });
-        this
+        })
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {
@@ -300,5 +300,46 @@ impl LockInner {
                 LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorlock_testkit::Masters;
+    use tokio::time::{Duration, timeout};
+
+    use crate::clock::tests::sleep_through;
+    use crate::{LostError, Ownership, Quorum};
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn lock_is_lost_when_a_machine_wakes_after_its_deadline() {
+        let masters = Masters::start(3);
+        let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+        let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+        let watch = lock.watch();
+        let waiting = tokio::spawn(async move { watch.lost().await });
+        // It has set its timer before the machine sleeps.
+        tokio::task::yield_now().await;
+        sleep_through(Duration::from_secs(30));
+        assert_eq!(lock.ownership(), Ownership::Lost);
+        let lost = timeout(SOON, waiting).await.expect("it is noticed without the timer").unwrap();
+        assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+    }
+
+    #[tokio::test]
+    async fn renewed_lock_is_extended_when_a_machine_wakes() {
+        let masters = Masters::start(3);
+        let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+        let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+        lock.renew();
+        tokio::task::yield_now().await;
+        sleep_through(Duration::from_secs(40));
+        assert!(lock.remaining() < Duration::from_secs(20));
+        quorlock_testkit::eventually_async(SOON, "it is extended", async || {
+            lock.remaining() > Duration::from_secs(55)
+        })
+        .await;
     }
 }

@@ -76,12 +76,11 @@ impl Releasing {
         while let Some(send) = self.machine.poll() {
             let spec = self.machine.spec();
             let outgoing = self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
-            match self.shared.connection(send.id.node, send.connection) {
-                Some(connection) => self.in_flight.ask(send.id, connection, outgoing),
-                None => {
-                    let error = NodeError::Down { reason: "the connection was lost".into() };
-                    self.in_flight.fail(send.id, error);
-                }
+            if let Some(connection) = self.shared.connection(send.id.node, send.connection) {
+                self.in_flight.ask(send.id, connection, outgoing)
+            } else {
+                let error = NodeError::Down { reason: "the connection was lost".into() };
+                self.in_flight.fail(send.id, error);
             }
         }
     }
@@ -212,7 +211,9 @@ impl Releases {
     pub(crate) fn spawn_all(&self) {
         let Some(open) = self.open.upgrade() else { return };
         let left = mem::take(&mut lock(&open).left);
-        left.into_iter().for_each(|left| left.releasing.spawn());
+        for left in left {
+            left.releasing.spawn();
+        }
     }
 
     fn put(&self, open: &Mutex<Open>, left: Left) {

@@ -62,7 +62,7 @@ impl Renewer {
 impl Renewing {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<Command>) {
         loop {
-            let next = self.renewals.next().map(|at| clock::now().until(at).min(LOOK_EVERY));
+            let next = self.renewals.next_due().map(|at| clock::now().until(at).min(LOOK_EVERY));
             tokio::select! {
                 biased;
                 command = received.recv() => {
@@ -96,13 +96,12 @@ impl Renewing {
 
     fn schedule(&mut self, id: u64) {
         let Some(lock) = self.locks.get(&id) else { return };
-        match lock.renew_in() {
-            Some((pause, window)) => self.renewals.schedule(id, clock::now().plus(pause), window),
+        if let Some((pause, window)) = lock.renew_in() {
+            self.renewals.schedule(id, clock::now().plus(pause), window);
+        } else {
             // It has ended, or has been held long enough.
-            None => {
-                self.locks.remove(&id);
-                self.renewals.forget(id);
-            }
+            self.locks.remove(&id);
+            self.renewals.forget(id);
         }
     }
 

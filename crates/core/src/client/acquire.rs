@@ -477,10 +477,10 @@ impl Acquire {
     /// Takes a response.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &mut Context<'_>) {
         match &mut self.phase {
-            Phase::Asking(attempt) | Phase::Hearing(attempt) | Phase::Taking(attempt, _) => {
-                if attempt.expects(id) {
-                    attempt.handle_response(id, response, ctx);
-                }
+            Phase::Asking(attempt) | Phase::Hearing(attempt) | Phase::Taking(attempt, _)
+                if attempt.expects(id) =>
+            {
+                attempt.handle_response(id, response, ctx);
             }
             Phase::Looking { round, .. } if *round == id.round => {
                 self.answers[id.node] = match response {
@@ -519,7 +519,7 @@ impl Acquire {
     pub fn cancel(&mut self, ctx: &mut Context<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Asking(attempt) | Phase::Taking(attempt, _) => self.roll_back(&attempt, ctx),
-            Phase::Waiting(waiting) => self.leave(waiting, ctx),
+            Phase::Waiting(waiting) => self.leave(&waiting, ctx),
             // What they were granted has been released.
             Phase::Hearing(_)
             | Phase::InLine
@@ -790,7 +790,7 @@ impl Acquire {
     fn wait_until(&self, ctx: &Context<'_>) -> Option<Moment> {
         let until = self.until?;
         let look = limits::settle(ctx.fleet.round_trips.typical());
-        let early = look.saturating_sub(limits::CALL_GRACE - limits::WAIT_GRACE);
+        let early = look.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
         let left = ctx.now.until(until);
         Some(ctx.now.plus(left.saturating_sub(early)))
     }
@@ -862,7 +862,7 @@ impl Acquire {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         if let Phase::Waiting(waiting) = phase {
             self.answers[waiting.node] = Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
-            self.leave(waiting, ctx);
+            self.leave(&waiting, ctx);
         }
         self.pause_before(Next::AskAll, ctx);
     }
@@ -876,11 +876,11 @@ impl Acquire {
     }
 
     /// Leaves the queue.
-    fn leave(&mut self, waiting: Box<Waiting>, ctx: &Context<'_>) {
+    fn leave(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
         if let Some(ahead) = &waiting.ahead {
             self.roll_back(ahead, ctx);
         }
-        self.give_up_seat(&waiting, ctx);
+        self.give_up_seat(waiting, ctx);
     }
 
     fn give_up_seat(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
@@ -920,7 +920,7 @@ impl Acquire {
         }
         if waiting.late_at.is_some_and(|late_at| ctx.now.has_reached(late_at)) {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
-                self.leave(waiting, ctx);
+                self.leave(&waiting, ctx);
             }
             self.last = true;
             return self.start(Kind::First, ctx);
@@ -1016,7 +1016,7 @@ impl Acquire {
             self.take(granted, ctx);
         } else if self.is_hopeless(ctx) {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
-                self.leave(waiting, ctx);
+                self.leave(&waiting, ctx);
             }
             self.fail(ctx);
         }
@@ -1046,7 +1046,7 @@ impl Acquire {
                     ahead.time_is_up(&self.spec, ctx);
                     self.keep_answers(ahead);
                 }
-                self.leave(waiting, ctx);
+                self.leave(&waiting, ctx);
             }
             _ => {}
         }

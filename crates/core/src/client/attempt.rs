@@ -338,7 +338,7 @@ impl Attempt {
         if self.nodes.iter().any(|asked| asked.open) {
             self.settle_refusals(spec, ctx, out);
             if self.yielded {
-                return self.end(End::Lost(Loss::Held));
+                return Some(self.end(End::Lost(Loss::Held)));
             }
         }
         while let Some(step) = self.core.poll() {
@@ -346,22 +346,22 @@ impl Attempt {
                 Step::TellFence { node, fence } => self.tell(node, fence, spec, ctx, out),
                 Step::Won(win) => {
                     ctx.fleet.fences.learn(self.proposed, win.fence);
-                    return self.end(End::Won(win));
+                    return Some(self.end(End::Won(win)));
                 }
-                Step::Lost(loss) => return self.end(End::Lost(loss)),
+                Step::Lost(loss) => return Some(self.end(End::Lost(loss))),
             }
         }
         None
     }
 
     /// Asks no node again.
-    fn end(&mut self, end: End) -> Option<End> {
+    fn end(&mut self, end: End) -> End {
         self.ended = true;
         for asked in &mut self.nodes {
             asked.open = false;
             asked.again_at = None;
         }
-        Some(end)
+        end
     }
 
     fn tell(

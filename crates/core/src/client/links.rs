@@ -14,7 +14,7 @@ use crate::quorum::Moment;
 /// publish [`topology`](Self::topology) when it says [`LinkAction::Changed`].
 #[derive(Debug)]
 pub struct Links {
-    links: Vec<Link>,
+    nodes: Vec<Link>,
     /// The name of the set that the program expects.
     expected_set: Option<String>,
     /// The set that a majority of the nodes belongs to, once one has been heard.
@@ -127,7 +127,7 @@ struct Link {
 #[derive(Debug)]
 enum State {
     Down(NodeError),
-    Up(Up),
+    Up(Box<Up>),
 }
 
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl Links {
             set: SetReport::Unheard,
         };
         Self {
-            links: names.into_iter().map(link).collect(),
+            nodes: names.into_iter().map(link).collect(),
             expected_set,
             agreed: None,
             actions: VecDeque::new(),
@@ -175,22 +175,22 @@ impl Links {
 
     /// When to call [`handle_timeout`](Self::handle_timeout), if nothing happens before.
     pub fn poll_timeout(&self) -> Option<Moment> {
-        self.links.iter().filter_map(Link::poll_timeout).reduce(Moment::earlier)
+        self.nodes.iter().filter_map(Link::poll_timeout).reduce(Moment::earlier)
     }
 
     /// The nodes as they are now.
     pub fn topology(&self) -> Topology {
-        Topology::new(self.links.iter().map(Link::status).collect())
+        Topology::new(self.nodes.iter().map(Link::status).collect())
     }
 
     /// How each node is reached now, by index.
     pub fn health(&self) -> Vec<LinkHealth> {
-        self.links.iter().map(Link::health).collect()
+        self.nodes.iter().map(Link::health).collect()
     }
 
     /// Whether it is known of every node if it can be reached.
     pub fn is_settled(&self) -> bool {
-        self.links.iter().all(Link::is_settled)
+        self.nodes.iter().all(Link::is_settled)
     }
 
     /// The set that a majority of the nodes belongs to, once one has been heard.
@@ -200,12 +200,12 @@ impl Links {
 
     /// How many nodes can vote.
     pub fn admitted(&self) -> usize {
-        self.links.iter().filter(|link| link.health().error.is_none()).count()
+        self.nodes.iter().filter(|link| link.health().error.is_none()).count()
     }
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Moment, fleet: &Fleet, random: &mut dyn Random) {
-        for node in 0..self.links.len() {
+        for node in 0..self.nodes.len() {
             self.give_up_connecting(node, now);
             self.check(node, now, fleet);
             self.connect(node, now, random);
@@ -213,7 +213,7 @@ impl Links {
     }
 
     fn give_up_connecting(&mut self, node: usize, now: Moment) {
-        let link = &mut self.links[node];
+        let link = &mut self.nodes[node];
         let over = |(_, due): &(u64, Moment)| now.has_reached(*due);
         let late: SmallVec<[u64; 2]> =
             link.connecting.iter().filter(|attempt| over(attempt)).map(|(number, _)| *number).collect();
@@ -227,14 +227,14 @@ impl Links {
 
     /// Checks a connection that is idle, or does not answer.
     fn check(&mut self, node: usize, now: Moment, fleet: &Fleet) {
-        let State::Up(up) = &mut self.links[node].state else { return };
+        let State::Up(up) = &mut self.nodes[node].state else { return };
         if let Some((due, limit)) = up.ping_due
             && now.has_reached(due)
             && up.silent.is_none()
         {
             up.silent = Some(NodeError::timed_out(limit));
             up.ping_due = None;
-            let link = &mut self.links[node];
+            let link = &mut self.nodes[node];
             link.connect_at = Some(now);
             link.pause = limits::RECONNECT_PAUSE_MIN;
             link.since = now;
@@ -245,7 +245,7 @@ impl Links {
     }
 
     fn ping(&mut self, node: usize, now: Moment, fleet: &Fleet) {
-        let State::Up(up) = &mut self.links[node].state else { return };
+        let State::Up(up) = &mut self.nodes[node].state else { return };
         let limit = limits::silence(fleet.round_trips.of(node));
         up.ping_due = Some((now.plus(limit), limit));
         up.check_at = now.plus(limits::IDLE_PING_EVERY);
@@ -256,7 +256,7 @@ impl Links {
     /// later ones from being made: a network that lost its first packet may be back long before it
     /// is given up.
     fn connect(&mut self, node: usize, now: Moment, random: &mut dyn Random) {
-        let link = &mut self.links[node];
+        let link = &mut self.nodes[node];
         let due = link.connect_at.is_some_and(|at| now.has_reached(at));
         if !due || link.connecting.len() >= limits::CONNECTS_MAX {
             return;
@@ -271,14 +271,15 @@ impl Links {
         self.actions.push_back(LinkAction::Connect { node, connection });
         // Not all clients of a node that comes back at the same moment.
         let pause = link.pause.max(stagger);
-        let part = Duration::from_micros(random.below(pause.as_micros() as u64 / 4 + 1));
-        link.connect_at = Some(now.plus(pause - part));
+        let part =
+            Duration::from_micros(random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1));
+        link.connect_at = Some(now.plus(pause.saturating_sub(part)));
         link.pause = (link.pause * 2).min(limits::RECONNECT_PAUSE_MAX);
     }
 
     /// A node is connected and has said what it is. Returns whether the connection is used.
     pub fn handle_connected(&mut self, node: usize, connection: u64, hello: Hello, now: Moment) -> bool {
-        let link = &mut self.links[node];
+        let link = &mut self.nodes[node];
         if !link.connecting.iter().any(|(number, _)| *number == connection) {
             return false;
         }
@@ -299,13 +300,13 @@ impl Links {
             }
         }
         link.set = hello.set.clone();
-        link.state = State::Up(Up {
+        link.state = State::Up(Box::new(Up {
             connection,
             hello,
             silent: None,
             ping_due: None,
             check_at: now.plus(limits::IDLE_PING_EVERY),
-        });
+        }));
         link.connect_at = None;
         link.pause = limits::RECONNECT_PAUSE_MIN;
         link.since = now;
@@ -316,7 +317,7 @@ impl Links {
 
     /// An attempt to connect has failed.
     pub fn handle_connect_failed(&mut self, node: usize, connection: u64, error: NodeError, now: Moment) {
-        let link = &mut self.links[node];
+        let link = &mut self.nodes[node];
         let before = link.connecting.len();
         link.connecting.retain(|(number, _)| *number != connection);
         if link.connecting.len() == before {
@@ -335,7 +336,7 @@ impl Links {
 
     /// A connection has ended.
     pub fn handle_closed(&mut self, node: usize, connection: u64, now: Moment) {
-        let link = &mut self.links[node];
+        let link = &mut self.nodes[node];
         if !matches!(&link.state, State::Up(up) if up.connection == connection) {
             return;
         }
@@ -349,7 +350,7 @@ impl Links {
 
     /// A connection has answered PING.
     pub fn handle_pong(&mut self, node: usize, connection: u64, now: Moment) {
-        let link = &mut self.links[node];
+        let link = &mut self.nodes[node];
         let State::Up(up) = &mut link.state else { return };
         if up.connection != connection {
             return;
@@ -367,7 +368,7 @@ impl Links {
 
     /// A request through this connection was not answered in time.
     pub fn handle_suspicion(&mut self, node: usize, connection: u64, now: Moment, fleet: &Fleet) {
-        if let State::Up(up) = &self.links[node].state
+        if let State::Up(up) = &self.nodes[node].state
             && up.connection == connection
             && up.ping_due.is_none()
             && up.silent.is_none()
@@ -378,7 +379,7 @@ impl Links {
 
     /// Decides which of the servers may vote.
     fn admit(&mut self) {
-        let reports: Vec<_> = self.links.iter().map(|link| link.set.clone()).collect();
+        let reports: Vec<_> = self.nodes.iter().map(|link| link.set.clone()).collect();
         let agreement = agree(self.expected_set.as_deref(), &reports);
         if self.agreed != agreement.agreed {
             self.agreed = agreement.agreed;
@@ -394,7 +395,7 @@ impl Links {
                     reason: "no majority of the nodes has said yet which set it belongs to".into(),
                 }),
             });
-            let link = &mut self.links[node];
+            let link = &mut self.nodes[node];
             if link.admission != admission {
                 if let Err(error) = &admission
                     && error.is_permanent()
@@ -402,13 +403,13 @@ impl Links {
                     let error = error.clone();
                     self.actions.push_back(LinkAction::Notice(Notice::NotAdmitted { node, error }));
                 }
-                self.links[node].admission = admission;
+                self.nodes[node].admission = admission;
             }
         }
     }
 
     fn admission(&self, node: usize) -> Result<(), NodeError> {
-        let Some(hello) = self.links[node].hello() else { return Ok(()) };
+        let Some(hello) = self.nodes[node].hello() else { return Ok(()) };
         if let Some(mode) = hello.mode.clone().filter(|mode| mode != "standalone") {
             return Err(NodeError::NotAMaster { mode });
         }
@@ -421,7 +422,7 @@ impl Links {
         let same = |other: &&Link| {
             hello.run_id.is_some() && other.hello().is_some_and(|other| other.run_id == hello.run_id)
         };
-        if let Some(other) = self.links[..node].iter().find(same) {
+        if let Some(other) = self.nodes[..node].iter().find(same) {
             return Err(NodeError::SameServer { node: other.name.to_string() });
         }
         Ok(())
@@ -449,8 +450,7 @@ impl Link {
     fn status(&self) -> NodeStatus {
         let link = match &self.state {
             State::Down(error) => Err(error.clone()),
-            State::Up(Up { silent: Some(error), .. }) => Err(error.clone()),
-            State::Up(up) => Ok(up.connection),
+            State::Up(up) => up.silent.clone().map_or(Ok(up.connection), Err),
         };
         // The set's name for the node, which outlives a restart; without a set the server's.
         let identity = match self.set.set() {
@@ -470,9 +470,8 @@ impl Link {
     /// Whether it is known if the node can be reached.
     fn is_settled(&self) -> bool {
         match &self.state {
-            State::Up(_) => true,
             State::Down(NodeError::Down { reason }) => reason != "still connecting",
-            State::Down(_) => true,
+            State::Up(_) | State::Down(_) => true,
         }
     }
 }

@@ -30,7 +30,7 @@ impl Renewals {
     }
 
     /// When the first lock is due.
-    pub fn next(&mut self) -> Option<Moment> {
+    pub fn next_due(&mut self) -> Option<Moment> {
         while let Some(Reverse((at, lock))) = self.order.peek() {
             match self.due.get(lock) {
                 Some((due, _)) if (due.raw, due.boot) == *at => return Some(*due),
@@ -44,7 +44,7 @@ impl Renewals {
     pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
         let mut batches: Vec<Vec<u64>> = Vec::new();
         let mut first = true;
-        while let Some(at) = self.next() {
+        while let Some(at) = self.next_due() {
             let Some(&Reverse((_, lock))) = self.order.peek() else { break };
             let window = self.due.get(&lock).map(|(_, window)| *window).unwrap_or_default();
             let reached = now.has_reached(at) || (!first && now.plus(window).has_reached(at));

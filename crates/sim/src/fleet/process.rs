@@ -891,7 +891,7 @@ impl Process {
             }
             None => self.renewals.forget(machine),
         }
-        let next = self.renewals.next();
+        let next = self.renewals.next_due();
         self.set_timer(RENEWALS, next, world);
     }
 
@@ -905,7 +905,7 @@ impl Process {
                 self.drive(machine, world);
             }
         }
-        let next = self.renewals.next();
+        let next = self.renewals.next_due();
         self.set_timer(RENEWALS, next, world);
     }
 

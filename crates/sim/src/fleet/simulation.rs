@@ -195,7 +195,7 @@ impl Simulation {
 
     fn fault(&mut self, index: usize) {
         let plan = Arc::clone(&self.world.plan);
-        let (fault, begins) = (&plan.faults[index / 2], index % 2 == 0);
+        let (fault, begins) = (&plan.faults[index / 2], index.is_multiple_of(2));
         let world = &mut self.world;
         if begins {
             trace!(world, "FAULT for {} ms: {:?}", (fault.to - fault.from) / MS, fault.kind);
