@@ -50,7 +50,8 @@ use quorlock_core::Fence;
 /// CREATE TABLE fences (lock_key TEXT PRIMARY KEY, fence BIGINT NOT NULL);
 /// BEGIN;
 /// INSERT INTO fences VALUES (:key, :fence)
-///     ON CONFLICT (lock_key) DO UPDATE SET fence = excluded.fence WHERE fences.fence <= excluded.fence;
+///     ON CONFLICT (lock_key) DO UPDATE SET fence = excluded.fence
+///     WHERE fences.fence <= excluded.fence;
 /// -- If no row changed: ROLLBACK. Otherwise the writes, and then
 /// COMMIT;
 /// ```

@@ -118,7 +118,7 @@ impl LockBuilder {
             Ok(spec) => {
                 let acquired = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
                 let waited = wait != Some(Duration::ZERO);
-                acquired.await.map(Lock::new).map_err(|failure| self.failed(failure, waited))
+                acquired.await.map(Lock::new).map_err(|failure| self.failed(&failure, waited))
             }
             Err(reason) => Err(AcquireError::InvalidRequest { reason }),
         };
@@ -126,7 +126,7 @@ impl LockBuilder {
         outcome
     }
 
-    fn failed(&self, failure: Failure, waited: bool) -> AcquireError {
+    fn failed(&self, failure: &Failure, waited: bool) -> AcquireError {
         let nodes = self.shared.report(failure.answers.iter());
         match failure.reason {
             Reason::Held if waited => AcquireError::TimedOut { waited: failure.took, nodes },
@@ -169,7 +169,8 @@ impl LockBuilder {
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
     /// # async fn write_report(fence: quorlock_client::Fence) -> std::io::Result<u32> { Ok(1) }
-    /// let pages = quorum.lock("nightly").run(|lock| async move { write_report(lock.fence()).await }).await??;
+    /// let nightly = quorum.lock("nightly");
+    /// let pages = nightly.run(|lock| async move { write_report(lock.fence()).await }).await??;
     /// # Ok(())
     /// # }
     /// ```

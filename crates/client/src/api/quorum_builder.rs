@@ -42,7 +42,7 @@ pub struct QuorumBuilder {
 #[derive(Clone)]
 enum Named {
     Url(String),
-    Client(Client),
+    Client(Box<Client>),
 }
 
 impl QuorumBuilder {
@@ -74,7 +74,7 @@ impl QuorumBuilder {
     ///
     /// The quorum opens its own connections with it: one for all locks, and one for each wait.
     pub fn redis_client(mut self, client: Client) -> Self {
-        self.nodes.push(Named::Client(client));
+        self.nodes.push(Named::Client(Box::new(client)));
         self
     }
 

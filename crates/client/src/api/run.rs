@@ -16,7 +16,7 @@ where
         let mut ended = pin!(watch.ended());
         poll_fn(|cx| {
             // Timers fire late in a process that was paused, so the clock is read before each poll.
-            if let Some(end) = watch.end() {
+            if let Err(end) = watch.end() {
                 return Poll::Ready(Err(end));
             }
             if let Poll::Ready(end) = ended.as_mut().poll(cx) {

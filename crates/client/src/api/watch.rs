@@ -75,9 +75,9 @@ impl LockWatch {
         self.lock.ended().await
     }
 
-    /// How the lock ended, if it did: the loss, or `None` when it was released or detached.
-    pub(crate) fn end(&self) -> Option<Option<LostError>> {
-        self.lock.end().err()
+    /// `Err` with how the lock ended, if it did: the loss, or `None` when it was released or detached.
+    pub(crate) fn end(&self) -> Result<(), Option<LostError>> {
+        self.lock.end().map(drop)
     }
 
     /// What each node answered last.

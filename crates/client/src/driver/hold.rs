@@ -46,7 +46,7 @@ impl LockInner {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let fence = grant.fence;
         let hold = Hold::new(Arc::clone(&spec), grant);
-        let this = Arc::new(Self {
+        Arc::new(Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             shared: Arc::clone(shared),
             spec,
@@ -56,8 +56,7 @@ impl LockInner {
             extending: Mutex::default(),
             renewed: AtomicBool::new(false),
             changed: Notify::new(),
-        });
-        this
+        })
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {

@@ -96,13 +96,12 @@ impl Renewing {
 
     fn schedule(&mut self, id: u64) {
         let Some(lock) = self.locks.get(&id) else { return };
-        match lock.renew_in() {
-            Some((pause, window)) => self.renewals.schedule(id, clock::now().plus(pause), window),
-            // It has ended, or has been held long enough.
-            None => {
-                self.locks.remove(&id);
-                self.renewals.forget(id);
-            }
+        if let Some((pause, window)) = lock.renew_in() {
+            self.renewals.schedule(id, clock::now().plus(pause), window);
+        } else {
+            // The lock has ended, or has reached its max_hold.
+            self.locks.remove(&id);
+            self.renewals.forget(id);
         }
     }
 

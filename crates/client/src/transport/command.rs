@@ -70,11 +70,12 @@ impl Outgoing {
                     None => Response::Failed(NodeError::UnexpectedReply),
                 }
             }
-            (Command::Wait { .. }, Value::Nil) => Response::No,
-            (Command::Release, Value::Int(1)) => Response::Yes,
-            (Command::Release, Value::Int(0)) | (Command::Inspect, Value::Nil) => Response::No,
-            (Command::Inspect, Value::Array(_) | Value::Map(_)) => Response::Yes,
-            (Command::Ping, Value::SimpleString(_)) => Response::Yes,
+            (Command::Release, Value::Int(1))
+            | (Command::Inspect, Value::Array(_) | Value::Map(_))
+            | (Command::Ping, Value::SimpleString(_)) => Response::Yes,
+            (Command::Release, Value::Int(0)) | (Command::Wait { .. } | Command::Inspect, Value::Nil) => {
+                Response::No
+            }
             _ => Response::Failed(NodeError::UnexpectedReply),
         }
     }
