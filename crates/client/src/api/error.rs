@@ -60,7 +60,7 @@ pub enum AcquireError {
         nodes: Nodes,
     },
     /// Too few nodes vote to form a majority.
-    #[error("too few nodes vote to form a majority: {nodes}")]
+    #[error("no majority of the nodes votes: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
@@ -174,7 +174,7 @@ pub enum AttachError {
         nodes: Nodes,
     },
     /// Too few nodes answered.
-    #[error("too few nodes vote to form a majority: {nodes}")]
+    #[error("no majority of the nodes votes: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
