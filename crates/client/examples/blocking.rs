@@ -1,4 +1,4 @@
-//! A program without tokio that takes a lock, does something and gives it back.
+//! A program without tokio that acquires a lock, works under it and releases it.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example blocking`
 
@@ -11,13 +11,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let nodes = std::env::var("QUORLOCK_NODES")?;
     let quorum = Quorum::connect(nodes.split(','))?;
 
-    // For something short.
+    // Short work.
     let lock =
         quorum.lock("orders/42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(5)).acquire()?;
     println!("fence {}, {:?} left, held on {}", lock.fence(), lock.remaining(), lock.coverage());
     lock.release()?;
 
-    // For something of which nobody knows how long it takes: extended by itself, and looked after in between.
+    // Work of unknown length: the lock is renewed, and the work checks it before each step.
     let steps = quorum.lock("orders/42").run(|lock| {
         let mut steps = 0;
         while steps < 10 && !lock.ownership().is_lost() {

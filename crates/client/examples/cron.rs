@@ -1,4 +1,4 @@
-//! A job that every machine of a fleet starts at the same time, and one of them does: what cron runs everywhere.
+//! A job that cron starts on every machine of a fleet at the same time, and that one machine does.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example cron`
 
@@ -8,11 +8,10 @@ use std::time::Duration;
 use quorlock_client::{AcquireError, Fence, Quorum};
 use tokio::time::{Instant, sleep_until};
 
-/// The lock is held for so long at least, also when the job is done sooner: so much later another machine may start the
-/// same job, because its clock is behind.
+/// The shortest time that the lock is held. A machine whose clock is behind starts the same job
+/// later, by this much at most.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(2);
-/// Not at once: of many that come at the same moment, each may have one node, and then none has a majority. In so much time
-/// one of them has it.
+/// Longer than the start of all machines takes, and shorter than the lock is held.
 const WAIT: Duration = Duration::from_secs(1);
 
 #[tokio::main]
@@ -24,17 +23,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut lock = match quorum.lock("jobs/nightly-report").wait(WAIT).acquire().await {
         Ok(lock) => lock,
         Err(AcquireError::TimedOut { .. }) => {
-            println!("another machine does it");
+            println!("another machine does the job");
             return Ok(());
         }
-        // Nobody knows whether another does it. A person should hear of that.
+        // It is unknown whether another machine does the job. Report the error.
         Err(error) => return Err(error.into()),
     };
-    // However long it takes.
+    // The length of the job is unknown.
     lock.renew();
     tokio::select! {
         pages = write_report(lock.fence()) => println!("{pages} pages"),
-        // It may be another's by now, and nothing of this is to be written any more.
+        // Another machine may hold the lock now, so the job stops.
         lost = lock.lost() => return Err(lost.into()),
     }
     sleep_until(started + CLOCKS_DIFFER).await;
@@ -43,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The job. Where it writes to a place that can refuse a fence that is smaller than the last, it gives it along.
+/// The job. It sends the fence with every write to a resource that refuses old fences.
 async fn write_report(_fence: Fence) -> u32 {
     tokio::time::sleep(Duration::from_millis(100)).await;
     42

@@ -1,13 +1,14 @@
-//! Why a lock needs a fence, played with real processes on a real database:
+//! Why a lock needs a fence, shown with real processes and a real database.
 //!
 //! ```sh
 //! cargo run --example fence_sqlite
 //! ```
 //!
-//! Two clerks sell apples. Each takes the lock, reads how many there are, and writes one less. One of them is stopped
-//! (SIGSTOP) after it has read, and after it has seen that it still holds the lock: as by a long garbage collection, a
-//! full disk or a laptop that is closed. It wakes up when its lock has been another's. Once the database takes what it
-//! writes, and once the database looks at the fence first.
+//! Two clerks sell apples. Each acquires the lock, reads the number of apples, and writes one less.
+//! One of them is stopped (SIGSTOP) after it read the number and saw that it still holds the lock,
+//! as by a long garbage collection, a full disk or a closed laptop. It continues after its lock has
+//! ended and the other clerk has held it. The first time the database accepts its write. The second
+//! time the database compares the fence first.
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Write as _, stdin};
@@ -29,11 +30,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     match arguments.as_slice() {
         [] => story(),
         [database, checked, masters @ ..] => sell(Path::new(database), checked == "checked", masters),
-        [_] => Err("this is for the clerks that the story starts".into()),
+        [_] => Err("usage: fence_sqlite, without arguments".into()),
     }
 }
 
-/// What a clerk does: it sells one apple.
+/// The program of a clerk, which sells one apple.
 #[tokio::main(flavor = "current_thread")]
 async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), Box<dyn Error>> {
     let quorum = Quorum::connect(masters).await?;
@@ -41,10 +42,10 @@ async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), 
 
     let stock = Connection::open(database)?;
     let apples: i64 = stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?;
-    // A careful clerk looks at the clock before it writes. That is not enough.
+    // A careful clerk checks the lock before it writes. That is not enough.
     assert!(!lock.remaining().is_zero());
     println!("{} {apples}", lock.fence());
-    // Here the story stops one of them. That it waits for a word only makes sure that it is stopped here.
+    // The story stops one of the clerks here. The read makes sure that it stops at this point.
     stdin().read_line(&mut String::new())?;
 
     let rows = if checked {
@@ -58,7 +59,7 @@ async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), 
     Ok(())
 }
 
-/// The check and the write are one statement: nobody can come in between.
+/// The check and the write are one statement, so that no other write comes in between.
 fn write_if_latest(stock: &Connection, apples: i64, fence: Fence) -> rusqlite::Result<usize> {
     let fence = i64::try_from(fence.get()).expect("a fence is less than 2^53");
     stock.execute("UPDATE stock SET apples = ?1, fence = ?2 WHERE fence <= ?2", params![apples, fence])
@@ -76,13 +77,13 @@ fn story() -> Result<(), Box<dyn Error>> {
         let right = left == APPLES - sold;
         println!("  => {sold} sold, {left} left of {APPLES}: {}", if right { "right" } else { "WRONG" });
         if right != checked {
-            return Err("that is not how the story goes".into());
+            return Err("the result is not the expected one".into());
         }
     }
     Ok(())
 }
 
-/// One afternoon: how many apples the clerks believe to have sold, and how many are left in the database.
+/// Returns how many apples the clerks believe to have sold, and how many the database has left.
 fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>> {
     let directory = tempfile::tempdir()?;
     let database = directory.path().join("stock.db");
@@ -111,7 +112,7 @@ fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>>
     Ok((i64::try_from(sold)?, stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?))
 }
 
-/// What a clerk read, and under which fence.
+/// The number that a clerk read, and its fence.
 fn apples(line: &str) -> String {
     format!("{} apples (fence {})", line.split(' ').nth(1).unwrap_or("no"), fence(line))
 }
@@ -120,7 +121,7 @@ fn fence(line: &str) -> &str {
     line.split(' ').next().unwrap_or_default()
 }
 
-/// A clerk's process, which ends with the story.
+/// A clerk's process. Dropping this ends it.
 struct Clerk {
     process: Child,
     says: BufReader<ChildStdout>,
@@ -139,14 +140,14 @@ impl Clerk {
         Ok(Self { process, says })
     }
 
-    /// The next that it says.
+    /// The next line that the clerk prints.
     fn line(&mut self) -> Result<String, Box<dyn Error>> {
         let mut line = String::new();
         self.says.read_line(&mut line)?;
-        if line.is_empty() { Err("a clerk went home early".into()) } else { Ok(line.trim().to_owned()) }
+        if line.is_empty() { Err("a clerk ended early".into()) } else { Ok(line.trim().to_owned()) }
     }
 
-    /// Stops it where it is, and returns when it has stopped.
+    /// Stops the process, and returns when it has stopped.
     fn stop(&self) -> Result<(), Box<dyn Error>> {
         let pid = Pid::from_child(&self.process);
         kill_process(pid, Signal::STOP)?;
@@ -154,7 +155,7 @@ impl Clerk {
         Ok(())
     }
 
-    /// Lets it write, also when it was stopped, and returns what came of it.
+    /// Lets the clerk write, even if it was stopped, and returns the result.
     fn go_on(&mut self) -> Result<String, Box<dyn Error>> {
         self.process.stdin.take().expect("it goes on once").write_all(b"go on\n")?;
         kill_process(Pid::from_child(&self.process), Signal::CONT)?;
@@ -166,7 +167,7 @@ impl Clerk {
 
 impl Drop for Clerk {
     fn drop(&mut self) {
-        // Neither can fail for a process that was not reaped, nor does it matter for one that was.
+        // An error means that the process has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

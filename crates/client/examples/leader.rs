@@ -1,4 +1,5 @@
-//! One of several programs leads, for as long as it lives and can be reached; then another does.
+//! Leader election: one of several programs leads until it ends or is cut off, then another one
+//! does.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example leader`
 
@@ -8,9 +9,9 @@ use std::time::Duration;
 use quorlock_client::{AcquireError, LockWatch, Quorum, RunError};
 use tokio::time::sleep;
 
-/// How long nobody leads after a leader has died.
+/// How long there is no leader after a leader died.
 const TTL: Duration = Duration::from_secs(5);
-/// A leader that has hung is deposed after that.
+/// A leader that hangs is deposed after this time.
 const TERM_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[tokio::main]
@@ -20,12 +21,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let leadership = quorum.lock("leader").ttl(TTL).wait(Duration::from_secs(60)).max_hold(TERM_MAX);
     loop {
         match leadership.run(lead).await {
-            // A real leader goes on until it is told to stop. This one has enough after a while.
+            // A real leader leads until it is shut down. This one steps down after a while.
             Ok(()) => break,
-            // Whatever it did was stopped, wherever it was. It stands for election again.
+            // `lead` was stopped at its last await point. The program runs for election again.
             Err(RunError::Lost { lost, .. }) => println!("deposed: {lost}"),
             Err(RunError::NotAcquired(AcquireError::TimedOut { waited, .. })) => {
-                println!("follows since {waited:?}");
+                println!("has followed for {waited:?}");
             }
             Err(error) => {
                 println!("{error}");
@@ -40,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 async fn lead(lock: LockWatch) {
     println!("leads, fence {}, {} nodes", lock.fence(), lock.coverage());
     for _ in 0..5 {
-        // Every order has the fence, so that followers refuse those of a leader that was deposed and does not know.
+        // Every command carries the fence, so that followers refuse those of a deposed leader.
         sleep(Duration::from_millis(50)).await;
     }
     println!("steps down");

@@ -1,5 +1,5 @@
-//! Many workers, in one program or in many, share the jobs that there are. Each job is one worker's at a time, and none waits
-//! for a job that another has: it takes the next.
+//! Workers, in one program or in many, share a list of jobs. One worker at a time does a job, and a
+//! worker skips a job that another one does.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example workers`
 
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 const WORKERS: usize = 4;
 const JOBS: usize = 12;
 
-/// Stands for the place where jobs are kept, and marked as done.
+/// Stands for the store of the jobs that are not done.
 type Jobs = Arc<Mutex<BTreeSet<usize>>>;
 
 #[tokio::main]
@@ -33,25 +33,25 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Does jobs until there are none. Returns how many.
+/// Does jobs until none is left. Returns their number.
 async fn work(quorum: Quorum, open: Jobs) -> usize {
     let mut done = 0;
     loop {
-        let jobs: Vec<_> = open.lock().expect("nobody panics").iter().copied().collect();
+        let jobs: Vec<_> = open.lock().expect("no worker panics").iter().copied().collect();
         if jobs.is_empty() {
             return done;
         }
         for job in jobs {
             match quorum.lock(format!("jobs/{job}")).try_acquire().await {
                 Ok(mut lock) => {
-                    // It may have been done, and its lock given back, since the list was read.
-                    if open.lock().expect("nobody panics").contains(&job) {
+                    // Another worker may have done the job since the list was read.
+                    if open.lock().expect("no worker panics").contains(&job) {
                         lock.renew();
                         sleep(Duration::from_millis(20)).await;
-                        open.lock().expect("nobody panics").remove(&job);
+                        open.lock().expect("no worker panics").remove(&job);
                         done += 1;
                     }
-                    // Given back by a background task.
+                    // A background task releases the lock.
                     drop(lock);
                 }
                 Err(AcquireError::Held { .. }) => {}

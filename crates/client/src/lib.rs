@@ -1,94 +1,145 @@
-//! Distributed locks on a majority of independent Redis or Valkey masters that run the Quorlock module.
+//! Distributed locks on a majority of independent Redis or Valkey masters that run the Quorlock
+//! module.
 //!
-//! A lock is held until it is given back or until its deadline, on this machine's own clocks, whatever the nodes and the
-//! network do. Whoever dies or is cut off loses it by then, and the next one gets it. Some of the nodes may be lost: with
-//! three one, with five two.
+//! A lock is held until it is released or until its deadline, on this machine's own clocks,
+//! whatever the nodes and the network do. A holder that dies or is cut off loses the lock by its
+//! deadline, and the next waiter gets it. A minority of the nodes may fail: one of three, two of
+//! five.
+//!
+//! # Examples
+//!
+//! The folder `examples` of this crate has complete programs. The tests run each of them.
+//!
+//! - `axum.rs`: an HTTP service that ships an order under a lock, and answers 409 or 503 otherwise.
+//! - `workers.rs`: many workers share a list of jobs, and skip a job that another worker does.
+//! - `cron.rs`: a job that every machine starts at the same time, and one machine does.
+//! - `leader.rs`: leader election with a bounded term.
+//! - `inventory.rs`: a stock in a database that refuses the writes of an earlier holder.
+//! - `fence_sqlite.rs`: what happens to such a stock without a fence.
+//! - `blocking.rs`: a program without tokio.
 //!
 //! # Three ways
 //!
-//! **Scoped**: something is done under the lock, which is extended meanwhile. When the lock is lost, it is stopped.
+//! **Scoped.** [`run`](LockBuilder::run) acquires the lock, renews it while the work runs, and
+//! releases it. When the lock is lost, the work is stopped.
 //!
 //! ```no_run
 //! # async fn write_report(fence: quorlock_client::Fence) -> std::io::Result<u32> { Ok(1) }
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
 //! use quorlock_client::Quorum;
 //!
 //! let quorum = Quorum::connect(["redis://a", "redis://b", "redis://c"]).await?;
-//! let pages = quorum.lock("nightly").run(|lock| async move { write_report(lock.fence()).await }).await??;
-//! quorum.close().await;
+//! let nightly = quorum.lock("nightly");
+//! let pages = nightly.run(|lock| async move { write_report(lock.fence()).await }).await??;
+//! quorum.flush(Duration::from_secs(5)).await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **As a handle**: for all else. Dropping it releases the lock in the background.
+//! **As a handle.** [`acquire`](LockBuilder::acquire) returns a [`Lock`] to extend, renew, watch
+//! and release. Dropping it releases the lock in the background.
 //!
 //! ```no_run
 //! # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //!
-//! let mut lock = quorum.lock("orders/42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(5)).acquire().await?;
+//! let order = quorum.lock("orders/42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(5));
+//! let mut lock = order.acquire().await?;
 //! println!("fence {}, {:?} left, held on {}", lock.fence(), lock.remaining(), lock.coverage());
-//! lock.extend().await?;      // a full ttl from now; or lock.keep_alive(), once
+//! lock.extend().await?; // A full ttl from now. Or once lock.renew(), in the background.
 //! lock.release().await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **[Blocking](blocking)**: the same for programs without tokio.
+//! **[Blocking](blocking).** The same API for programs without tokio.
 //!
-//! Several keys are one lock by [`Quorum::lock_all`], whichever way it is used: all of them or none, without deadlock in
-//! whatever order callers name them.
+//! All of them lock several keys as one with [`Quorum::lock_all`]: all of them or none, without
+//! deadlock, in any order of the keys.
 //!
 //! # What to choose
 //!
-//! | | default | longer | shorter |
+//! | option | default | reasons for more | reasons for less |
 //! |---|---|---|---|
-//! | [`ttl`](LockBuilder::ttl) | 10 s | a pause of this program, or of the network, does not lose the lock | whoever dies blocks the others for less |
-//! | [`wait`](LockBuilder::wait) | 10 s | for something that must be done | for something that another will do just as well; zero for one attempt |
-//! | [`max_hold`](LockBuilder::max_hold) | 1 hour | for a leader | for anything that may hang: then others get their turn |
-//! | [`min_validity`](LockBuilder::min_validity) | ttl / 2 | work begins with enough time | a slow network is no reason to fail |
-//! | [`node_limit`](LockBuilder::node_limit) | 50 ms, ttl / 20 | nodes in regions far apart | a sick node is told sooner |
+//! | [`ttl`](LockBuilder::ttl) | 10 s | a longer pause of the program or the network does not lose the lock | a holder that died blocks the others for a shorter time |
+//! | [`wait`](LockBuilder::wait) | 10 s | the work must be done | another client does the same work; zero is one attempt |
+//! | [`max_hold`](LockBuilder::max_hold) | no limit | | work that may hang must not block the others for ever |
+//! | [`min_validity`](LockBuilder::min_validity) | ttl / 2 | the work needs that much time | a slow network shall not fail the call |
+//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most ttl / 4 | some nodes are slow at times | a silent node must be noticed sooner |
+//! | [`owner`](LockBuilder::owner) | host name and process id | | |
 //!
-//! Something that takes longer than a few seconds, or nobody knows how long, is done by [`run`](LockBuilder::run) or with
-//! [`keep_alive`](Lock::keep_alive), not with a long ttl.
+//! Do not choose a long ttl for work that takes long. Use [`run`](LockBuilder::run) or
+//! [`renew`](Lock::renew) with a short ttl.
+//!
+//! At the end of a program, [`Quorum::flush`] waits for the releases in the background. Without it,
+//! a lock that was just dropped may last for the rest of its ttl.
 //!
 //! # What a lock cannot do
 //!
-//! It cannot stop a program that was paused and goes on after its lock was lost. Give the lock's [`fence`](Lock::fence), which
-//! only grows for a key, with every write to what the lock protects, and have that refuse a fence that is smaller than the last:
-//! `examples/inventory.rs` shows it with a database.
-//!
-//! At the end of a program, [`Quorum::close`] waits for what is released in the background. Without it, a lock that was just
-//! dropped may last for the rest of its ttl.
+//! A lock cannot stop a program that was paused and continues after its lock was lost. Send the
+//! lock's [`fence`](Lock::fence), which only grows for a key, with every write to the protected
+//! resource. The resource refuses a fence that is smaller than the last one. [`FenceGate`] has the
+//! rules, in Rust and in SQL.
 //!
 //! # What is where
 //!
-//! - [`Quorum`]: the nodes. [`QuorumBuilder`]: certificates, and limits for all locks.
-//! - [`LockBuilder`]: what lock, for how long.
-//! - [`Lock`]: a held lock. [`LockWatch`]: a view of one. [`Ownership`]: held, uncertain or lost, and until when.
-//! - [`Handover`]: a lock on its way to another process.
-//! - [`FenceGate`]: the side of what the lock protects. It refuses whoever comes late.
-//! - [`AcquireError`] and its kin: why not, with each node's own answer.
-//! - [`blocking`]: the same without tokio.
-//! - [`redis`]: nodes from connections that are there already.
+//! - [`Quorum`] connects to the nodes, and describes, inspects and attaches locks.
+//!   [`QuorumBuilder`] has its options.
+//! - [`LockBuilder`] describes one lock. [`Lock`] is a held lock. [`LockWatch`] is a view of it.
+//! - [`Ownership`] tells whether a lock is held, uncertain or lost, and until when.
+//! - [`DetachedLock`] is a lock without a process, for another process to attach.
+//! - [`Inspection`] is what the nodes say about a key.
+//! - [`FenceGate`] is the resource's side of a lock.
+//! - [`AcquireError`] and the other errors have the answer of each node.
+//! - [`blocking`] is the same without tokio.
 //!
-//! # What it tells
+//! # Testing your own code
 //!
-//! Events and spans of [`tracing`](https://docs.rs/tracing), with the key, the number of the attempt, the coverage and the
-//! words of each node; a lost or doubtful lock, a node that was started again and two addresses of one server are warnings. With
-//! the feature `metrics`, figures for the [`metrics`](https://docs.rs/metrics) facade:
+//! Test a service with real local masters. They start in a few milliseconds.
 //!
-//! | | |
-//! |---|---|
-//! | `quorlock_acquires_total` | calls, by `outcome`: `acquired`, `held`, `no_quorum`, `timed_out`, `expired`, `unusable` |
-//! | `quorlock_extends_total` | by `outcome`: `extended`, `uncertain`, `lost` |
-//! | `quorlock_repairs_total` | nodes that did not have a lock when it was extended, by `outcome`: `repaired`, `refused` |
-//! | `quorlock_releases_total` | by `outcome`: `released`, `already_over`, `unconfirmed`, `dropped`, `handed_over` |
-//! | `quorlock_acquire_seconds` | one attempt on all nodes |
-//! | `quorlock_wait_seconds` | a whole call, the waiting included |
-//! | `quorlock_hold_seconds` | from the grant to the release |
+//! - `quorlock up` starts masters on this machine and prints `QUORLOCK_NODES` for the tests.
+//! - A container of Redis or Valkey that loads the module does as well.
+//! - A test that needs no majority uses one server, which it starts itself: `redis-server --port 0
+//!   --unixsocket PATH --loadmodule libquorlock.so --lock.rejoin-delay 0`. Without the last option,
+//!   a new server abstains for a minute, since it may have forgotten locks.
 //!
-//! A token is in none of it.
+//! Give each test its own keys or servers. Then inject what happens in production:
+//!
+//! - A loss: `DEL` of the key on all nodes. The next extension reports [`LostError::Ended`], and
+//!   `run` stops its work.
+//! - A paused holder: `SIGSTOP` of the service's process for longer than the ttl, then `SIGCONT`.
+//!   The store must refuse the write that follows.
+//! - A node that does not answer: `SIGSTOP` of one server. The locks must stay held.
+//! - No quorum: `SIGSTOP` of a majority of the servers. The service must answer what it does then.
+//! - A held lock: another [`Quorum`] in the test acquires the key.
+//!
+//! Do not mock [`Lock`] or its fence. A mock grants what a node would refuse, and a fixed fence
+//! never fails the check in the store. Do not simulate time: the validity of a lock is measured on
+//! the clocks of the system, which `tokio::time::pause` does not stop. Use a short ttl instead.
+//!
+//! # What it reports
+//!
+//! Events and spans of [`tracing`](https://docs.rs/tracing) have the key, the coverage and the
+//! answers of the nodes. A lost or uncertain lock, a restarted node and a node that may not vote
+//! are warnings. The feature `metrics` adds figures for the [`metrics`](https://docs.rs/metrics)
+//! facade:
+//!
+//! | name | kind | meaning |
+//! |---|---|---|
+//! | `quorlock_acquires_total` | counter | calls by `outcome`: `acquired`, `held`, `timed_out`, `no_quorum`, `insufficient_validity`, `invalid` |
+//! | `quorlock_extends_total` | counter | rounds by `outcome`: `extended`, `uncertain`, `lost` |
+//! | `quorlock_repairs_total` | counter | nodes that missed a lock by `outcome`: `repaired`, `refused` |
+//! | `quorlock_releases_total` | counter | ends by `outcome`: `released`, `already_over`, `unconfirmed`, `dropped`, `detached` |
+//! | `quorlock_wait_seconds` | histogram | a whole call of `acquire` or `try_acquire` |
+//! | `quorlock_hold_seconds` | histogram | from the grant to the release |
+//!
+//! No event, figure or error shows a token.
+//!
+//! # Platforms
+//!
+//! The tests run on Linux. The crate also compiles for macOS, where it is not tested. Other systems
+//! are not supported, since a lock needs a clock that counts the time in suspend.
 
 mod api;
 pub mod blocking;
@@ -109,6 +160,11 @@ pub use quorlock_core::{Fence, InvalidFence};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The example of this crate's README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;
 
 /// The example of docs/fencing.md, run.
 #[cfg(doctest)]

@@ -7,14 +7,14 @@ use quorlock_core::{Fence, Ttl};
 
 use crate::driver::LockInner;
 
-/// What the text of a [`DetachedLock`] begins with.
+/// The first word of the text of a [`DetachedLock`].
 const VERSION: &str = "quorlock1";
 
-/// A lock on its way to another process: made by [`Lock::detach`](crate::Lock::detach), and made a
-/// lock again by [`Quorum::attach`](crate::Quorum::attach), there.
+/// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
+/// [attach](crate::Quorum::attach).
 ///
-/// Of all that attach the same lock, one at most succeeds. A text that is never attached can be
-/// released by [`Quorum::release_detached`](crate::Quorum::release_detached).
+/// At most one process succeeds in attaching it. A lock that no process attaches can be released
+/// with [`Quorum::release_detached`](crate::Quorum::release_detached).
 #[derive(Clone)]
 #[must_use = "a detached lock ends by its deadline unless it is attached"]
 pub struct DetachedLock {
@@ -25,15 +25,15 @@ pub struct DetachedLock {
     until: SystemTime,
 }
 
-/// Why a text is not a [`DetachedLock`]. It does not show the text, which may be a secret.
+/// Why a text is not a [`DetachedLock`]. The error does not show the text, which may be a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidDetached {
-    /// It is something else, or incomplete.
+    /// The text is something else, or incomplete.
     #[error("this is not the text of a detached lock, or not all of it")]
     NotDetached,
-    /// A version of this crate wrote it that this one does not know.
-    #[error("this text is of another version of quorlock-client: give both programs the same")]
+    /// Another version of this crate wrote the text.
+    #[error("another version of quorlock-client wrote this text: use the same version in both programs")]
     OtherVersion,
 }
 
@@ -48,12 +48,12 @@ impl DetachedLock {
         }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
     pub fn key(&self) -> &[u8] {
         self.keys.first()
     }
 
-    /// The locked keys, in the order of their bytes.
+    /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.keys.iter()
     }
@@ -62,7 +62,7 @@ impl DetachedLock {
         self.keys == *keys
     }
 
-    /// The fence of the lock so far. The process that attaches it gets a larger one.
+    /// The fence before the attachment. The process that attaches the lock gets a larger one.
     pub fn fence(&self) -> Fence {
         self.fence
     }
@@ -72,15 +72,17 @@ impl DetachedLock {
         self.ttl.duration()
     }
 
-    /// By when it must be attached, by the wall clock of the process that detached it. For people:
-    /// the nodes decide.
+    /// When the lock ends unless it is attached, by the wall clock of the process that detached it.
+    ///
+    /// For people only: the nodes decide.
     pub fn until(&self) -> SystemTime {
         self.until
     }
 
-    /// The text that [`DetachedLock::from_str`] reads: one line without spaces. It contains the token:
-    /// **a program that knows it can take the lock, or release it.** Pass it on as you would a
-    /// password.
+    /// The text that [`DetachedLock::from_str`] reads: one line without spaces.
+    ///
+    /// It contains the token. **A program that knows the token can attach or release the lock.**
+    /// Treat the text as a password.
     pub fn to_secret_text(&self) -> String {
         let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let keys: Vec<_> = self.keys().map(to_text).collect();
@@ -133,7 +135,7 @@ impl fmt::Debug for DetachedLock {
     }
 }
 
-/// Bytes as one word: letters, digits and the like as they are, all others as `%` and two digits.
+/// Bytes as one word: letters, digits and `-._/{}` as they are, all others as `%` and two digits.
 fn to_text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {

@@ -1,4 +1,4 @@
-//! Why an operation failed, with each node's own answer. `tests/errors.rs` has an example of each.
+//! Why an operation failed, with the answer of each node. `tests/errors.rs` has an example of each.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,8 +9,8 @@ pub use quorlock_core::client::{Answer, NodeError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// No node was named.
-    #[error("no nodes were named: give the URLs of the masters, three or five of them")]
+    /// The list of nodes is empty.
+    #[error("the list of nodes is empty: name three or five masters by their URLs")]
     NoNodes,
     /// A URL cannot be used.
     #[error("{url} is not the URL of a node: {reason}")]
@@ -20,13 +20,13 @@ pub enum ConnectError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The same address was named twice: one server would have two votes.
-    #[error("{node} is named twice: a server must not have two votes")]
+    /// The same address is listed twice, so that one server would have two votes.
+    #[error("{node} is listed twice: a server must not have two votes")]
     DuplicateNode {
         /// The address.
         node: String,
     },
-    /// Two addresses lead to the same server, which would have two votes.
+    /// Two addresses are the same server, which would have two votes.
     #[error("{} and {} are the same server: a server must not have two votes", nodes[0], nodes[1])]
     SameServer {
         /// The addresses.
@@ -38,45 +38,45 @@ pub enum ConnectError {
         /// What is wrong.
         reason: String,
     },
-    /// The system has no thread left for a [`blocking::Quorum`](crate::blocking::Quorum).
-    #[error("no thread for the connections")]
+    /// The system could not start the thread of a [`blocking::Quorum`](crate::blocking::Quorum).
+    #[error("the thread for the connections cannot be started")]
     NoThread {
-        /// What the system says.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// There is no tokio runtime to run the connections on.
-    #[error("no tokio runtime: call this from within one")]
+    /// The call was made outside a tokio runtime.
+    #[error("no tokio runtime: call this inside one, or use quorlock_client::blocking")]
     NoRuntime,
 }
 
-/// Why a lock was not acquired. What some nodes may have granted is being released in the background.
+/// Why a lock was not acquired. Nodes that may have granted it are released in the background.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// At the last look, others held the lock on so many nodes that no majority was left.
-    #[error("another holds the lock: {nodes}")]
+    /// At the last attempt, other clients held the lock on too many nodes to leave a majority.
+    #[error("another client holds the lock: {nodes}")]
     Held {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// So many nodes do not answer, refuse or abstain that there is no majority.
-    #[error("no majority of the nodes could be won: {nodes}")]
+    /// Too few nodes vote to form a majority.
+    #[error("no majority of the nodes votes: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// The wait is over, and another still held the lock at the last look.
-    #[error("another still holds the lock after {waited:?}: {nodes}")]
+    /// The wait ended while another client held the lock.
+    #[error("another client still holds the lock after {waited:?}: {nodes}")]
     TimedOut {
         /// How long the call waited.
         waited: Duration,
         /// What each node answered last.
         nodes: Nodes,
     },
-    /// When a majority had granted the lock, less than the minimal validity was left of it.
+    /// A majority granted the lock too late: less than the minimal validity was left.
     #[error(
-        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower \
-         min_validity"
+        "the nodes answered too late, and the lock had too little validity left: {nodes}. Raise the \
+         ttl, or lower min_validity"
     )]
     InsufficientValidity {
         /// What each node answered.
@@ -94,7 +94,7 @@ pub enum AcquireError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// The lock is not held any more. Stop what it protected.
+    /// The lock is not held any more. Stop the work that it protected.
     #[error("the lock is lost: {nodes}")]
     Lost {
         /// What each node answered.
@@ -107,7 +107,7 @@ pub enum ExtendError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// The lock has been held for so long that an extension would make it last no longer. It is held
+    /// The lock has reached its `max_hold`, so that an extension cannot prolong it. It is held
     /// until its old deadline.
     #[error("the lock has reached its max_hold, {max_hold:?}: raise it, or do less under the lock")]
     HeldTooLong {
@@ -116,19 +116,19 @@ pub enum ExtendError {
     },
 }
 
-/// Why a lock is not held any more. Stop what it protected.
+/// Why a lock is not held any more. Stop the work that it protected.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostError {
-    /// A majority of the nodes say that this lock is not held there any more: an operator ended it,
-    /// or they have forgotten it.
+    /// A majority of the nodes do not hold this lock any more: an operator ended it, or the nodes
+    /// lost their memory.
     #[error("the lock has ended on a majority of the nodes: {nodes}")]
     Ended {
         /// What each node answered last.
         nodes: Nodes,
     },
-    /// The deadline passed before a majority confirmed an extension: this process was paused, too few
-    /// nodes answered, or nobody extended the lock.
+    /// The deadline passed before a majority confirmed an extension: the process was paused, too
+    /// few nodes answered, or the program did not extend the lock.
     #[error(
         "the lock expired before it was extended (was this process paused, or too few nodes \
          reachable?). Before that: {nodes}"
@@ -137,7 +137,7 @@ pub enum LostError {
         /// What each node answered last, before the deadline.
         nodes: Nodes,
     },
-    /// The lock was held for as long as it may be held at all.
+    /// The lock was held for its `max_hold`.
     #[error("the lock was held for max_hold, {max_hold:?}: raise it, or do less under the lock")]
     HeldTooLong {
         /// The longest time that the lock may be held.
@@ -145,14 +145,14 @@ pub enum LostError {
     },
 }
 
-/// Why work was not done under a lock to its end.
+/// Why work was not completed under a lock.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The lock was not acquired, and nothing was done.
-    #[error("nothing was done, because the lock was not acquired")]
+    /// The lock was not acquired, and the work did not begin.
+    #[error("the work did not begin, because the lock was not acquired")]
     NotAcquired(#[from] AcquireError),
-    /// The lock was lost meanwhile.
+    /// The lock was lost during the work.
     #[error("the lock was lost during the work, which was {}", if *finished { "finished when that was noticed" } else { "stopped" })]
     Lost {
         /// Why.
@@ -163,7 +163,7 @@ pub enum RunError {
     },
 }
 
-/// Why a detached lock was not attached. Nodes that made it this process's own are releasing it.
+/// Why a detached lock was not attached. Nodes that granted the attachment release the lock.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -174,21 +174,21 @@ pub enum AttachError {
         nodes: Nodes,
     },
     /// Too few nodes answered.
-    #[error("no majority of the nodes could be won: {nodes}")]
+    #[error("no majority of the nodes votes: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// When a majority had answered, less than the minimal validity was left.
+    /// A majority answered too late: less than the minimal validity was left.
     #[error(
-        "the nodes answered too late for the lock to be of use: {nodes}. Raise the ttl, or lower \
-         min_validity"
+        "the nodes answered too late, and the lock had too little validity left: {nodes}. Raise the \
+         ttl, or lower min_validity"
     )]
     InsufficientValidity {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// The request can never be granted, or is for other keys.
+    /// The request can never be granted, or it names other keys.
     #[error("{reason}")]
     InvalidRequest {
         /// What is wrong, and what to do.
@@ -196,13 +196,13 @@ pub enum AttachError {
     },
 }
 
-/// Why it is not known whether a lock was released.
+/// Why a release is not confirmed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// Too few nodes answered. The release goes on in the background, and the lock ends by its
+    /// Too few nodes answered. The release continues in the background, and the lock ends by its
     /// deadline at the latest.
-    #[error("too few nodes confirmed the release, which goes on in the background: {nodes}")]
+    #[error("too few nodes confirmed the release, which continues in the background: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
@@ -225,15 +225,15 @@ pub enum InspectError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{pending} releases are not confirmed by all nodes yet; those locks end by their deadlines")]
 pub struct FlushError {
-    /// How many.
+    /// The number of unconfirmed releases.
     pub pending: usize,
 }
 
-/// What every node answered.
+/// The answers of all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes(pub Vec<NodeAnswer>);
 
-/// What one node answered.
+/// The answer of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeAnswer {
@@ -244,7 +244,7 @@ pub struct NodeAnswer {
 }
 
 impl Nodes {
-    /// The nodes that did not vote.
+    /// The nodes that did not vote, and why.
     pub fn failed(&self) -> impl Iterator<Item = (&str, &NodeError)> {
         self.0.iter().filter_map(|node| match &node.answer {
             Answer::Failed(error) => Some((node.node.as_str(), error)),
@@ -252,7 +252,7 @@ impl Nodes {
         })
     }
 
-    /// Whether so many nodes fail permanently that the others are no majority: waiting does not help.
+    /// Whether too many nodes fail permanently to leave a majority, so that waiting does not help.
     pub fn is_permanent(&self) -> bool {
         let permanent = self.failed().filter(|(_, error)| error.is_permanent()).count();
         permanent >= self.0.len().div_ceil(2) && permanent > 0

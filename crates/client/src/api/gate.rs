@@ -2,22 +2,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quorlock_core::Fence;
 
-/// The resource's side of a lock: lets holders pass as long as no later one has passed, and refuses whoever comes late.
+/// The resource's side of a lock: refuses a fence that is smaller than the largest one seen.
 ///
-/// A lease cannot stop a holder that was paused, or whose request was on its way for too long. The resource can: every
-/// holder sends the fence of its lock along, and what is below the largest fence seen so far comes from a lock that
-/// has ended. The same fence again is the same holder, and passes.
+/// A lease cannot stop a holder that was paused, or whose request was delayed in the network. The
+/// resource can. Every holder sends the fence of its lock with each write. A fence below the
+/// largest one seen belongs to a lock that has ended. An equal fence is the same holder, and
+/// passes.
 ///
-/// There is one gate for each lock key: fences of different keys have nothing to do with each other. A gate is one
-/// number and a mutex; which gates to keep, and for how long, is up to whoever keeps them. One that is thrown away or
-/// starts afresh lets everybody pass who would have been refused, so a resource that outlives its process stores the
-/// number beside the data ([`FenceGate::resume`]), or best lets the database that holds the data do the check.
+/// Use one gate for each lock key, since fences of different keys are unrelated. A gate is one
+/// number and a mutex. A new gate accepts every fence, so a resource that outlives its process
+/// stores the number with the data and calls [`FenceGate::resume`]. A database that holds the data
+/// can do the whole check itself, which is better still.
 ///
 /// # Check and write in one step
 ///
-/// Between a [`check`](Self::check) and the write that follows it, a later holder may write. Then the older write comes
-/// last after all. So either what is written refuses by itself to go back (as an SQL `UPDATE … WHERE fence <= …` does),
-/// or the write happens inside [`pass`](Self::pass).
+/// Between a [`check`](Self::check) and the write that follows it, a later holder may write, and
+/// the older write would then come last. So either the write itself compares the fence, as an SQL
+/// `UPDATE … WHERE fence <= …` does, or it happens inside [`pass`](Self::pass).
 ///
 /// ```
 /// use quorlock_client::{Fence, FenceGate};
@@ -34,23 +35,24 @@ use quorlock_core::Fence;
 ///
 /// # In SQL
 ///
-/// A column beside the data is a gate that is as durable as the data, checked in the same statement. No row changed
-/// means: too late.
+/// A column beside the data is a gate that is as durable as the data, checked in the same
+/// statement. If no row changes, the fence was too small.
 ///
 /// ```sql
 /// ALTER TABLE stock ADD COLUMN fence BIGINT NOT NULL DEFAULT 0;
 /// UPDATE stock SET apples = :apples, fence = :fence WHERE name = :name AND fence <= :fence;
 /// ```
 ///
-/// When one lock protects several tables, its fence has a table of its own, and every transaction begins with it. The
-/// row stays locked until the commit, which makes check and writes one step:
+/// When one lock protects several tables, its fence gets its own table, and every transaction
+/// begins there. The row stays locked until the commit, which makes check and writes one step:
 ///
 /// ```sql
 /// CREATE TABLE fences (lock_key TEXT PRIMARY KEY, fence BIGINT NOT NULL);
 /// BEGIN;
 /// INSERT INTO fences VALUES (:key, :fence)
-///     ON CONFLICT (lock_key) DO UPDATE SET fence = excluded.fence WHERE fences.fence <= excluded.fence;
-/// -- no row changed: ROLLBACK. Otherwise the writes, and
+///     ON CONFLICT (lock_key) DO UPDATE SET fence = excluded.fence
+///     WHERE fences.fence <= excluded.fence;
+/// -- If no row changed: ROLLBACK. Otherwise the writes, and then
 /// COMMIT;
 /// ```
 #[derive(Debug, Default)]
@@ -58,46 +60,48 @@ pub struct FenceGate {
     largest: Mutex<Fence>,
 }
 
-/// What was refused by a [`FenceGate`]: it belongs to a lock that has ended, and somebody else has held it since.
+/// A fence that a [`FenceGate`] refused: its lock has ended, and a later holder has written since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "fence {fence} comes too late: {largest} has been here, so this lock has ended and was another's since"
+    "fence {fence} is too old: {largest} was accepted before, so this lock has ended and another client \
+     has acquired it since"
 )]
 pub struct Stale {
     /// The fence that was refused.
     pub fence: Fence,
-    /// The largest that has passed.
+    /// The largest fence that passed.
     pub largest: Fence,
 }
 
 impl FenceGate {
-    /// A gate that nobody has passed.
+    /// A gate that no fence has passed.
     pub const fn new() -> Self {
         Self::resume(Fence::ZERO)
     }
 
-    /// A gate that this fence was the largest to pass, as it was stored with the data.
+    /// A gate that continues from the largest fence, as it was stored with the data.
     pub const fn resume(largest: Fence) -> Self {
         Self { largest: Mutex::new(largest) }
     }
 
-    /// Lets this fence pass, unless a larger one has, and remembers it.
+    /// Accepts this fence and remembers it, unless a larger one passed before.
     ///
-    /// For a resource that refuses by itself to go back, or that is only read. Waits for whoever is
-    /// [passing](Self::pass).
+    /// For a resource that compares fences itself when it is written, or that is only read. Blocks
+    /// while another fence [passes](Self::pass).
     ///
     /// # Errors
-    /// [`Stale`]: whoever sent this must not go on.
+    /// [`Stale`]: the sender must stop.
     pub fn check(&self, fence: Fence) -> Result<(), Stale> {
         self.pass(fence, || ())
     }
 
-    /// Lets this fence pass, unless a larger one has, and does the work before anybody else may pass.
+    /// Accepts this fence, unless a larger one passed before, and runs `work` before any other
+    /// passes.
     ///
-    /// The fence is remembered whatever becomes of the work, also when it panics.
+    /// The fence is remembered even if `work` panics.
     ///
     /// # Errors
-    /// [`Stale`]: the work was not done, and whoever sent this must not go on.
+    /// [`Stale`]: `work` was not run, and the sender must stop.
     pub fn pass<R>(&self, fence: Fence, work: impl FnOnce() -> R) -> Result<R, Stale> {
         let mut largest = self.lock();
         if fence < *largest {
@@ -107,13 +111,13 @@ impl FenceGate {
         Ok(work())
     }
 
-    /// The largest fence that has passed, to be stored with the data; [`Fence::ZERO`] when none has.
+    /// The largest fence that passed, to be stored with the data; [`Fence::ZERO`] at first.
     pub fn largest(&self) -> Fence {
         *self.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Fence> {
-        // The number is whole, whatever panicked beside it.
+        // A panic in `work` leaves the number valid.
         self.largest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

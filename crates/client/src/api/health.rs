@@ -2,21 +2,21 @@ use std::time::Duration;
 
 use crate::NodeError;
 
-/// How one node is reached now: see [`Quorum::health`](crate::Quorum::health).
+/// The state of the connection to one node: see [`Quorum::health`](crate::Quorum::health).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeHealth {
     /// The node's address.
     pub node: String,
-    /// Why the node cannot vote, or `None` if nothing is known against it. Whether it abstains is
-    /// known only when it is asked for a lock.
+    /// Why the node cannot vote; `None` if it can, as far as known. A node tells that it abstains
+    /// only when a client asks it for a lock.
     pub error: Option<NodeError>,
-    /// For how long that has been so.
+    /// How long this state has lasted.
     pub since: Duration,
     /// The smoothed round trip.
     pub round_trip: Duration,
-    /// The version of its lock module, while it is connected.
+    /// The version of the node's module, while it is connected.
     pub module_version: Option<String>,
-    /// The set that it says it belongs to: `NAME ID MEMBERS`.
+    /// The set that the node reports: `NAME ID MEMBERS`.
     pub set: Option<String>,
 }

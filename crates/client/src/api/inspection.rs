@@ -8,7 +8,7 @@ use crate::NodeError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// What the answers amount to.
+    /// What a majority of the nodes agrees on.
     pub state: LockState,
     /// The answer of each node, in the order in which the nodes were named.
     pub nodes: Vec<NodeInspection>,

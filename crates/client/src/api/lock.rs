@@ -10,33 +10,35 @@ use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseE
 
 /// A held lock.
 ///
-/// It is held for [`remaining`](Self::remaining), by this machine's own clocks, whatever the nodes do: before that is
-/// over, [`extend`](Self::extend) it, have it extended by [`keep_alive`](Self::keep_alive), or stop what it protects.
-/// [`lost`](Self::lost) tells when. [`fence`](Self::fence) is for the resource itself, to reject whoever comes late.
+/// The lock is held for [`remaining`](Self::remaining), by this machine's own clocks, whatever the
+/// nodes do. Before that time ends, [`extend`](Self::extend) the lock, [`renew`](Self::renew) it in
+/// the background, or stop the work that it protects. [`lost`](Self::lost) waits for the loss. Send
+/// the [`fence`](Self::fence) with every write, so that the resource can refuse an earlier holder.
 ///
-/// Dropping the lock releases it from a background task; [`release`](Self::release) waits for a majority to confirm.
+/// Dropping the lock releases it from a background task. [`release`](Self::release) waits until a
+/// majority confirms.
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
     inner: Option<Arc<LockInner>>,
 }
 
-/// On how many of the nodes a lock is known to be held.
+/// The number of nodes on which a lock is known to be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Coverage {
     /// Nodes that hold it.
     pub held: usize,
-    /// Nodes that there are.
+    /// All nodes.
     pub nodes: usize,
 }
 
-/// What a release found.
+/// The result of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// The lock was held until now.
+    /// The lock was held until this release.
     Released,
-    /// The lock had ended before, on so many nodes that another could have had it: by its deadline, by an operator's command,
-    /// or because nodes were started again.
+    /// The lock had ended before, on so many nodes that another client could have acquired it. Its
+    /// deadline passed, an operator ended it, or nodes were restarted.
     AlreadyOver,
 }
 
@@ -45,23 +47,25 @@ impl Lock {
         Self { inner: Some(inner) }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
     pub fn key(&self) -> &[u8] {
         self.inner().spec.keys.first()
     }
 
-    /// The locked keys, in the order of their bytes.
+    /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.inner().spec.keys.iter()
     }
 
-    /// The fencing token: larger than that of every earlier holder of the key. Pass it along with every write to what the
-    /// lock protects, and have that refuse anything below the largest it has seen.
+    /// The fencing token: larger than that of every earlier holder of the key.
+    ///
+    /// Send it with every write to the protected resource. The resource refuses a fence below the
+    /// largest one that it has seen: see [`FenceGate`](crate::FenceGate).
     pub fn fence(&self) -> Fence {
         self.inner().fence
     }
 
-    /// How much longer the lock is certainly held; zero when it may be another's.
+    /// How much longer the lock is certainly held; zero once it may have ended.
     pub fn remaining(&self) -> Duration {
         self.inner().remaining()
     }
@@ -71,20 +75,23 @@ impl Lock {
         self.inner().ownership()
     }
 
-    /// On how many nodes the lock is known to be held: those that said so when they were last asked, and have not been
-    /// started again since. Nodes that answer late still count. A lock that was waited for is held on a majority at first. If it is
-    /// still held after 10 to 20 ms, it is extended, which takes it to the nodes that were not asked for it.
+    /// The number of nodes on which the lock is known to be held.
+    ///
+    /// These nodes confirmed the lock when they last answered, and have not been restarted since. A
+    /// late answer counts. A node that missed the lock gets it with the next extension.
     pub fn coverage(&self) -> Coverage {
         self.inner().coverage()
     }
 
-    /// Another view of the same lock, for those who need to know whether it is held, and cannot end it.
+    /// A view of the lock that shows whether it is held, and cannot end it.
     pub fn watch(&self) -> LockWatch {
         LockWatch::new(Arc::clone(self.inner()))
     }
 
-    /// Waits until the lock is lost, and says why. That is at its deadline at the latest, also when no node answers and
-    /// when the machine has slept, as far as the runtime lets tasks run.
+    /// Waits until the lock is lost, and returns why.
+    ///
+    /// Returns at the deadline at the latest, even if no node answers or the machine slept, as soon
+    /// as the runtime polls the task.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -92,43 +99,50 @@ impl Lock {
         self.watch().lost().await
     }
 
-    /// Has the lock extended from now on, at a third of its ttl, until it is released, dropped or lost; and no longer than
-    /// the [`max_hold`](crate::LockBuilder::max_hold) that it was acquired with. All locks of a client are extended by one
-    /// task, and those that are due at about the same time with one message per node.
+    /// Renews the lock in the background, at a third of its ttl.
     ///
-    /// Nodes that missed the lock, because they were away, are given it again while a majority holds it.
+    /// Renewal ends when the lock is released, dropped, detached or lost, and at its
+    /// [`max_hold`](crate::LockBuilder::max_hold). One task renews all locks of a client. Locks
+    /// that are due at about the same time share one pipeline per node.
+    ///
+    /// While a majority holds the lock, a node that missed it gets it again.
     pub fn renew(&mut self) {
         self.inner().renew();
     }
 
-    /// Makes the lock last a full ttl from now, on a majority of the nodes. Nodes that missed the lock, because they were
-    /// away, are given it again.
+    /// Makes the lock last a full ttl from now, on a majority of the nodes.
+    ///
+    /// A node that missed the lock gets it again.
     ///
     /// # Errors
-    /// [`ExtendError::Lost`] when the lock is another's or nobody's; [`ExtendError::NoQuorum`] when too few nodes
-    /// answer, and then the lock is still held for what [`remaining`](Self::remaining) says;
-    /// [`ExtendError::HeldTooLong`] when it would be held for longer than
-    /// [`max_hold`](crate::LockBuilder::max_hold), and likewise.
+    /// - [`ExtendError::Lost`]: the lock is not held any more.
+    /// - [`ExtendError::NoQuorum`]: too few nodes answer. The lock is still held for
+    ///   [`remaining`](Self::remaining).
+    /// - [`ExtendError::HeldTooLong`]: the lock has reached its
+    ///   [`max_hold`](crate::LockBuilder::max_hold). It is still held for `remaining`.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the extension to the background: the lock is held at least as long as before.
+    /// Dropping the future leaves the extension to the background. The lock is held at least as
+    /// long as before.
     pub async fn extend(&mut self) -> Result<(), ExtendError> {
         self.extension().await
     }
 
-    /// The same as a future of its own, for those who wait for it elsewhere.
+    /// The same as a future that does not borrow the lock, for another thread to await.
     pub(crate) fn extension(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
         async move { extend(&inner).await }
     }
 
-    /// Gives the lock back, on all nodes, and returns when a majority has confirmed it; or, at the nodes' time limit, when a
-    /// majority is known not to have it, some because they were never asked for it. The rest is done in the background. That
-    /// the lock had ended before is a result, not an error; of a lock that is known to be lost it is at once, and what may be
-    /// left of it on some nodes is released in the background.
+    /// Releases the lock on all nodes, and returns when a majority has confirmed it.
+    ///
+    /// The other nodes are released in the background. A lock that had ended before is
+    /// [`Released::AlreadyOver`], not an error. A lock that is known to be lost is reported so at
+    /// once, and released in the background on nodes that may still hold it.
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
+    /// background.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
@@ -136,12 +150,14 @@ impl Lock {
         self.take().release().await
     }
 
-    /// Detaches the lock from this process, so that another one can
-    /// [attach](crate::Quorum::attach) it from the text of the [`DetachedLock`]. This handle is gone
-    /// with it, and so is the renewal: unless the lock is attached, it ends by its deadline.
-    /// [`extend`](Self::extend) it before to give the other process a full ttl of time.
+    /// Detaches the lock from this process, for another process to attach.
     ///
-    /// Until it is attached, nodes that missed the lock are not given it: see
+    /// The other process passes the text of the [`DetachedLock`] to
+    /// [`Quorum::attach`](crate::Quorum::attach). Renewal ends here: a lock that is not attached
+    /// ends by its deadline. [`extend`](Self::extend) it first to leave a full ttl for the
+    /// attachment.
+    ///
+    /// Until the lock is attached, nodes that missed it do not get it: see
     /// [`coverage`](Self::coverage).
     pub fn detach(mut self) -> DetachedLock {
         let inner = self.take();
@@ -150,7 +166,7 @@ impl Lock {
         DetachedLock::new(&inner, token, remaining)
     }
 
-    /// Why it is lost, if it is.
+    /// Why the lock is lost, if it is.
     pub(crate) fn loss(&self) -> Option<LostError> {
         match self.inner().standing() {
             Standing::Lost(end) => Some(self.inner().lost_by(end)),

@@ -16,8 +16,8 @@ const TTL: Duration = Duration::from_secs(10);
 /// The default wait.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// What lock is wanted, for how long and how patiently. Made by [`Quorum::lock`](crate::Quorum::lock)
-/// and [`Quorum::lock_all`](crate::Quorum::lock_all).
+/// Describes a lock and how to acquire it. Made by [`Quorum::lock`](crate::Quorum::lock) and
+/// [`Quorum::lock_all`](crate::Quorum::lock_all).
 #[derive(Clone)]
 #[must_use = "a builder locks nothing: call acquire or try_acquire"]
 pub struct LockBuilder {
@@ -45,56 +45,69 @@ impl LockBuilder {
         }
     }
 
-    /// How long the lock lasts unless it is extended or released: whole milliseconds, at most the nodes'
-    /// `lock.max-ttl`. Default: 10 s. Whoever dies holding the lock blocks the others for so long.
+    /// How long the lock lasts unless it is extended or released. Default: 10 s.
+    ///
+    /// Whole milliseconds, at most the nodes' `lock.max-ttl`. A holder that dies blocks other
+    /// clients for up to this time.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long [`acquire`](Self::acquire) waits, in all. Default: 10 s.
+    /// How long [`acquire`](Self::acquire) waits for the lock in all. Default: 10 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// A lock with less than this left when it is granted counts as not granted, so that nobody starts work on its last
-    /// milliseconds. Default: half the ttl.
+    /// The least validity that a new lock must have left. Default: half the ttl.
+    ///
+    /// A lock that is granted with less is released, so that no work begins on its last
+    /// milliseconds.
     pub fn min_validity(mut self, min_validity: Duration) -> Self {
         self.min_validity = Some(min_validity);
         self
     }
 
-    /// How long one node may take to answer before it counts as silent. Default: four round trips of
-    /// that node, as measured, at least 50 ms, and a quarter of the ttl at most. For all locks of a
-    /// client: [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout).
+    /// How long a node may take to answer before it counts as silent. Default: derived.
+    ///
+    /// The derived limit is four measured round trips of that node, at least 50 ms. It is at most a
+    /// tenth of the ttl, or two round trips if they are longer, and never above a quarter of the
+    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets it for all
+    /// locks.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
     }
 
-    /// How long the lock is held at most, however often it is extended, counted from when it is
-    /// acquired: then it is lost. So a program that hangs does not keep others out for ever. Default:
-    /// no limit.
+    /// The longest time from the grant to the end of the lock. Default: no limit.
+    ///
+    /// The lock is lost then, however often it was extended. A limit keeps a program that hangs
+    /// from blocking others for ever.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
     }
 
-    /// A label for people, which `LOCK.INSPECT` shows: at most 256 bytes. Default: host name and
-    /// process id.
+    /// A label for people, at most 256 bytes. Default: host name and process id.
+    ///
+    /// [`Quorum::inspect`](crate::Quorum::inspect) and `LOCK.INSPECT` show it.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = Some(owner.into());
         self
     }
 
-    /// One attempt: the lock, or why not, as soon as a majority of the nodes has decided.
+    /// Tries once to acquire the lock, without waiting for its holder.
+    ///
+    /// Returns as soon as a majority of the nodes has decided.
     ///
     /// # Errors
-    /// [`AcquireError::Held`], [`AcquireError::NoQuorum`], [`AcquireError::Expired`] or [`AcquireError::Unusable`].
+    /// [`AcquireError::Held`], [`AcquireError::NoQuorum`], [`AcquireError::InsufficientValidity`]
+    /// or [`AcquireError::InvalidRequest`].
     ///
     /// # Cancel safety
-    /// Dropping the future releases, in the background, what any node may have granted.
+    /// Dropping the future releases the lock in the background on all nodes that may have granted
+    /// it.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
         self.acquire_within(Some(Duration::ZERO)).await
     }
@@ -124,42 +137,49 @@ impl LockBuilder {
         }
     }
 
-    /// A call, as observers see it.
+    /// The span of one call.
     fn span(&self) -> Span {
         tracing::debug_span!("acquire", key = %self.keys)
     }
 
-    /// Waits for the lock until the [`wait`](Self::wait) is over: on the server that answered first in the key's order,
-    /// which hands it over as soon as it is free, first come first served. Callers of one program that want the same key,
-    /// or all of the same keys, queue in the program, so that one of them at a time waits on a server.
+    /// Acquires the lock, and waits up to [`wait`](Self::wait) while another client holds it.
+    ///
+    /// The client waits in a queue on the first reachable node in the key's order. The node grants
+    /// the lock to the next waiter as soon as it is released. Callers of one client with the same
+    /// keys queue in the program, and one of them at a time waits on a node.
     ///
     /// # Errors
-    /// [`AcquireError::TimedOut`] if others held the lock to the end; otherwise as the last attempt of
-    /// [`try_acquire`](Self::try_acquire).
+    /// [`AcquireError::TimedOut`] when other clients held the lock until the end. Otherwise the
+    /// errors of [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the queue and releases, in the background, what any node may have granted.
+    /// Dropping the future leaves the queue, and releases the lock in the background on all nodes
+    /// that may have granted it.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
-        // A wait beyond the end of time has no end.
+        // A wait that the clock cannot represent has no end.
         let wait = Some(self.wait).filter(|wait| Instant::now().checked_add(*wait).is_some());
         self.acquire_within(wait).await
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, runs `work` under it, and releases it.
-    /// Meanwhile the lock is renewed. When it is lost, the work is dropped at its next await point,
-    /// and nothing of it is polled after that.
+    /// [Acquires](Self::acquire) the lock, runs `work` under it, and releases it.
+    ///
+    /// The lock is renewed until the work is finished. When it is lost, the work is dropped at its
+    /// next await point, and is not polled again.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
     /// # async fn write_report(fence: quorlock_client::Fence) -> std::io::Result<u32> { Ok(1) }
-    /// let pages = quorum.lock("nightly").run(|lock| async move { write_report(lock.fence()).await }).await??;
+    /// let nightly = quorum.lock("nightly");
+    /// let pages = nightly.run(|lock| async move { write_report(lock.fence()).await }).await??;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// [`RunError::NotAcquired`] if nothing was done; [`RunError::Lost`] if the lock was lost before
-    /// the work was finished and the lock released. Errors of the work are inside the `Ok`.
+    /// - [`RunError::NotAcquired`]: the lock was not acquired, and the work did not begin.
+    /// - [`RunError::Lost`]: the lock was lost before it was released.
+    ///
+    /// Errors of the work are inside the `Ok`.
     ///
     /// # Cancel safety
     /// Dropping the future drops the work and releases the lock in the background.
@@ -172,18 +192,23 @@ impl LockBuilder {
     }
 
     /// Attaches a lock that another process [detached](crate::Lock::detach), on a majority of the
-    /// nodes. It lasts for the [`ttl`](Self::ttl) from now, and has a new fence, larger than before.
+    /// nodes.
+    ///
+    /// The lock lasts for the [`ttl`](Self::ttl) from now. Its new fence is larger than the old
+    /// one.
     ///
     /// # Errors
-    /// [`AttachError`]. The text is used up then: nodes that had answered have released the lock.
+    /// [`AttachError`]. The text cannot be used again, since nodes that granted the attachment have
+    /// released the lock.
     ///
     /// # Cancel safety
-    /// Dropping the future releases the lock in the background where it is this process's already.
+    /// Dropping the future releases the lock in the background on nodes that granted the
+    /// attachment.
     pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         let invalid = |reason| AttachError::InvalidRequest { reason };
         let spec = self.spec().map_err(invalid)?;
         if !detached.is_of(&spec.keys) {
-            let reason = "the detached lock is of other keys: attach it with Quorum::attach";
+            let reason = "the detached lock has other keys: attach it with Quorum::attach";
             return Err(invalid(reason.into()));
         }
         self.shared.fleet.fences.learn(detached.fence(), detached.fence());
@@ -200,7 +225,7 @@ impl LockBuilder {
         })
     }
 
-    /// What the machines are to acquire; otherwise why that can never be a lock.
+    /// The request for the machines, or why it can never be granted.
     fn spec(&self) -> Result<Spec, String> {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
@@ -221,7 +246,7 @@ impl LockBuilder {
     }
 }
 
-/// The label of locks that have none: host name and process id.
+/// The label of a lock without one: host name and process id.
 fn default_owner() -> Arc<str> {
     static OWNER: OnceLock<Arc<str>> = OnceLock::new();
     let make = || {

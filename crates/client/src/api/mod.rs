@@ -1,4 +1,4 @@
-//! What users see.
+//! The public types.
 
 mod detached;
 mod error;

@@ -5,19 +5,19 @@ use quorlock_core::quorum::Moment;
 
 use crate::clock;
 
-/// Whether a lock is held, as far as its holder can know.
+/// Whether a lock is held, as its holder knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// The lock is certainly held until then.
     Held(Deadline),
-    /// The same; but when the nodes were last asked, no majority of them confirmed it. Unless they do so again before the
-    /// deadline, the lock is lost then.
+    /// The lock is held until then, but no majority confirmed the last extension. Unless a later
+    /// extension succeeds, the lock is lost at the deadline.
     Uncertain(Deadline),
-    /// The lock is not held any more, and may be another's. It stays so.
+    /// The lock is not held any more, and another client may hold it. A lost lock stays lost.
     Lost,
 }
 
-/// The end of a lock if nothing is done, on this machine's own clocks. The time that the machine sleeps counts.
+/// The end of a lock that is not extended, on this machine's own clocks. Time in suspend counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     seen: Moment,
@@ -44,13 +44,13 @@ impl Deadline {
         Self { seen, left }
     }
 
-    /// How much time is left until then; zero once it has passed.
+    /// How much time is left; zero once the deadline has passed.
     pub fn remaining(self) -> Duration {
         self.left.saturating_sub(clock::now().since(self.seen))
     }
 
-    /// The same as an instant for timers: as far as this machine does not sleep in between, since those clocks stand still
-    /// then.
+    /// The deadline as an instant for timers. Their clock stops while the machine sleeps, so that a
+    /// timer may fire late.
     pub fn instant(self) -> Instant {
         Instant::now() + self.remaining()
     }

@@ -14,7 +14,8 @@ use crate::{
     NodeError, NodeHealth, NodeInspection, QuorumBuilder, ReleaseError, Released, clock,
 };
 
-/// Independent masters that together grant locks. Cheap to clone; all clones share their connections.
+/// Independent masters that together grant locks. Cheap to clone; all clones share their
+/// connections.
 ///
 /// The connections live as long as any clone, lock, builder or watch.
 #[derive(Clone)]
@@ -23,20 +24,19 @@ pub struct Quorum {
 }
 
 impl Quorum {
-    /// Connects to the masters, of which three or five are named by their URLs:
+    /// Connects to the masters at these URLs, three or five of them.
     ///
-    /// - `redis://user:password@host:6379/0`, with user, password, port and database number where
-    ///   they are needed;
-    /// - `rediss://…`, the same through TLS;
-    /// - `redis+unix:///path?db=0&user=…&pass=…`.
+    /// - `redis://user:password@host:6379/0`; user, password, port and database number are
+    ///   optional.
+    /// - `rediss://…` is the same with TLS.
+    /// - `redis+unix:///path?db=0&user=…&pass=…` is a unix socket.
     ///
-    /// Returns when a majority is connected, and the others a moment later; or when it is known of
-    /// each node whether it can be reached, after 5 s at most. Nodes that cannot be reached are tried
-    /// again in the background: a lock needs a majority, not all. [`Quorum::builder`] has more
-    /// options.
+    /// Returns shortly after a majority is connected, or when each node has been tried, after 5 s
+    /// at the latest. The client keeps trying to reach the other nodes in the background, since a
+    /// lock needs a majority only. [`Quorum::builder`] has more options.
     ///
     /// # Errors
-    /// [`ConnectError`], for what cannot become right by itself.
+    /// [`ConnectError`]: a permanent error in the configuration.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
@@ -44,7 +44,7 @@ impl Quorum {
         Self::builder().nodes(urls).connect().await
     }
 
-    /// Describes a quorum to be connected, with certificates and limits.
+    /// Describes a quorum with more options: certificates, limits, the name of the set.
     pub fn builder() -> QuorumBuilder {
         QuorumBuilder::new()
     }
@@ -75,7 +75,7 @@ impl Quorum {
         Ok(quorum)
     }
 
-    /// Waits until a majority can vote, or it is known of each node whether it can be reached.
+    /// Waits until a majority can vote, or each node has been tried.
     async fn settle(&self, majority: Majority) {
         let mut health = self.shared.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
@@ -84,8 +84,8 @@ impl Quorum {
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
     }
 
-    /// A server must not have two votes. One that turns out later to be named twice has none the
-    /// second time.
+    /// A server must not have two votes. If two addresses turn out later to be the same server, the
+    /// second one gets no vote.
     fn refuse_same_server(&self) -> Result<(), ConnectError> {
         for node in self.health() {
             if let Some(NodeError::SameServer { node: other }) = node.error {
@@ -95,18 +95,16 @@ impl Quorum {
         Ok(())
     }
 
-    /// Describes a lock on `key`, to be acquired. The key is any bytes; it is the name of the key on
-    /// every node.
+    /// Describes a lock on `key`. The key is any bytes, and names the same key on every node.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
         self.lock_all([key])
     }
 
-    /// Describes one lock on several keys, at most 64: all of them or none, with one fence and one
-    /// end. Callers may name the keys in any order. None of them waits for another while it holds a
-    /// key, so they never wait for each other.
+    /// Describes one lock on several keys, at most 64: all of them or none.
     ///
-    /// The lock excludes, and is excluded by, locks on each of its keys. Its fence is larger than that
-    /// of every earlier holder of any of them.
+    /// The lock has one fence and one deadline. It excludes every other lock on any of its keys,
+    /// and its fence is larger than that of every earlier holder of any of them. The order of the
+    /// keys does not matter. A client holds no key while it waits, so that clients never deadlock.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -120,14 +118,17 @@ impl Quorum {
         LockBuilder::new(Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
-    /// Attaches a lock that another process [detached](crate::Lock::detach), for the ttl that it had
-    /// there. [`LockBuilder::attach`] has other options.
+    /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
+    ///
+    /// [`LockBuilder::attach`] has other options.
     ///
     /// # Errors
-    /// [`AttachError`]. The text is used up then: nodes that had answered have released the lock.
+    /// [`AttachError`]. The text cannot be used again, since nodes that granted the attachment have
+    /// released the lock.
     ///
     /// # Cancel safety
-    /// Dropping the future releases the lock in the background where it is this process's already.
+    /// Dropping the future releases the lock in the background on nodes that granted the
+    /// attachment.
     pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         self.lock_all(detached.keys()).ttl(detached.ttl()).attach(detached).await
     }
@@ -135,7 +136,8 @@ impl Quorum {
     /// Releases a detached lock that no process attaches.
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
+    /// background.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
@@ -160,7 +162,7 @@ impl Quorum {
         }
     }
 
-    /// How each node is reached now, in the order in which they were named.
+    /// The state of the connection to each node, in the order in which the nodes were named.
     pub fn health(&self) -> Vec<NodeHealth> {
         let now = clock::now();
         let health = self.shared.health.borrow();
@@ -180,14 +182,14 @@ impl Quorum {
         nodes.map(of_node).collect()
     }
 
-    /// Asks every node who holds `key`, and for how long.
+    /// Asks every node which lock holds `key`, and for how long.
     ///
-    /// The answer is for people and for tools. It is old when it arrives: the key may have been
-    /// acquired or released since. To find out whether a lock can be had, acquire it.
+    /// The answer is for people and for tools. It may be out of date when it arrives, since the key
+    /// may have been acquired or released in the meantime. To act on a free key, acquire the lock.
     ///
-    /// Each node has as much time as for a lock with a ttl of 10 s. A node that does not answer, is
-    /// not admitted, or abstains and may have forgotten the lock, is an error in
-    /// [`Inspection::nodes`].
+    /// The time limit of each node is that of a lock with a ttl of 10 s. [`Inspection::nodes`] has
+    /// an error for a node that does not answer, that is not admitted, or that may have forgotten
+    /// the lock.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -206,7 +208,7 @@ impl Quorum {
     /// [`InspectError::NoAnswer`] when no node answers.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing. It only reads.
+    /// Dropping the future changes nothing.
     pub async fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
         let leases = driver::inspect(&self.shared, key.as_ref()).await;
         if leases.iter().all(Result::is_err) {
@@ -219,16 +221,16 @@ impl Quorum {
         Ok(Inspection { state, nodes: nodes.collect() })
     }
 
-    /// Waits until all nodes have confirmed the releases that go on in the background, for `limit` at
-    /// most. Call it at the end of a program: without it, a lock that was just dropped may last for
-    /// the rest of its ttl.
+    /// Waits until all nodes have confirmed the releases in the background, for `limit` at most.
+    ///
+    /// Call it at the end of a program. Without it, a lock that was just dropped may last for the
+    /// rest of its ttl.
     ///
     /// # Errors
-    /// [`FlushError`] with the number of releases that are not confirmed. Those locks end by their
-    /// deadlines.
+    /// [`FlushError`] with the number of unconfirmed releases. Those locks end by their deadlines.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the waiting, not the releases.
+    /// Dropping the future does not stop the releases.
     pub async fn flush(&self, limit: Duration) -> Result<(), FlushError> {
         self.shared.releases.spawn_all();
         self.shared.tasks.close();

@@ -10,7 +10,7 @@ use crate::driver::NodeInfo;
 use crate::transport::{BlockingPool, Endpoint};
 use crate::{ConnectError, Quorum};
 
-/// Describes the nodes of a quorum, and how they are reached. Made by [`Quorum::builder`].
+/// Describes the nodes of a quorum and how to connect to them. Made by [`Quorum::builder`].
 ///
 /// ```no_run
 /// # #[cfg(feature = "tls")]
@@ -38,7 +38,7 @@ pub struct QuorumBuilder {
     set: Option<String>,
 }
 
-/// How a node was named.
+/// How a node was specified.
 #[derive(Clone)]
 enum Named {
     Url(String),
@@ -70,22 +70,24 @@ impl QuorumBuilder {
         self
     }
 
-    /// Adds a node that a client of redis-rs leads to. The quorum makes connections of its own from
-    /// it: some for all locks together, and one for each wait.
+    /// Adds the node of a redis-rs client.
+    ///
+    /// The quorum opens its own connections with it: one for all locks, and one for each wait.
     pub fn redis_client(mut self, client: Client) -> Self {
         self.nodes.push(Named::Client(Box::new(client)));
         self
     }
 
-    /// The certificates, in PEM, that the `rediss://` nodes must be signed by. Default: the roots that
-    /// this system trusts, or those in the file that `SSL_CERT_FILE` names.
+    /// The root certificates of the `rediss://` nodes, in PEM. Default: the roots of the system.
+    ///
+    /// The environment variable `SSL_CERT_FILE` names another file of roots.
     #[cfg(feature = "tls")]
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificates = Some(pem.into());
         self
     }
 
-    /// The certificate and the key, both in PEM, by which the `rediss://` nodes know this client.
+    /// The certificate and the key of this client for the `rediss://` nodes, both in PEM.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
         self.client_certificate =
@@ -93,16 +95,17 @@ impl QuorumBuilder {
         self
     }
 
-    /// How long a node may take to answer before it counts as silent, for all locks that do not set
-    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout). Default: four round trips of
-    /// that node, as measured, at least 50 ms, and a quarter of the ttl at most.
+    /// How long a node may take to answer before it counts as silent. Default: derived.
+    ///
+    /// Applies to all locks that do not set
+    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout), which describes the
+    /// default. For a lock with a short ttl, the limit is a quarter of the ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
     }
 
-    /// The name of the set that the nodes must belong to (`lock.set`). Default: the set that a
-    /// majority of them belongs to.
+    /// The name of the nodes' set (`lock.set`). Default: the set that a majority reports.
     pub fn set(mut self, name: impl Into<String>) -> Self {
         self.set = Some(name.into());
         self
@@ -111,7 +114,7 @@ impl QuorumBuilder {
     /// Connects: see [`Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`], for what cannot become right by itself.
+    /// [`ConnectError`]: a permanent error in the configuration.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
@@ -179,25 +182,25 @@ fn unsupported(url: &str) -> Option<&'static str> {
     let scheme = url.split("://").next().unwrap_or_default();
     if scheme.contains("sentinel") {
         return Some(
-            "a master that Sentinel may fail over is no node yet: name each master itself, and let nothing promote another \
-             in its place",
+            "a master that Sentinel may fail over is not supported as a node: name each master itself, and let \
+             nothing promote a replica in its place",
         );
     }
     scheme.contains("cluster").then_some(
-        "a Redis Cluster is no node yet, since its slots move: name independent masters, each by its own address",
+        "a Redis Cluster is not supported as a node, since its slots move: name independent masters",
     )
 }
 
-/// Chooses the cryptography of TLS, unless the program has: without any, connecting would panic.
+/// Chooses a cryptography provider, unless the program did. Without one, connecting panics.
 #[cfg(feature = "tls")]
 fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // If somebody else was faster, that is as well.
+        // Another thread may have installed one in the meantime.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 
-/// A URL without what may be a password: whatever is before an `@`, and whatever is after a `?`.
+/// A URL without the parts that may hold a password: all before an `@`, and all after a `?`.
 fn without_password(url: &str) -> String {
     let (address, query) = url.split_once('?').map_or((url, ""), |(address, _)| (address, "?…"));
     let scheme = address.find("://").map_or("", |end| &address[..end + 3]);
@@ -212,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_part_of_a_url_that_may_be_a_password_is_shown() {
+    fn url_is_shown_without_a_password() {
         for (url, shown) in [
             ("redis://host:1/2", "redis://host:1/2"),
             ("redis://user:secret@host", "redis://…@host"),

@@ -38,8 +38,8 @@ where
     }
 }
 
-/// Releases a lock when the work under it is finished: only one that was held to the end has
-/// protected it.
+/// Releases a lock when the work under it is finished. Only a lock that was held until now
+/// protected the work.
 pub(crate) async fn finish(lock: Lock) -> Result<(), LostError> {
     if let Some(lost) = lock.loss() {
         return Err(lost);
@@ -47,8 +47,8 @@ pub(crate) async fn finish(lock: Lock) -> Result<(), LostError> {
     let watch = lock.watch();
     match lock.release().await {
         Ok(Released::AlreadyOver) => Err(LostError::Ended { nodes: watch.report() }),
-        // It was held by this machine's clocks, which is what counts; the release goes on in the
-        // background.
+        // The lock was held by this machine's clocks, which is what counts. The release continues
+        // in the background.
         Ok(Released::Released) | Err(_) => Ok(()),
     }
 }

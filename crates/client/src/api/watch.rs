@@ -7,9 +7,10 @@ use quorlock_core::Fence;
 use crate::driver::LockInner;
 use crate::{Coverage, LostError, Nodes, Ownership};
 
-/// A view of a held [`Lock`](crate::Lock): it tells how things stand, and cannot end the lock. Cheap to clone.
+/// A view of a [`Lock`](crate::Lock) that shows whether it is held, and cannot end it. Cheap to
+/// clone.
 ///
-/// What runs under [`LockBuilder::run`](crate::LockBuilder::run) is given one.
+/// [`LockBuilder::run`](crate::LockBuilder::run) passes one to the work.
 #[derive(Clone)]
 pub struct LockWatch {
     lock: Arc<LockInner>,
@@ -20,12 +21,12 @@ impl LockWatch {
         Self { lock }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in the order of their bytes.
+    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
     pub fn key(&self) -> &[u8] {
         self.lock.spec.keys.first()
     }
 
-    /// The locked keys, in the order of their bytes.
+    /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.lock.spec.keys.iter()
     }
@@ -35,23 +36,25 @@ impl LockWatch {
         self.lock.fence
     }
 
-    /// How much longer the lock is certainly held; zero when it may be another's, and when it was given back.
+    /// How much longer the lock is certainly held; zero once it may have ended or was released.
     pub fn remaining(&self) -> Duration {
         self.lock.remaining()
     }
 
-    /// Whether the lock is held, and until when. A lock that was given back is [`Ownership::Lost`].
+    /// Whether the lock is held, and until when. A released lock is [`Ownership::Lost`].
     pub fn ownership(&self) -> Ownership {
         self.lock.ownership()
     }
 
-    /// On how many nodes the lock is known to be held.
+    /// The number of nodes on which the lock is known to be held.
     pub fn coverage(&self) -> Coverage {
         self.lock.coverage()
     }
 
-    /// Waits until the lock is lost, and says why. That is at its deadline at the latest. It never returns for a lock that
-    /// was given back: see [`ended`](Self::ended).
+    /// Waits until the lock is lost, and returns why.
+    ///
+    /// Returns at the deadline at the latest. Never returns for a lock that was released: see
+    /// [`ended`](Self::ended).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -62,8 +65,9 @@ impl LockWatch {
         }
     }
 
-    /// Waits until the lock is not held any more: lost, for this reason, or `None` when it was released, dropped or handed
-    /// over.
+    /// Waits until the lock is not held any more.
+    ///
+    /// Returns why it was lost, or `None` when it was released, dropped or detached.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

@@ -6,7 +6,7 @@ use super::quorum::Closing;
 use super::{Lock, LockWatch, Quorum};
 use crate::{AcquireError, AttachError, ConnectError, DetachedLock, RunError};
 
-/// Where a quorum is, and how to get there: a [`crate::QuorumBuilder`] whose calls block.
+/// Describes the nodes of a quorum: a [`crate::QuorumBuilder`] whose calls block.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is connected until connect is called"]
 pub struct QuorumBuilder {
@@ -28,7 +28,7 @@ impl QuorumBuilder {
         Self::new(self.builder.nodes(urls))
     }
 
-    /// What signs the certificates of the nodes: see [`crate::QuorumBuilder::root_certificates`].
+    /// The root certificates of the nodes: see [`crate::QuorumBuilder::root_certificates`].
     #[cfg(feature = "tls")]
     pub fn root_certificates(self, pem: impl Into<Vec<u8>>) -> Self {
         Self::new(self.builder.root_certificates(pem))
@@ -40,7 +40,7 @@ impl QuorumBuilder {
         Self::new(self.builder.client_certificate(chain_pem, key_pem))
     }
 
-    /// How long one node may take to answer: see [`crate::QuorumBuilder::node_timeout`].
+    /// How long a node may take to answer: see [`crate::QuorumBuilder::node_timeout`].
     pub fn node_timeout(self, limit: Duration) -> Self {
         Self::new(self.builder.node_timeout(limit))
     }
@@ -48,13 +48,13 @@ impl QuorumBuilder {
     /// Connects: see [`crate::Quorum::connect`].
     ///
     /// # Errors
-    /// Only what no time can mend: see [`ConnectError`].
+    /// [`ConnectError`]: a permanent error in the configuration.
     pub fn connect(self) -> Result<Quorum, ConnectError> {
         Quorum::start(self.builder.connect())
     }
 }
 
-/// What lock is wanted, for how long and how patiently: a [`crate::LockBuilder`] whose calls block.
+/// Describes a lock and how to acquire it: a [`crate::LockBuilder`] whose calls block.
 #[derive(Clone)]
 #[must_use = "a builder locks nothing: call acquire or try_acquire"]
 pub struct LockBuilder {
@@ -72,22 +72,22 @@ impl LockBuilder {
         Self { builder: self.builder.ttl(ttl), ..self }
     }
 
-    /// How long [`acquire`](Self::acquire) waits, in all: see [`crate::LockBuilder::wait`].
+    /// How long [`acquire`](Self::acquire) waits in all: see [`crate::LockBuilder::wait`].
     pub fn wait(self, wait: Duration) -> Self {
         Self { builder: self.builder.wait(wait), ..self }
     }
 
-    /// How much of the ttl must be left: see [`crate::LockBuilder::min_validity`].
+    /// The least validity of a new lock: see [`crate::LockBuilder::min_validity`].
     pub fn min_validity(self, min_validity: Duration) -> Self {
         Self { builder: self.builder.min_validity(min_validity), ..self }
     }
 
-    /// How long one node may take to answer: see [`crate::LockBuilder::node_timeout`].
+    /// How long a node may take to answer: see [`crate::LockBuilder::node_timeout`].
     pub fn node_timeout(self, limit: Duration) -> Self {
         Self { builder: self.builder.node_timeout(limit), ..self }
     }
 
-    /// How long the lock is held at most: see [`crate::LockBuilder::max_hold`].
+    /// The longest time that the lock is held: see [`crate::LockBuilder::max_hold`].
     pub fn max_hold(self, max_hold: Duration) -> Self {
         Self { builder: self.builder.max_hold(max_hold), ..self }
     }
@@ -97,36 +97,38 @@ impl LockBuilder {
         Self { builder: self.builder.owner(owner), ..self }
     }
 
-    /// One attempt: see [`crate::LockBuilder::try_acquire`].
+    /// Tries once to acquire the lock: see [`crate::LockBuilder::try_acquire`].
     ///
     /// # Errors
-    /// [`AcquireError::Held`], [`AcquireError::NoQuorum`], [`AcquireError::Expired`] or [`AcquireError::Unusable`].
+    /// [`AcquireError::Held`], [`AcquireError::NoQuorum`], [`AcquireError::InsufficientValidity`]
+    /// or [`AcquireError::InvalidRequest`].
     pub fn try_acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
         let lock = self.thread.thread.block_on(async move { builder.try_acquire().await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
     }
 
-    /// Waits for the lock until the [`wait`](Self::wait) is over: see [`crate::LockBuilder::acquire`].
+    /// Acquires the lock, and waits up to [`wait`](Self::wait): see
+    /// [`crate::LockBuilder::acquire`].
     ///
     /// # Errors
-    /// [`AcquireError::TimedOut`] if others held the lock to the end; otherwise as the last attempt of
-    /// [`try_acquire`](Self::try_acquire).
+    /// [`AcquireError::TimedOut`] when other clients held the lock until the end. Otherwise the
+    /// errors of [`try_acquire`](Self::try_acquire).
     pub fn acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
         let lock = self.thread.thread.block_on(async move { builder.acquire().await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, does something under it on this thread, and releases it.
-    /// Meanwhile the lock is extended by itself, for [`max_hold`](Self::max_hold) at most.
+    /// [Acquires](Self::acquire) the lock, runs `work` under it on this thread, and releases it.
     ///
-    /// What is done on a thread cannot be stopped from outside: it is to look, before each step that must not be done
-    /// without the lock, whether [`LockWatch::remaining`] is long enough for it.
+    /// The lock is renewed until the work is finished, up to [`max_hold`](Self::max_hold). A loss
+    /// does not stop the work. Before each step that needs the lock, the work checks that
+    /// [`LockWatch::remaining`] is long enough.
     ///
     /// # Errors
-    /// [`RunError::NotAcquired`] if nothing was done; [`RunError::Lost`] if the lock was lost before it was done, with what
-    /// came of it.
+    /// - [`RunError::NotAcquired`]: the lock was not acquired, and the work did not begin.
+    /// - [`RunError::Lost`]: the lock was lost before it was released. The output is dropped.
     pub fn run<T>(&self, work: impl FnOnce(LockWatch) -> T) -> Result<T, RunError> {
         let mut lock = self.acquire().map_err(RunError::NotAcquired)?;
         lock.renew();
@@ -137,7 +139,7 @@ impl LockBuilder {
         }
     }
 
-    /// Makes a lock that another process handed over this one's: see [`crate::LockBuilder::attach`].
+    /// Attaches a lock that another process detached: see [`crate::LockBuilder::attach`].
     ///
     /// # Errors
     /// See [`AttachError`].

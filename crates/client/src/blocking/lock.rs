@@ -9,14 +9,14 @@ use crate::{Coverage, DetachedLock, ExtendError, LostError, Ownership, ReleaseEr
 
 /// A held lock: a [`crate::Lock`] whose calls block.
 ///
-/// Dropping the lock releases it from its quorum's thread, and does not block.
+/// Dropping the lock releases it on the quorum's thread, and does not block.
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
     lock: crate::Lock,
     thread: Arc<Closing>,
 }
 
-/// A view of a held lock, which cannot end it: a [`crate::LockWatch`] whose calls block. Cheap to clone.
+/// A view of a lock, which cannot end it: a [`crate::LockWatch`] whose calls block. Cheap to clone.
 #[derive(Clone)]
 pub struct LockWatch {
     watch: crate::LockWatch,
@@ -28,12 +28,12 @@ impl Lock {
         Self { lock, thread }
     }
 
-    /// The locked key; of several the first in the order of their bytes.
+    /// The locked key; of several the first in byte order.
     pub fn key(&self) -> &[u8] {
         self.lock.key()
     }
 
-    /// The locked keys, in the order of their bytes.
+    /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.lock.keys()
     }
@@ -43,7 +43,7 @@ impl Lock {
         self.lock.fence()
     }
 
-    /// How much longer the lock is certainly held; zero when it may be another's.
+    /// How much longer the lock is certainly held; zero once it may have ended.
     pub fn remaining(&self) -> Duration {
         self.lock.remaining()
     }
@@ -53,28 +53,29 @@ impl Lock {
         self.lock.ownership()
     }
 
-    /// On how many nodes the lock is known to be held: see [`crate::Lock::coverage`].
+    /// The number of nodes on which the lock is known to be held: see [`crate::Lock::coverage`].
     pub fn coverage(&self) -> Coverage {
         self.lock.coverage()
     }
 
-    /// Another view of the same lock, for those who need to know whether it is held, and cannot end it.
+    /// A view of the lock that shows whether it is held, and cannot end it.
     pub fn watch(&self) -> LockWatch {
         LockWatch { watch: self.lock.watch(), thread: Arc::clone(&self.thread) }
     }
 
-    /// Blocks until the lock is lost, and says why. That is at its deadline at the latest.
+    /// Blocks until the lock is lost, at its deadline at the latest, and returns why.
     pub fn lost(&self) -> LostError {
         let watch = self.lock.watch();
         self.thread.thread.block_on(async move { watch.lost().await })
     }
 
-    /// Has the lock extended from now on: see [`crate::Lock::renew`].
+    /// Renews the lock in the background: see [`crate::Lock::renew`].
     pub fn renew(&mut self) {
         self.lock.renew();
     }
 
-    /// Makes the lock last a full ttl from now, on a majority of the nodes: see [`crate::Lock::extend`].
+    /// Makes the lock last a full ttl from now, on a majority of the nodes: see
+    /// [`crate::Lock::extend`].
     ///
     /// # Errors
     /// See [`crate::Lock::extend`].
@@ -82,32 +83,34 @@ impl Lock {
         self.thread.thread.block_on(self.lock.extension())
     }
 
-    /// Gives the lock back, and returns when a majority has confirmed it: see [`crate::Lock::release`].
+    /// Releases the lock, and returns when a majority has confirmed it: see
+    /// [`crate::Lock::release`].
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
+    /// background.
     pub fn release(self) -> Result<Released, ReleaseError> {
         self.thread.thread.block_on(self.lock.release())
     }
 
-    /// Gives the lock away to another process: see [`crate::Lock::detach`].
+    /// Detaches the lock from this process: see [`crate::Lock::detach`].
     pub fn detach(self) -> DetachedLock {
         self.lock.detach()
     }
 
-    /// Releases it, and tells if it was lost before.
+    /// Releases the lock, and returns the loss if it was lost before.
     pub(super) fn finish(self) -> Result<(), LostError> {
         self.thread.thread.block_on(crate::api::finish(self.lock))
     }
 }
 
 impl LockWatch {
-    /// The locked key; of several the first in the order of their bytes.
+    /// The locked key; of several the first in byte order.
     pub fn key(&self) -> &[u8] {
         self.watch.key()
     }
 
-    /// The locked keys, in the order of their bytes.
+    /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.watch.keys()
     }
@@ -117,23 +120,24 @@ impl LockWatch {
         self.watch.fence()
     }
 
-    /// How much longer the lock is certainly held; zero when it may be another's, and when it was given back.
+    /// How much longer the lock is certainly held; zero once it may have ended or was released.
     pub fn remaining(&self) -> Duration {
         self.watch.remaining()
     }
 
-    /// Whether the lock is held, and until when. A lock that was given back is [`Ownership::Lost`].
+    /// Whether the lock is held, and until when. A released lock is [`Ownership::Lost`].
     pub fn ownership(&self) -> Ownership {
         self.watch.ownership()
     }
 
-    /// On how many nodes the lock is known to be held.
+    /// The number of nodes on which the lock is known to be held.
     pub fn coverage(&self) -> Coverage {
         self.watch.coverage()
     }
 
-    /// Blocks until the lock is not held any more: lost, for this reason, or `None` when it was released, dropped or
-    /// handed over.
+    /// Blocks until the lock is not held any more.
+    ///
+    /// Returns why it was lost, or `None` when it was released, dropped or detached.
     pub fn ended(&self) -> Option<LostError> {
         let watch = self.watch.clone();
         self.thread.thread.block_on(async move { watch.ended().await })

@@ -1,4 +1,4 @@
-//! The same for programs without tokio: the same names, and every call blocks its thread until it is done.
+//! The API for programs without tokio: the same names, with calls that block.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -10,13 +10,14 @@
 //! println!("fence {}, {:?} left", lock.fence(), lock.remaining());
 //! lock.extend()?;
 //! lock.release()?;
-//! quorum.close();
+//! quorum.flush(Duration::from_secs(5))?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Each [`Quorum`] has one thread of its own, on which its connections are kept and its locks extended. It works inside a
-//! program that uses tokio, too: a call blocks the thread that it is made on, as any call that blocks does, and does not panic.
+//! Each [`Quorum`] has one thread, which keeps the connections and renews the locks. The API also
+//! works inside a program that uses tokio. A call then blocks its thread, as any blocking call
+//! does, and does not panic.
 
 mod builder;
 mod lock;

@@ -9,18 +9,17 @@ use crate::{
     Released,
 };
 
-/// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block. Cheap to clone; all clones share
-/// their connections and their thread.
+/// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
 ///
-/// When the last clone and the last lock are dropped, the thread goes on until all that was dropped is
-/// released, and ends.
+/// Cheap to clone. All clones share their connections and their thread. After the last clone and
+/// the last lock are dropped, the thread finishes the releases in the background, and ends.
 #[derive(Clone)]
 pub struct Quorum {
     quorum: crate::Quorum,
     thread: Arc<Closing>,
 }
 
-/// The thread, which closes the quorum when nobody uses it any more.
+/// The thread of a quorum. Dropping this finishes the releases in the background.
 pub(super) struct Closing {
     pub(super) thread: Thread,
     quorum: crate::Quorum,
@@ -38,27 +37,27 @@ impl Quorum {
     /// Connects to the masters: see [`crate::Quorum::connect`].
     ///
     /// # Errors
-    /// Only what no time can mend: see [`ConnectError`].
+    /// [`ConnectError`]: a permanent error in the configuration.
     pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
         Self::builder().nodes(urls).connect()
     }
 
-    /// A quorum to be connected, with certificates and limits of one's own.
+    /// Describes a quorum with more options: certificates and limits.
     pub fn builder() -> QuorumBuilder {
         QuorumBuilder::new(crate::Quorum::builder())
     }
 
-    /// Describes a lock on `key`, to be acquired.
+    /// Describes a lock on `key`.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
         LockBuilder::new(self.quorum.lock(key), Arc::clone(&self.thread))
     }
 
-    /// Describes one lock on several keys, to be acquired: see [`crate::Quorum::lock_all`].
+    /// Describes one lock on several keys: see [`crate::Quorum::lock_all`].
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
         LockBuilder::new(self.quorum.lock_all(keys), Arc::clone(&self.thread))
     }
 
-    /// Makes a lock that another process handed over this one's: see [`crate::Quorum::attach`].
+    /// Attaches a lock that another process detached: see [`crate::Quorum::attach`].
     ///
     /// # Errors
     /// See [`AttachError`].
@@ -69,18 +68,19 @@ impl Quorum {
     /// Releases a detached lock that no process attaches: see [`crate::Quorum::release_detached`].
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer; the release goes on in the background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
+    /// background.
     pub fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
         let quorum = self.quorum.clone();
         self.thread.thread.block_on(async move { quorum.release_detached(detached).await })
     }
 
-    /// How each node is reached now: see [`crate::Quorum::health`].
+    /// The state of the connection to each node: see [`crate::Quorum::health`].
     pub fn health(&self) -> Vec<NodeHealth> {
         self.quorum.health()
     }
 
-    /// Asks every node who holds `key`, and for how long: see [`crate::Quorum::inspect`].
+    /// Asks every node which lock holds `key`, and for how long: see [`crate::Quorum::inspect`].
     ///
     /// # Errors
     /// [`InspectError::NoAnswer`] when no node answers.
@@ -89,11 +89,11 @@ impl Quorum {
         self.thread.thread.block_on(async move { quorum.inspect(key).await })
     }
 
-    /// Waits until all nodes have confirmed the releases that go on in the background, for `limit` at
-    /// most: see [`crate::Quorum::flush`].
+    /// Waits until all nodes have confirmed the releases in the background, for `limit` at most:
+    /// see [`crate::Quorum::flush`].
     ///
     /// # Errors
-    /// [`FlushError`] with the number of releases that are not confirmed.
+    /// [`FlushError`] with the number of unconfirmed releases.
     pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
         let quorum = self.quorum.clone();
         self.thread.thread.block_on(async move { quorum.flush(limit).await })
@@ -103,7 +103,7 @@ impl Quorum {
 impl Drop for Closing {
     fn drop(&mut self) {
         let quorum = self.quorum.clone();
-        // Each release has a limit of its own: the ttl of its lock.
+        // Each release ends by the ttl of its lock.
         self.thread.last(async move {
             let _ = quorum.flush(Duration::MAX).await;
         });

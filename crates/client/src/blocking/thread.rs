@@ -1,4 +1,4 @@
-//! The thread on which all of a quorum's work is done.
+//! The thread that does all work of a quorum.
 
 use std::sync::mpsc::sync_channel;
 use std::{io, thread};
@@ -7,13 +7,13 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// A runtime on a thread of its own, which lives until this is dropped, and then until what was handed to
-/// [`Thread::last`] is done.
+/// A runtime on its own thread. It ends when this is dropped and the futures of [`Thread::last`]
+/// are done.
 pub(super) struct Thread {
     handle: Handle,
-    /// What the thread still has to do before it ends.
+    /// Futures that the thread finishes before it ends.
     last: TaskTracker,
-    /// Says that nobody needs the thread any more.
+    /// Ends the thread when it is dropped.
     _needed: DropGuard,
 }
 
@@ -22,7 +22,7 @@ impl Thread {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (handle, last, needed) = (runtime.handle().clone(), TaskTracker::new(), CancellationToken::new());
         let (waiting, over) = (last.clone(), needed.clone());
-        // The runtime belongs to the thread, and goes with it: dropped by a caller inside tokio, it would panic.
+        // The thread owns the runtime. A caller inside tokio that dropped it would panic.
         thread::Builder::new().name("quorlock".into()).spawn(move || {
             runtime.block_on(async {
                 over.cancelled().await;
@@ -33,7 +33,7 @@ impl Thread {
         Ok(Self { handle, last, _needed: needed.drop_guard() })
     }
 
-    /// Does this on the thread, and blocks until it is done.
+    /// Runs a future on the thread, and blocks until it is done.
     pub(super) fn block_on<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let (done, awaited) = sync_channel(1);
         self.handle.spawn(async move {
@@ -42,7 +42,7 @@ impl Thread {
         awaited.recv().expect("the thread runs as long as there is a handle, and does not panic")
     }
 
-    /// Does this on the thread before it ends.
+    /// Runs a future on the thread before the thread ends.
     pub(super) fn last(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.last.spawn_on(work, &self.handle);
     }

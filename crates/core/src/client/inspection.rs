@@ -120,7 +120,7 @@ fn most_named<'a>(owners: &(impl Iterator<Item = Option<&'a str>> + Clone)) -> O
             best = Some((owner, count(owner)));
         }
     }
-    best.and_then(|(owner, _)| owner).map(str::to_owned)
+    best.0.map(str::to_owned)
 }
 
 #[cfg(test)]
