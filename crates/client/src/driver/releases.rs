@@ -77,7 +77,7 @@ impl Releasing {
             let spec = self.machine.spec();
             let outgoing = self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
             if let Some(connection) = self.shared.connection(send.id.node, send.connection) {
-                self.in_flight.ask(send.id, connection, outgoing)
+                self.in_flight.ask(send.id, connection, outgoing);
             } else {
                 let error = NodeError::Down { reason: "the connection was lost".into() };
                 self.in_flight.fail(send.id, error);

@@ -88,7 +88,7 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
             let unknown = nodes.iter().filter(|answer| answer.is_err()).count();
             return LockState::Held(HeldLock {
                 fence,
-                owner: most_named(&holding.iter().map(|(_, lease)| lease.owner.as_deref())),
+                owner: most_named(&holding),
                 nodes: holding.iter().map(|&(node, _)| node).collect(),
                 at_most: at_most(majority, holding.iter().filter_map(|(_, lease)| lease.ttl), unknown),
             });
@@ -112,12 +112,13 @@ fn at_most(majority: Majority, ttls: impl Iterator<Item = Duration>, unknown: us
 }
 
 /// The label that most of the nodes give; of several the first.
-fn most_named<'a>(owners: &(impl Iterator<Item = Option<&'a str>> + Clone)) -> Option<String> {
-    let count = |name: Option<&str>| owners.clone().filter(|owner| *owner == name).count();
-    let mut best = None;
-    for owner in owners.clone() {
-        if best.is_none_or(|(_, most)| count(owner) > most) {
-            best = Some((owner, count(owner)));
+fn most_named(holding: &[(usize, &LeaseInfo)]) -> Option<String> {
+    let owners = || holding.iter().map(|(_, lease)| lease.owner.as_deref());
+    let mut best = (None, 0);
+    for owner in owners() {
+        let count = owners().filter(|other| *other == owner).count();
+        if count > best.1 {
+            best = (owner, count);
         }
     }
     best.0.map(str::to_owned)
@@ -131,7 +132,6 @@ mod tests {
 
     const FREE: Result<Option<LeaseInfo>, NodeError> = Ok(None);
 
-    #[expect(clippy::unnecessary_wraps, reason = "as a node answers")]
     fn held(owner: &str, fence: u64, ttl_ms: u64) -> Result<Option<LeaseInfo>, NodeError> {
         Ok(Some(LeaseInfo {
             owner: (!owner.is_empty()).then(|| owner.to_owned()),
@@ -142,7 +142,6 @@ mod tests {
     }
 
     /// A key that another program wrote.
-    #[expect(clippy::unnecessary_wraps, reason = "as a node answers")]
     fn foreign() -> Result<Option<LeaseInfo>, NodeError> {
         Ok(Some(LeaseInfo::default()))
     }

@@ -22,7 +22,10 @@ mod keys;
 pub mod limits;
 mod line;
 mod links;
-#[cfg_attr(not(feature = "mutants"), expect(dead_code, reason = "only simulators break rules"))]
+#[cfg_attr(
+    not(feature = "mutants"),
+    expect(dead_code, unreachable_pub, reason = "only simulators break rules")
+)]
 pub(crate) mod mutants;
 mod node_error;
 mod release;

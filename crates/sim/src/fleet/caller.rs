@@ -195,6 +195,7 @@ impl Process {
     }
 
     /// Something that the caller waited for has come.
+    #[expect(clippy::needless_pass_by_value, reason = "an end is used up")]
     pub(super) fn caller_goes_on(&mut self, ended: Ended, world: &mut World) {
         match ended {
             Ended::Acquired { caller, lock } => {

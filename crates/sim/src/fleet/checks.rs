@@ -240,7 +240,7 @@ impl Checks {
     }
 
     /// Nothing is left when all is over.
-    pub(super) fn end(&mut self, world: &mut World, processes: &[Process]) {
+    pub(super) fn end(world: &mut World, processes: &[Process]) {
         for process in processes {
             if !process.is_idle() {
                 let what = process.describe();

@@ -94,6 +94,7 @@ impl World {
         let node = self.network.connection(conn).node;
         self.activity += 1;
         let host = &mut self.hosts[node];
+        #[expect(clippy::match_same_arms, reason = "the guard of the arm before it decides")]
         match (host.state, &message) {
             (State::MachineDown, _) | (State::ServerDown, Up::Close) => {}
             (State::ServerDown, Up::Connect) => self.send_down(conn, Down::Refused),
@@ -274,7 +275,7 @@ impl World {
                     Response::FenceAfterWait { fence, waited }
                 }
                 WaitReply::Refused => Response::No,
-                WaitReply::Failed(error) => failed(error),
+                WaitReply::Failed(error) => failed(&error),
             };
             trace!(self, "n{node} ends a wait: {response:?}");
             self.send_down(blocked.conn, Down::Response(response));
@@ -292,6 +293,7 @@ impl World {
     }
 
     /// Carries out a command.
+    #[expect(clippy::too_many_lines, reason = "one arm for each command")]
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
         let Packet { request, spec } = packet;
@@ -323,7 +325,7 @@ impl World {
                         self.claim_lease(node, &keys, request.token, ttl, now);
                         Response::Fence(fence)
                     }
-                    other => refused(other),
+                    other => refused(&other),
                 })
             }
             Command::Wait { fence, wait } => {
@@ -344,7 +346,7 @@ impl World {
                         }
                         None
                     }
-                    other => Some(refused(other)),
+                    other => Some(refused(&other)),
                 }
             }
             Command::Extend { fence } => {
@@ -358,7 +360,7 @@ impl World {
                         }
                         Response::Fence(fence)
                     }
-                    other => refused(other),
+                    other => refused(&other),
                 })
             }
             Command::SwapToken { new } => {
@@ -375,7 +377,7 @@ impl World {
                         self.claim_lease(node, &keys, new, ttl, now);
                         Response::Fence(fence)
                     }
-                    other => refused(other),
+                    other => refused(&other),
                 })
             }
             Command::Release => {
@@ -389,7 +391,7 @@ impl World {
                 Some(match reply {
                     Ok(Reply::Released(true)) => Response::Yes,
                     Ok(Reply::Released(false)) => Response::No,
-                    other => refused(other),
+                    other => refused(&other),
                 })
             }
             Command::Inspect => {
@@ -428,7 +430,7 @@ fn command_name(command: Command) -> &'static str {
     }
 }
 
-fn refused(reply: Result<Reply, CommandError>) -> Response {
+fn refused(reply: &Result<Reply, CommandError>) -> Response {
     match reply {
         Ok(Reply::Refused | Reply::NotHeld) => Response::No,
         Ok(_) => Response::Failed(NodeError::UnexpectedReply),
@@ -437,7 +439,7 @@ fn refused(reply: Result<Reply, CommandError>) -> Response {
 }
 
 /// The words of the module, as the client's transport reads them.
-fn failed(error: CommandError) -> Response {
+fn failed(error: &CommandError) -> Response {
     Response::Failed(match error {
         CommandError::Abstaining { reason, left_ms } => {
             // The time left would make every error another one.

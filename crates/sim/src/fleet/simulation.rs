@@ -320,7 +320,7 @@ impl Simulation {
             let quiet_at = quiet_at.max(self.world.last_grant);
             let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
             if self.world.now >= idle {
-                self.checks.end(&mut self.world, &self.processes);
+                Checks::end(&mut self.world, &self.processes);
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let members = (plan_size(&self.world.plan) + 4) as u64;
                 let activity = self.world.activity - self.activity_when_quiet;
