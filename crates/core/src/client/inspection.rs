@@ -132,6 +132,7 @@ mod tests {
 
     const FREE: Result<Option<LeaseInfo>, NodeError> = Ok(None);
 
+    #[expect(clippy::unnecessary_wraps, reason = "as a node answers")]
     fn held(owner: &str, fence: u64, ttl_ms: u64) -> Result<Option<LeaseInfo>, NodeError> {
         Ok(Some(LeaseInfo {
             owner: (!owner.is_empty()).then(|| owner.to_owned()),
@@ -142,6 +143,7 @@ mod tests {
     }
 
     /// A key that another program wrote.
+    #[expect(clippy::unnecessary_wraps, reason = "as a node answers")]
     fn foreign() -> Result<Option<LeaseInfo>, NodeError> {
         Ok(Some(LeaseInfo::default()))
     }

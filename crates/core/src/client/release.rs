@@ -10,7 +10,7 @@ use crate::quorum::{self, Moment, ReleaseVerdict};
 /// Releases one token on every node that may have it, until each has answered or every lease has
 /// ended by itself.
 ///
-/// Call [`poll`](Self::poll) after [`new`](Self::new) and after each event, until it returns `None`;
+/// Call [`poll`](Self::poll) when it begins and after each event, until it returns `None`;
 /// everything that it returns must be sent before anything else that its client sends to that node.
 /// When [`is_done`](Self::is_done) it may be dropped.
 #[derive(Debug)]
