@@ -6,7 +6,10 @@ use quorlock_core::quorum::Moment;
 
 /// Reads both clocks that a lock's validity is measured on.
 pub(crate) fn now() -> Moment {
-    platform::now()
+    let moment = platform::now();
+    #[cfg(test)]
+    let moment = Moment { boot: moment.boot + tests::SLEPT.get(), ..moment };
+    moment
 }
 
 /// The wall clock in microseconds since 1970, which fences are proposed from. A wrong clock makes
@@ -53,8 +56,19 @@ compile_error!(
 );
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        pub(super) static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// As if the machine had slept: one clock goes on, and timers do not. Of this thread only.
+    pub(crate) fn sleep_through(time: Duration) {
+        SLEPT.set(SLEPT.get() + time);
+    }
 
     #[test]
     fn both_clocks_run() {
