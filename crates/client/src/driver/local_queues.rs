@@ -31,6 +31,8 @@ pub(crate) struct Turn {
     keys: Keys,
     /// Its number in the line, until it is called.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
+    /// Whether the last call that was on the network before this one had to wait.
+    contended: bool,
 }
 
 impl Default for LocalQueues {
@@ -58,7 +60,8 @@ impl LocalQueues {
                 Some((number, called))
             }
         };
-        Turn { queues: Arc::clone(self), keys: keys.clone(), in_line }
+        let contended = queue.contended;
+        Turn { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
     /// Other clients want this lock, too.
@@ -88,9 +91,10 @@ impl Turn {
             // The queue keeps the sender until it calls.
             let _ = called.await;
             self.in_line = None;
+            let shard = self.queues.shard(&self.keys);
+            self.contended = shard.get(&self.keys).is_some_and(|queue| queue.contended);
         }
-        let shard = self.queues.shard(&self.keys);
-        shard.get(&self.keys).is_some_and(|queue| queue.contended)
+        self.contended
     }
 
     /// Whether it can begin at once.
