@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::attempt::{Attempt, End, Kind, Waited};
+use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Keys, NodeError, Release, Request, RequestId, Response, Token, limits,
 };
@@ -315,7 +316,8 @@ impl Acquire {
     pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let until = wait.map(|wait| ctx.now.plus(wait));
-        let deadline = wait.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
+        let limited = wait.filter(|_| !is_broken(Mutant::NoDeadline));
+        let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
         let nodes = ctx.topology.nodes().len();
         Self {
             started: ctx.now,
@@ -364,6 +366,9 @@ impl Acquire {
         if !matches!(self.phase, Phase::InLine) {
             return;
         }
+        if is_broken(Mutant::RefusesUnasked) && contended && self.last {
+            return self.finish(Reason::Held, ctx);
+        }
         if contended && !self.last && !self.is_time(ctx.now) {
             self.contended = true;
             let order = ctx.topology.order(self.spec.keys.first());
@@ -410,6 +415,9 @@ impl Acquire {
         }
         match &mut self.phase {
             Phase::InLine => {
+                if is_broken(Mutant::HeldOutOfTurn) {
+                    return self.finish(Reason::Held, ctx);
+                }
                 if self.is_time(ctx.now) {
                     // Nobody else's answers will do: this call asks the nodes itself.
                     self.start(Kind::First, ctx);
@@ -571,7 +579,7 @@ impl Acquire {
     fn start(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
         self.last |= self.is_time(ctx.now);
-        let Some(token) = ctx.token() else {
+        let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
         let round = self.rounds(Attempt::ROUNDS);
@@ -660,7 +668,8 @@ impl Acquire {
             return self.fail(ctx);
         }
         let order = ctx.topology.order(self.spec.keys.first());
-        let refused = |node: &usize| self.answers[*node] == Answer::Refused;
+        let anyone = is_broken(Mutant::WaitsOnQueueNode);
+        let refused = |node: &usize| anyone || self.answers[*node] == Answer::Refused;
         let Some(holder) = order.iter().copied().find(refused) else {
             return self.pause_before(Next::AskAll, ctx);
         };
@@ -719,7 +728,9 @@ impl Acquire {
 
     fn look(&mut self, refused_by: usize, ctx: &mut Context<'_>) {
         let round = self.rounds(1);
-        let Some(token) = ctx.token() else { return self.finish(Reason::NoRandom, ctx) };
+        let Some(token) = mutants::token(self.started, ctx) else {
+            return self.finish(Reason::NoRandom, ctx);
+        };
         let limit = self.spec.longest_timeout(ctx);
         for node in 0..self.answers.len() {
             self.answers[node] = match ctx.topology.route_acquire(node) {
@@ -744,13 +755,16 @@ impl Acquire {
     fn wait_on(&mut self, node: usize, ctx: &mut Context<'_>) {
         self.attempts += 1;
         self.contended = true;
-        self.deadline = self.until.map(|until| until.plus(limits::CALL_GRACE));
+        let limited = self.until.filter(|_| !is_broken(Mutant::NoDeadline));
+        self.deadline = limited.map(|until| until.plus(limits::CALL_GRACE));
         if let Err(error) = ctx.topology.route_acquire(node) {
             // What a node grants counts only if it is admitted.
             self.answers[node] = Answer::Failed(error);
             return self.pause_before(Next::AskAll, ctx);
         }
-        let Some(token) = ctx.token() else { return self.finish(Reason::NoRandom, ctx) };
+        let Some(token) = mutants::token(self.started, ctx) else {
+            return self.finish(Reason::NoRandom, ctx);
+        };
         let id = RequestId { round: self.rounds(1), node };
         self.actions.push_back(Action::Wait { id });
         // Without a place to wait it polls.
@@ -809,7 +823,11 @@ impl Acquire {
                     node: waiting.node,
                     token: waiting.token,
                     fence: *fence,
-                    lifetime: Lifetime::after_wait(sent, *waited, self.spec.ttl),
+                    lifetime: if is_broken(Mutant::ValidFromAnswer) {
+                        Lifetime::new(ctx.now, self.spec.ttl)
+                    } else {
+                        Lifetime::after_wait(sent, *waited, self.spec.ttl)
+                    },
                     incarnation: ctx.topology.incarnation(waiting.node),
                     silent: self.silent.clone(),
                 };
@@ -916,10 +934,15 @@ impl Acquire {
         }
         if waiting.sent.is_none() {
             waiting.look_at = ctx.now.plus(ctx.jitter(limits::LOOK_EVERY));
-            if waiting.ahead.is_none() {
+            if waiting.ahead.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
                 self.ask_ahead(Kind::First, ctx);
             }
             return;
+        }
+        if is_broken(Mutant::LeavesQueue) && waiting.ahead.is_none() {
+            let node = waiting.node;
+            self.leave_node(None, ctx);
+            return self.wait_on(node, ctx);
         }
         waiting.look_at = ctx.now.plus(limits::LOOK_EVERY);
         let (node, offset) = (waiting.node, waiting.look_offset);
@@ -928,7 +951,8 @@ impl Acquire {
             self.ping(RequestId { round, node }, ctx);
         }
         let Phase::Waiting(waiting) = &self.phase else { return };
-        if waiting.inspect.is_none() && waiting.ahead.is_none() {
+        let looks = !is_broken(Mutant::NeverLooksPast);
+        if looks && waiting.inspect.is_none() && waiting.ahead.is_none() {
             self.inspect_another(node, offset, ctx);
         }
     }
@@ -975,7 +999,7 @@ impl Acquire {
 
     fn ask_ahead(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
-        let Some(token) = ctx.token() else { return };
+        let Some(token) = mutants::token(self.started, ctx) else { return };
         let round = self.rounds(Attempt::ROUNDS);
         let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
         if let Phase::Waiting(waiting) = &mut self.phase {

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::acquire::{Action, Grant, GrantNode, Spec};
 use super::limits;
+use super::mutants::{Mutant, is_broken};
 use super::release::Release;
 use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token};
 use crate::Fence;
@@ -148,7 +149,12 @@ impl Attempt {
         granted.answer = Answer::Granted(Some(fence));
         granted.delivery = Delivery::Arrived;
         granted.incarnation = incarnation;
-        for other in (0..this.nodes.len()).filter(|&other| other != node) {
+        let bare = is_broken(Mutant::BareMajorityAfterWait);
+        for (asked, other) in (0..this.nodes.len()).filter(|&other| other != node).enumerate() {
+            if bare && asked + 1 >= majority.size() {
+                this.failed(other, NodeError::UnexpectedReply, ctx.now);
+                continue;
+            }
             this.ask(other, spec, ctx, out);
         }
         // Of a single node there is nobody else to ask.
@@ -418,6 +424,9 @@ impl Attempt {
             });
             return;
         }
+        if is_broken(Mutant::QueueNodeOutvoted) {
+            return self.refuse_all(ctx.now);
+        }
         // The first node of each order that has a vote decides.
         let past = if let Kind::GoAhead { past } = self.kind { Some(past) } else { None };
         let mut all_granted = true;
@@ -448,7 +457,8 @@ impl Attempt {
             return;
         }
         self.decide_by = None;
-        let exhausted = |asked: &Asked| asked.open && asked.refusals > limits::TIE_REPEATS;
+        let repeats = if is_broken(Mutant::NoTieRepeat) { 0 } else { limits::TIE_REPEATS };
+        let exhausted = |asked: &Asked| asked.open && asked.refusals > repeats;
         for node in 0..self.nodes.len() {
             if exhausted(&self.nodes[node]) {
                 self.refuse(node, ctx.now);

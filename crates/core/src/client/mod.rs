@@ -9,6 +9,7 @@
 //! - [`agree`]: which nodes belong to the set of the majority.
 //! - [`summarize`]: what the nodes say about a key, for [`LockState`].
 //! - [`Renewals`]: when which lock is to be extended.
+//! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
 
 mod acquire;
@@ -21,6 +22,11 @@ mod keys;
 pub mod limits;
 mod line;
 mod links;
+#[cfg_attr(
+    not(feature = "mutants"),
+    expect(dead_code, unreachable_pub, reason = "only simulators break rules")
+)]
+pub(crate) mod mutants;
 mod node_error;
 mod release;
 mod renewals;
@@ -37,6 +43,8 @@ pub use inspection::{HeldLock, LeaseInfo, LockState, inspection_answer, inspecti
 pub use keys::{InvalidKeys, Keys};
 pub use line::{Entry, Line};
 pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
+#[cfg(feature = "mutants")]
+pub use mutants::{Mutant, break_rule};
 pub use node_error::{Answer, NodeError};
 pub use release::{Release, Send};
 pub use renewals::Renewals;

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::Spec;
+use super::mutants::{Mutant, is_broken};
 use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits};
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
@@ -103,6 +104,8 @@ impl Release {
                     this.cast(node, None);
                     continue;
                 }
+                Delivery::InFlight { .. } if is_broken(Mutant::SilentNotReleased) => continue,
+                Delivery::InFlight { .. } if is_broken(Mutant::ReleaseElsewhere) => this.send(node, ctx),
                 // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.
                 Delivery::InFlight { connection } => this.send_through(node, connection, now),
                 Delivery::Arrived => this.send(node, ctx),

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use super::tally::{Ballot, Lost, Tally};
 use super::{Lifetime, Majority, Moment};
+use crate::client::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
 
 /// One attempt to take a lock on a majority of the nodes.
@@ -232,6 +233,10 @@ impl Acquisition {
             }
             return;
         };
+        if is_broken(Mutant::LargestFence) && self.grants().count() >= size {
+            let fence = self.grants().map(|grant| grant.stored).max().unwrap_or(fence);
+            return self.decide(Step::Won(Win { fence, lifetime }));
+        }
         if self.grants().filter(|grant| grant.has(fence)).count() >= size {
             if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
                 self.decide(Step::Won(Win { fence, lifetime }));

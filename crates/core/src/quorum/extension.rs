@@ -1,6 +1,7 @@
 use super::tally::{Ballot, Lost, Tally};
 use super::{Lifetime, Majority, Moment};
 use crate::Ttl;
+use crate::client::mutants::{Mutant, is_broken};
 
 /// One attempt to keep a lock: EXTEND to all nodes that were ever asked for it, and a majority decides. Those that were not do
 /// not hold it, and have [answered](Self::answer) so before any other does.
@@ -90,11 +91,12 @@ impl Extension {
     /// once, and none unless a majority of extends succeeded in this round on nodes that were
     /// [known to hold](Self::known_to_hold) the lock.
     pub fn next_repair(&mut self) -> Option<usize> {
-        if !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
+        let early = is_broken(Mutant::EarlyRepair);
+        if !early && !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
             return None;
         }
         let confirmed = self.tally.yes().filter(|&(node, ())| self.known[node]).count();
-        if confirmed < self.tally.majority().size() {
+        if !early && confirmed < self.tally.majority().size() {
             return None;
         }
         let node = self.tally.no().find(|&node| !self.repaired[node])?;

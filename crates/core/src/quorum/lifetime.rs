@@ -2,10 +2,14 @@ use std::time::Duration;
 
 use super::Moment;
 use crate::Ttl;
+use crate::client::mutants::{Mutant, is_broken};
 
 /// How much less than its ttl a lock is relied upon: 1 % of the time that two clocks may have drifted apart in, and
 /// 2 ms for the granularity of the servers' expiry. As the description of Redlock has it.
 pub fn drift(measured: Duration) -> Duration {
+    if is_broken(Mutant::NoDrift) {
+        return Duration::ZERO;
+    }
     measured / 100 + Duration::from_millis(2)
 }
 

@@ -1,0 +1,102 @@
+//! Rules of a client that a simulator breaks on purpose, to see that its checkers notice.
+//!
+//! Each broken rule asks [`is_broken`] at the place that decides. Without the feature `mutants` that
+//! is the constant `false`. With it, a thread-local variable decides, which is empty until the
+//! simulator sets it with [`break_rule`]: a build of the whole workspace, which unifies features,
+//! has every rule in force as well.
+
+use std::cell::Cell;
+
+use super::{Context, Token};
+use crate::quorum::Moment;
+
+/// A rule of a client that is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mutant {
+    /// After a wait, only N/2 + 1 nodes are asked.
+    BareMajorityAfterWait,
+    /// A waiter never looks past the node on which it waits.
+    NeverLooksPast,
+    /// A call that does not wait reports a contended key as held without asking.
+    RefusesUnasked,
+    /// A call whose turn never came in the local queue reports `Held` without asking.
+    HeldOutOfTurn,
+    /// A call without a seat on the queue node does not poll.
+    NoPollWithoutSeat,
+    /// A call waits for slow nodes beyond its limit.
+    NoDeadline,
+    /// The winner of a tie does not repeat its request.
+    NoTieRepeat,
+    /// All attempts of a call use one token.
+    ReusedToken,
+    /// Nodes that have not answered are not told of a RELEASE.
+    SilentNotReleased,
+    /// A RELEASE may travel through another connection than its ACQUIRE.
+    ReleaseElsewhere,
+    /// A node that does not hold the lock is repaired before a majority has extended it.
+    EarlyRepair,
+    /// Clocks are taken to run at the same rate.
+    NoDrift,
+    /// The validity of a lock begins when the WAIT is answered.
+    ValidFromAnswer,
+    /// The largest fence of the grants is used at once.
+    LargestFence,
+    /// A refusal of the queue node is one vote among others.
+    QueueNodeOutvoted,
+    /// A client waits on the queue node, whether that refused it or not.
+    WaitsOnQueueNode,
+    /// A waiter goes to the end of the queue whenever it looks at the nodes.
+    LeavesQueue,
+}
+
+impl Mutant {
+    /// Every mutant.
+    pub const ALL: [Self; 17] = [
+        Self::BareMajorityAfterWait,
+        Self::NeverLooksPast,
+        Self::RefusesUnasked,
+        Self::HeldOutOfTurn,
+        Self::NoPollWithoutSeat,
+        Self::NoDeadline,
+        Self::NoTieRepeat,
+        Self::ReusedToken,
+        Self::SilentNotReleased,
+        Self::ReleaseElsewhere,
+        Self::EarlyRepair,
+        Self::NoDrift,
+        Self::ValidFromAnswer,
+        Self::LargestFence,
+        Self::QueueNodeOutvoted,
+        Self::WaitsOnQueueNode,
+        Self::LeavesQueue,
+    ];
+}
+
+thread_local! {
+    static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
+}
+
+/// Breaks a rule in the machines that this thread runs from now on, or none.
+pub fn break_rule(mutant: Option<Mutant>) {
+    BROKEN.set(mutant);
+}
+
+/// Whether this rule is broken in this thread.
+#[cfg(feature = "mutants")]
+pub(crate) fn is_broken(mutant: Mutant) -> bool {
+    BROKEN.get() == Some(mutant)
+}
+
+/// No rule is broken outside simulators.
+#[cfg(not(feature = "mutants"))]
+pub(crate) const fn is_broken(_: Mutant) -> bool {
+    false
+}
+
+/// A token for an attempt of the call that began at `call`.
+pub(super) fn token(call: Moment, ctx: &mut Context<'_>) -> Option<Token> {
+    if is_broken(Mutant::ReusedToken) {
+        return Some(Token::of_bits(call.raw.as_nanos() << 64 | call.boot.as_nanos()));
+    }
+    ctx.token()
+}
