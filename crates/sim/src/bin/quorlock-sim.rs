@@ -1,5 +1,6 @@
 //! Runs fleets: `quorlock-sim [--seeds N] [--from SEED]`, or `quorlock-sim --seed SEED [--trace]`.
-//! With `--no-faults` no seed draws faults, and with `--no-abstention` restarted nodes do not abstain.
+//! With `--no-faults` no seed draws faults, and with `--mutant NAME` a rule is broken.
+//! `quorlock-sim --mutants [--seeds N]` looks for the first seed that catches each mutant.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +16,21 @@ fn main() -> ExitCode {
         let at = args.iter().position(|arg| arg == name)?;
         args.get(at + 1)?.parse::<u64>().ok()
     };
+    let name = args.iter().position(|arg| arg == "--mutant").and_then(|at| args.get(at + 1));
+    let mutant = name.map(|name| {
+        let is_named = |mutant: &Mutant| mutant.name() == *name;
+        Mutant::all().find(is_named).unwrap_or_else(|| panic!("there is no mutant {name}"))
+    });
+    if has("--mutants") {
+        return first_seeds(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000));
+    }
     let plan = |seed| {
         let plan = Plan::draw(seed);
         let plan = if has("--no-faults") { plan.without_faults() } else { plan };
-        if has("--no-abstention") { plan.with_mutant(Mutant::NoAbstention) } else { plan }
+        match mutant {
+            Some(mutant) => plan.with_mutant(mutant),
+            None => plan,
+        }
     };
     if let Some(seed) = number("--seed") {
         let report = run(&plan(seed), has("--trace"));
@@ -28,6 +40,26 @@ fn main() -> ExitCode {
         return if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     run_all(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000), &plan)
+}
+
+/// Prints the first seed that catches each mutant.
+fn first_seeds(from: u64, seeds: u64) -> ExitCode {
+    println!("| rule that is broken | first seed | what the checkers say |\n|---|---:|---|");
+    let mut all_caught = true;
+    for mutant in Mutant::all() {
+        let caught = |seed| Some((seed, run(&Plan::draw(seed).with_mutant(mutant), false).violation?));
+        let name = mutant.name();
+        match (from..from + seeds).find_map(caught) {
+            Some((seed, what)) => {
+                println!("| {name} | {seed} | {} |", what.chars().take(100).collect::<String>());
+            }
+            None => {
+                all_caught = false;
+                println!("| {name} | **none** | |");
+            }
+        }
+    }
+    if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs all of these seeds on all processors.

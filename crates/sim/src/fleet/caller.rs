@@ -266,7 +266,8 @@ impl Process {
         let this = &mut self.callers[caller];
         this.state = State::Resting;
         let rest = if this.chance(plan.habits.at_once_percent) { 0 } else { this.between(plan.habits.rest) };
-        self.wake_caller(caller, world.now + rest, world);
+        let at = world.now + rest;
+        self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
     }
 
     /// No more calls are made, and those that wait without end are cancelled.

@@ -195,6 +195,33 @@ impl World {
         self.turn(node);
     }
 
+    /// An operator ends whatever lock has the key, on these nodes.
+    pub(super) fn end_lock(&mut self, key: usize, nodes: &[usize]) {
+        let name = self.plan.names[key].clone();
+        let mut ended: Vec<Token> = Vec::new();
+        for &node in nodes {
+            let host = &mut self.hosts[node];
+            if host.state != State::Up {
+                continue;
+            }
+            let now = host.clock.at(self.now);
+            host.server.remove(now, 0, name.as_bytes(), node::KeyEvent::Removed);
+            let claims: Vec<Claim> = self.claims.at(node, key, self.now).collect();
+            for claim in claims.iter().filter(|claim| claim.kind != Kind::Waiter) {
+                self.claims.end(node, key, claim.token, claim.kind, self.now, self.now);
+                ended.push(claim.token);
+            }
+            self.turn(node);
+        }
+        trace!(self, "an operator ends {} leases of {key}", ended.len());
+        let majority = self.plan.nodes / 2 + 1;
+        let count = |token: &Token| ended.iter().filter(|other| *other == token).count();
+        if let Some(token) = ended.iter().find(|token| count(token) >= majority) {
+            self.ended_everywhere.push((*token, self.now));
+        }
+        self.ended.append(&mut ended);
+    }
+
     /// Takes down which strings a restarted node has, or until when, after a step of its wall clock.
     pub(super) fn claim_foreign(&mut self, node: usize) {
         let host = &self.hosts[node];

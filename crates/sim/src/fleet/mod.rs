@@ -23,7 +23,7 @@ mod world;
 
 use std::time::Duration;
 
-pub use mutant::Mutant;
+pub use mutant::{ClientRule, Mutant};
 pub use plan::Plan;
 pub use simulation::run;
 

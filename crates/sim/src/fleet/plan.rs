@@ -53,6 +53,8 @@ pub struct Plan {
     pub(super) ping: Arc<Spec>,
     /// Whether each caller has one set of keys only.
     pub(super) one_set_each: bool,
+    /// All callers call at the same moments, this far apart.
+    pub(super) meet_every: Option<Ns>,
 }
 
 /// What the programs of a run do.
@@ -121,6 +123,11 @@ pub(super) enum FaultKind {
         node: usize,
         by_us: i64,
     },
+    /// An operator ends the lock of a key on these nodes.
+    End {
+        key: usize,
+        nodes: Vec<usize>,
+    },
 }
 
 impl Plan {
@@ -175,9 +182,15 @@ impl Plan {
             mutant: None,
             ping: ping(),
             one_set_each: false,
+            meet_every: None,
         };
         if rng.random_range(0..4) > 0 {
             this.draw_faults(rng);
+        }
+        match seed % 10 {
+            8 => this.draw_operator(rng),
+            9 => this.draw_meetings(rng),
+            _ => {}
         }
         this
     }
@@ -241,6 +254,64 @@ impl Plan {
             let restarts = matches!(fault.kind, FaultKind::Restart { .. });
             restarts && rejoins <= to && rejoins + delay / 20 + spread > from
         })
+    }
+
+    /// The first time from `at` on at which all callers call.
+    pub(super) fn next_meeting(&self, at: Ns) -> Option<Ns> {
+        Some(at.div_ceil(self.meet_every?) * self.meet_every?)
+    }
+
+    /// All callers want one free lock at the same moment, and do not wait for it. One node may be
+    /// down all the time.
+    fn draw_meetings(&mut self, rng: &mut StdRng) {
+        self.names.truncate(1);
+        self.members = vec![vec![0]];
+        self.key_sets = sets(&self.names, &self.members);
+        self.paths.clear();
+        let base = rng.random_range(50_000..MS);
+        let path = |_| (base, rng.random_range(0..=base));
+        self.paths.extend((0..self.nodes * self.processes).map(path));
+        self.round_trip = 4 * base;
+        self.length = 12 * SECOND;
+        self.meet_every = Some(SECOND);
+        self.habits = Habits {
+            ttls_ms: vec![5000],
+            hold: (0, 100 * MS),
+            rest: (0, 0),
+            waits_percent: [100, 0, 0],
+            renew_percent: 0,
+            extend_percent: 0,
+            detach_percent: 0,
+            drop_percent: 50,
+            cancel_percent: 0,
+            at_once_percent: 0,
+        };
+        self.faults.clear();
+        if self.nodes > 2 && rng.random() {
+            let (node, to) = (rng.random_range(0..self.nodes), self.length);
+            let kind = FaultKind::Restart { node, machine_too: false, with_keys: false };
+            self.faults.push(Fault { from: MS, to, kind });
+        }
+    }
+
+    /// An operator ends locks now and then, and one of the nodes is silent for a while after that.
+    fn draw_operator(&mut self, rng: &mut StdRng) {
+        if self.members.iter().any(|keys| keys.len() > 1) {
+            return;
+        }
+        for _ in 0..rng.random_range(1..=10) {
+            let from = SECOND + rng.random_range(0..self.length);
+            let mut nodes: Vec<usize> = (0..self.nodes).collect();
+            while nodes.len() > self.nodes / 2 + 1 {
+                nodes.swap_remove(rng.random_range(0..nodes.len()));
+            }
+            let node = nodes[rng.random_range(0..nodes.len())];
+            let key = rng.random_range(0..self.names.len());
+            self.faults.push(Fault { from, to: from, kind: FaultKind::End { key, nodes } });
+            let to = from + rng.random_range(MS..=3 * SECOND);
+            self.faults.push(Fault { from: from + 1, to, kind: FaultKind::PauseNode { node } });
+        }
+        self.keep_apart();
     }
 
     fn draw_faults(&mut self, rng: &mut StdRng) {
@@ -353,6 +424,7 @@ impl FaultKind {
             | Self::PauseNode { node: other }
             | Self::StepWall { node: other, .. }
             | Self::Restart { node: other, .. } => *other == node,
+            Self::End { .. } => true,
             Self::PauseProcess { process: other } | Self::Sleep { process: other } => *other == process,
         }
     }
