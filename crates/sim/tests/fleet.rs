@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quorlock_sim::fleet::{ClientRule, Mutant, Plan, Report, run};
+use quorlock_sim::fleet::{ClientRule, Mutant, Plan, Report, mixed, run};
 
 const SEEDS: u64 = 200;
 
@@ -88,5 +88,17 @@ fn each_mutant_is_caught() {
 fn seeds_of_mutants_pass_without_them() {
     for (_, seed, _) in CAUGHT.iter().filter(|(_, seed, _)| *seed >= SEEDS) {
         assert_eq!(run(&Plan::draw(*seed), false).violation, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn single_keys_and_several_keys_share_the_nodes() {
+    for rest_ms in [0, 20] {
+        let mixed = mixed(rest_ms, 20);
+        assert!(mixed.beside * 10 >= mixed.alone * 7, "{mixed:?}");
+        assert!(mixed.several > 0, "{mixed:?}");
+        for (mean, longest) in [mixed.single_waits, mixed.several_waits] {
+            assert!(longest <= mean * 20, "{mixed:?}");
+        }
     }
 }

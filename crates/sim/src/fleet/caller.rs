@@ -204,6 +204,8 @@ impl Process {
                 this.waited += wait;
                 this.longest_wait = this.longest_wait.max(wait);
                 world.locks += 1;
+                world.longest_pause = world.longest_pause.max(world.now - world.granted_at);
+                world.granted_at = world.now;
                 this.state = State::Holding(lock);
                 let parts = this.errand.as_ref().map_or(1, |errand| u64::from(errand.extends) + 1);
                 let held_for = this.errand.as_ref().map_or(0, |errand| errand.held_for) / parts;

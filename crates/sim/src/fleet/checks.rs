@@ -54,7 +54,7 @@ impl Checks {
                     self.is_held_on_majority(process, machine, world, processes);
                 }
                 Note::Extended { process, machine, verdict, round_began } => {
-                    self.is_not_revived((process, machine), verdict, round_began, world, processes);
+                    is_not_revived((process, machine), verdict, round_began, world, processes);
                     self.excludes_others(process, machine, world, processes);
                     self.is_held_on_majority(process, machine, world, processes);
                 }
@@ -205,21 +205,8 @@ impl Checks {
         }
         self.held = held;
         self.free_locks_are_granted(world, processes);
-        self.nothing_is_left_behind(world);
+        nothing_is_left_behind(world);
         self.one_of_all_wins(world);
-    }
-
-    /// A node that has answered the RELEASE of a token does not hold the lock for it.
-    fn nothing_is_left_behind(&self, world: &mut World) {
-        let age = 100 * MS + 4 * world.plan.round_trip;
-        for node in 0..world.plan.nodes {
-            for key in 0..world.plan.names.len() {
-                if let Some((token, call)) = world.claims.left_behind(node, key, world.now, age) {
-                    let (process, token) = (call >> 40, world.short(token));
-                    world.violate(format!("p{process} has released {token}, but n{node} has it"));
-                }
-            }
-        }
     }
 
     /// Of callers that want a free lock at the same moment, one gets it.
@@ -232,23 +219,6 @@ impl Checks {
         // Callers begin one meeting after the connections were made.
         if met == 0 && world.now > 2 * every && !world.is_ending {
             world.violate("all callers wanted a free lock, and none of them got it".into());
-        }
-    }
-
-    /// A lock that an operator has ended on a majority is not extended.
-    fn is_not_revived(
-        &self,
-        (process, machine): (usize, u64),
-        verdict: ExtensionVerdict,
-        round_began: Ns,
-        world: &mut World,
-        all: &[Process],
-    ) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
-        let token = lock.hold.token();
-        let ended = world.ended_everywhere.iter().any(|&(ended, at)| ended == token && at < round_began);
-        if ended && matches!(verdict, ExtensionVerdict::Extended(_)) {
-            world.violate(format!("p{process}/{machine} is extended after an operator has ended it"));
         }
     }
 
@@ -332,6 +302,35 @@ impl Checks {
                 ));
             }
         }
+    }
+}
+
+/// A node that has answered the RELEASE of a token does not hold the lock for it.
+fn nothing_is_left_behind(world: &mut World) {
+    let age = 100 * MS + 4 * world.plan.round_trip;
+    for node in 0..world.plan.nodes {
+        for key in 0..world.plan.names.len() {
+            if let Some((token, call)) = world.claims.left_behind(node, key, world.now, age) {
+                let (process, token) = (call >> 40, world.short(token));
+                world.violate(format!("p{process} has released {token}, but n{node} has it"));
+            }
+        }
+    }
+}
+
+/// A lock that an operator has ended on a majority is not extended.
+fn is_not_revived(
+    (process, machine): (usize, u64),
+    verdict: ExtensionVerdict,
+    round_began: Ns,
+    world: &mut World,
+    all: &[Process],
+) {
+    let Some(lock) = lock_of(all, process, machine) else { return };
+    let token = lock.hold.token();
+    let ended = world.ended_everywhere.iter().any(|&(ended, at)| ended == token && at < round_began);
+    if ended && matches!(verdict, ExtensionVerdict::Extended(_)) {
+        world.violate(format!("p{process}/{machine} is extended after an operator has ended it"));
     }
 }
 

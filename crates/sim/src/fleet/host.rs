@@ -84,7 +84,7 @@ impl Host {
     }
 }
 
-fn run_id(node: usize, start: u32) -> Arc<str> {
+pub(super) fn run_id(node: usize, start: u32) -> Arc<str> {
     format!("{:040x}", (node as u64 + 1) * 1_000_003 + u64::from(start) * 7_919).into()
 }
 
@@ -193,6 +193,17 @@ impl World {
         host.is_paused = false;
         self.claim_foreign(node);
         self.turn(node);
+    }
+
+    /// Whether the plan loses this RELEASE.
+    fn loses_release(&mut self, node: usize, token: Token) -> bool {
+        let Some((of, every)) = self.plan.lost_release_every else { return false };
+        // One that frees a lock.
+        let frees = (self.claims.at(node, 0, self.now))
+            .any(|claim| claim.token == token && claim.kind == Kind::Lease);
+        let is_due = of == node && frees && self.now / every > self.releases_lost;
+        self.releases_lost += u64::from(is_due);
+        is_due
     }
 
     /// An operator ends whatever lock has the key, on these nodes.
@@ -321,6 +332,7 @@ impl World {
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
         let Packet { request, spec } = packet;
+        let is_lost = matches!(request.command, Command::Release) && self.loses_release(node, request.token);
         let token = Name::from_slice(request.token.as_str().as_bytes());
         let names: Vec<Name> = spec.keys.iter().map(Name::from_slice).collect();
         let keys: Vec<usize> = names.iter().map(|name| self.plan.key_index(name)).collect();
@@ -404,6 +416,8 @@ impl World {
                     other => refused(other),
                 })
             }
+            // The client hears of a RELEASE that the node does not get.
+            Command::Release if is_lost => Some(Response::Yes),
             Command::Release => {
                 let release = node::Release { db, keys: &names, token: &token };
                 let reply = host.server.execute(now, &node::Command::Release(release));

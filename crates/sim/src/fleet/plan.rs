@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{Keys, Spec, limits};
+use quorlock_core::quorum::order;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -55,6 +56,12 @@ pub struct Plan {
     pub(super) one_set_each: bool,
     /// All callers call at the same moments, this far apart.
     pub(super) meet_every: Option<Ns>,
+    /// So many processes, the last ones, do not remember that a key was contended.
+    pub(super) newcomers: usize,
+    /// A node, and how often a RELEASE to it is lost.
+    pub(super) lost_release_every: Option<(usize, Ns)>,
+    /// Whether the run ends with the first thing that goes wrong.
+    pub(super) is_checked: bool,
 }
 
 /// What the programs of a run do.
@@ -183,6 +190,9 @@ impl Plan {
             ping: ping(),
             one_set_each: false,
             meet_every: None,
+            newcomers: 0,
+            lost_release_every: None,
+            is_checked: true,
         };
         if rng.random_range(0..4) > 0 {
             this.draw_faults(rng);
@@ -193,6 +203,80 @@ impl Plan {
             _ => {}
         }
         this
+    }
+
+    /// Clients of one key on five nodes, with messages that take 0.05 to 0.4 ms, and without faults.
+    pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
+        let names = vec!["key".to_owned()];
+        let members = vec![vec![0]];
+        Self {
+            seed: 1,
+            nodes: 5,
+            processes,
+            callers: 1,
+            key_sets: sets(&names, &members),
+            names,
+            members,
+            habits: habits.clone(),
+            seats: limits::SEATS_MAX,
+            max_waiters: 1000,
+            max_clock_skew_ms: 60_000,
+            rejoin_delay_ms: TTL_MAX_MS,
+            paths: vec![(50_000, 350_000); 5 * processes],
+            round_trip: 800_000,
+            client_ppm: vec![(0, 0); processes],
+            node_ppm: vec![0; 5],
+            length,
+            commands_max: u64::MAX,
+            faults: Vec::new(),
+            mutant: None,
+            ping: ping(),
+            one_set_each: true,
+            meet_every: None,
+            newcomers: 0,
+            lost_release_every: None,
+            is_checked: false,
+        }
+    }
+
+    /// With so many keys, and a set of them for each process.
+    pub(super) fn with_sets(mut self, keys: usize, members: Vec<Vec<usize>>) -> Self {
+        self.names = (0..keys).map(|key| format!("key {key}")).collect();
+        self.key_sets = sets(&self.names, &members);
+        self.members = members;
+        self
+    }
+
+    /// With processes that do not remember that a key was contended.
+    pub(super) fn with_newcomers(mut self, newcomers: usize) -> Self {
+        self.newcomers = newcomers;
+        self
+    }
+
+    /// With processes that lose the queue node of the first key before they call.
+    pub(super) fn with_unreachable_queue_node(mut self, processes: usize) -> Self {
+        let node = self.queue_node();
+        let pairs = (0..processes).map(|process| (process, node)).collect();
+        let kind = FaultKind::Partition { pairs, direction: None };
+        self.faults.push(Fault { from: SECOND / 2, to: self.length + SECOND, kind });
+        self
+    }
+
+    /// With a RELEASE to the queue node of the first key lost every so often.
+    pub(super) fn with_lost_releases(mut self, every: Ns) -> Self {
+        self.lost_release_every = Some((self.queue_node(), every));
+        self
+    }
+
+    /// With callers that all call at the same moments.
+    pub(super) fn with_meetings(mut self, every: Ns) -> Self {
+        self.meet_every = Some(every);
+        self
+    }
+
+    fn queue_node(&self) -> usize {
+        let run_ids: Vec<_> = (0..self.nodes).map(|node| super::host::run_id(node, 0)).collect();
+        order(self.names[0].as_bytes(), run_ids.iter().map(|id| id.as_bytes()))[0]
     }
 
     /// The same without faults.

@@ -56,6 +56,8 @@ pub(super) struct Process {
     pub(super) paused_at: Ns,
     /// Whether machines hear of a lost connection before the links do.
     tells_machines_first: bool,
+    /// Processes from this one on do not remember that a key was contended.
+    remembering: usize,
 }
 
 /// What machines are told with everything that happens.
@@ -248,6 +250,7 @@ impl Process {
             backlog: VecDeque::new(),
             paused_at: 0,
             tells_machines_first,
+            remembering: plan.processes - plan.newcomers,
         }
     }
 
@@ -667,7 +670,8 @@ impl Process {
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut slot.machine else { return };
         call.place = place;
-        let is_contended = self.lines[call.keys].is_contended;
+        let is_newcomer = self.index >= self.remembering;
+        let is_contended = self.lines[call.keys].is_contended && !is_newcomer;
         call.acquire.handle_turn(is_contended, &mut self.shared.context(world.now));
         self.drive(machine, world);
     }

@@ -88,6 +88,9 @@ impl Simulation {
             locks: 0,
             repairs: 0,
             unconfirmed: 0,
+            releases_lost: 0,
+            granted_at: WARM_UP,
+            longest_pause: 0,
             plan: Arc::clone(&plan),
         };
         let processes = (0..plan.processes).map(|index| {
@@ -355,6 +358,7 @@ impl Simulation {
             locks_of_each: callers().map(|caller| caller.locks).collect(),
             waited_of_each: callers().map(|caller| Duration::from_nanos(caller.waited)).collect(),
             longest_wait_of_each: callers().map(|caller| Duration::from_nanos(caller.longest_wait)).collect(),
+            longest_pause: Duration::from_nanos(self.world.longest_pause),
             commands: self.world.commands,
             events: self.events,
             repairs: self.world.repairs,

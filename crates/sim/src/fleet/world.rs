@@ -40,6 +40,11 @@ pub(super) struct World {
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
+    /// How many RELEASEs the plan has lost.
+    pub(super) releases_lost: u64,
+    /// The last grant, and the longest time between two of them.
+    pub(super) granted_at: Ns,
+    pub(super) longest_pause: Ns,
 }
 
 /// A lock that was detached.
@@ -97,7 +102,9 @@ impl World {
 
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
-        self.violation.get_or_insert(what);
+        if self.plan.is_checked {
+            self.violation.get_or_insert(what);
+        }
     }
 
     /// The call that a token belongs to, and the beginning of the token.
