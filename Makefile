@@ -43,6 +43,7 @@ fuzz-node: setup ## One real server and the model of it take the same steps, and
 model: ## All that can happen to a few clients and masters, in every order; and every rule broken once, which must be noticed
 	cargo build --release --package quorlock-sim
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
+	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- --compare
 
 sim: ## Whole fleets under a virtual clock, with faults that a seed draws: SEEDS=… (1,000), or SEED=… for the trace of one
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),1000))

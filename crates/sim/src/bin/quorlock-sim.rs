@@ -1,12 +1,14 @@
 //! Runs fleets: `quorlock-sim [--seeds N] [--from SEED]`, or `quorlock-sim --seed SEED [--trace]`.
-//! With `--no-faults` no seed draws faults, and with `--no-abstention` restarted nodes do not abstain.
+//! With `--no-faults` no seed draws faults, and with `--mutant NAME` a rule is broken.
+//! `quorlock-sim --compare` prints what each rule about waiting is for.
+//! `quorlock-sim --mutants [--seeds N]` looks for the first seed that catches each mutant.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use quorlock_sim::fleet::{Mutant, Plan, Report, run};
+use quorlock_sim::fleet::{Comparison, Mixed, Mutant, Plan, Report, comparisons, mixed, run};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -15,10 +17,25 @@ fn main() -> ExitCode {
         let at = args.iter().position(|arg| arg == name)?;
         args.get(at + 1)?.parse::<u64>().ok()
     };
+    let name = args.iter().position(|arg| arg == "--mutant").and_then(|at| args.get(at + 1));
+    let mutant = name.map(|name| {
+        let is_named = |mutant: &Mutant| mutant.name() == *name;
+        Mutant::all().find(is_named).unwrap_or_else(|| panic!("there is no mutant {name}"))
+    });
+    if has("--mutants") {
+        return first_seeds(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000));
+    }
+    if has("--compare") {
+        compare();
+        return ExitCode::SUCCESS;
+    }
     let plan = |seed| {
         let plan = Plan::draw(seed);
         let plan = if has("--no-faults") { plan.without_faults() } else { plan };
-        if has("--no-abstention") { plan.with_mutant(Mutant::NoAbstention) } else { plan }
+        match mutant {
+            Some(mutant) => plan.with_mutant(mutant),
+            None => plan,
+        }
     };
     if let Some(seed) = number("--seed") {
         let report = run(&plan(seed), has("--trace"));
@@ -28,6 +45,49 @@ fn main() -> ExitCode {
         return if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
     run_all(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000), &plan)
+}
+
+/// Prints what each rule about waiting is for, and what locks of several keys cost the others.
+fn compare() {
+    println!("| rule | case | with it | without it |\n|---|---|---|---|");
+    for Comparison { rule, case, with, without } in comparisons() {
+        println!("| {rule} | {case} | {with} | {without} |");
+    }
+    println!(
+        "\n| clients rest for | locks of single keys alone | beside locks of two keys | locks of two keys | waits for one key | waits for two keys |"
+    );
+    println!("|---|---:|---:|---:|---|---|");
+    for rest_ms in [0, 20, 100] {
+        let Mixed { alone, beside, several, single_waits, several_waits } = mixed(rest_ms, 120);
+        let waits = |(mean, longest): (Duration, Duration)| {
+            let (mean, longest) = (mean.as_secs_f64() * 1000.0, longest.as_secs_f64() * 1000.0);
+            format!("mean {mean:.0} ms, longest {longest:.0} ms, {:.1} ×", longest / mean)
+        };
+        println!(
+            "| 0 to {rest_ms} ms | {alone} | {beside}, {}.{:02} × | {several} | {} | {} |",
+            beside / alone,
+            beside * 100 / alone % 100,
+            waits(single_waits),
+            waits(several_waits)
+        );
+    }
+}
+
+/// Prints the first seed that catches each mutant.
+fn first_seeds(from: u64, seeds: u64) -> ExitCode {
+    println!("| rule that is broken | first seed | what the checkers say |\n|---|---:|---|");
+    let mut all_caught = true;
+    for mutant in Mutant::all() {
+        let caught = |seed| Some((seed, run(&Plan::draw(seed).with_mutant(mutant), false).violation?));
+        let name = mutant.name();
+        if let Some((seed, what)) = (from..from + seeds).find_map(caught) {
+            println!("| {name} | {seed} | {} |", what.chars().take(100).collect::<String>());
+        } else {
+            all_caught = false;
+            println!("| {name} | **none** | |");
+        }
+    }
+    if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs all of these seeds on all processors.

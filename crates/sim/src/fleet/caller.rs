@@ -205,6 +205,8 @@ impl Process {
                 this.waited += wait;
                 this.longest_wait = this.longest_wait.max(wait);
                 world.locks += 1;
+                world.longest_pause = world.longest_pause.max(world.now - world.granted_at);
+                world.granted_at = world.now;
                 this.state = State::Holding(lock);
                 let parts = this.errand.as_ref().map_or(1, |errand| u64::from(errand.extends) + 1);
                 let held_for = this.errand.as_ref().map_or(0, |errand| errand.held_for) / parts;
@@ -267,7 +269,8 @@ impl Process {
         let this = &mut self.callers[caller];
         this.state = State::Resting;
         let rest = if this.chance(plan.habits.at_once_percent) { 0 } else { this.between(plan.habits.rest) };
-        self.wake_caller(caller, world.now + rest, world);
+        let at = world.now + rest;
+        self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
     }
 
     /// No more calls are made, and those that wait without end are cancelled.

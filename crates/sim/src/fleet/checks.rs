@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quorlock_core::Fence;
-use quorlock_core::client::Reason;
-use quorlock_core::quorum::{End, Majority, Standing};
+use quorlock_core::client::{Reason, Token};
+use quorlock_core::quorum::{End, ExtensionVerdict, Majority, Standing};
 
 use super::claims::Kind;
 use super::clock::{MS, Ns, SECOND};
@@ -26,6 +26,8 @@ pub(super) struct Checks {
     granted: Vec<Ns>,
     /// Since when nothing has kept a call from its lock.
     unhindered: BTreeMap<(usize, u64), Ns>,
+    /// How many locks were granted since the callers met.
+    met: u64,
 }
 
 impl Checks {
@@ -36,6 +38,7 @@ impl Checks {
             fences: vec![Fence::ZERO; plan.names.len()],
             granted: vec![0; plan.names.len()],
             unhindered: BTreeMap::new(),
+            met: 0,
         }
     }
 
@@ -47,9 +50,11 @@ impl Checks {
                     self.fence_grows(process, machine, world, processes);
                     self.excludes_others(process, machine, world, processes);
                     self.held.push((process, machine));
+                    self.met += 1;
                     self.is_held_on_majority(process, machine, world, processes);
                 }
-                Note::Extended { process, machine } => {
+                Note::Extended { process, machine, verdict, round_began } => {
+                    is_not_revived((process, machine), verdict, round_began, world, processes);
                     self.excludes_others(process, machine, world, processes);
                     self.is_held_on_majority(process, machine, world, processes);
                 }
@@ -60,9 +65,9 @@ impl Checks {
                     }
                 }
                 Note::Detached { process, call } => self.forget(process, call),
-                Note::Failed { process, call, keys, reason, attached, last_look } => {
+                Note::Failed { process, call, keys, reason, attached, started, looks } => {
                     if reason == Reason::Held && !attached {
-                        self.was_taken(process, call, keys, last_look, world);
+                        self.was_taken(process, call, keys, (started, looks), world);
                     }
                 }
             }
@@ -92,7 +97,7 @@ impl Checks {
     /// No two locks that share a key are held at a time.
     fn excludes_others(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        if !is_held(all, process, lock, world.now) {
+        if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
             return;
         }
         for &(other_process, other_machine) in &self.held {
@@ -101,7 +106,7 @@ impl Checks {
             }
             let Some(other) = lock_of(all, other_process, other_machine) else { continue };
             let overlaps = world.plan.overlap(lock.keys, other.keys);
-            if overlaps && is_held(all, other_process, other, world.now) {
+            if overlaps && is_held(all, other_process, other, world.now) && !was_ended(world, other) {
                 world.violate(format!(
                     "two holders: p{process}/{machine} and p{other_process}/{other_machine}"
                 ));
@@ -113,7 +118,7 @@ impl Checks {
     /// since it may have forgotten that.
     fn is_held_on_majority(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        if !is_held(all, process, lock, world.now) {
+        if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
             return;
         }
         let (token, now) = (lock.hold.token(), world.now);
@@ -158,12 +163,34 @@ impl Checks {
     }
 
     /// Others had the lock, or waited for it, on so many nodes that no majority was left.
-    fn was_taken(&mut self, process: usize, call: u64, keys: usize, last_look: Ns, world: &mut World) {
+    fn was_taken(
+        &mut self,
+        process: usize,
+        call: u64,
+        keys: usize,
+        (started, looks): (Ns, Option<Vec<Ns>>),
+        world: &mut World,
+    ) {
         let plan = Arc::clone(&world.plan);
         let (members, majority) = (&plan.members[keys], self.majority.size());
-        if !world.claims.were_taken(members, call, (last_look, world.now), majority) {
-            let machine = call & ((1 << 40) - 1);
-            let look = (world.now - last_look) / 1000;
+        let machine = call & ((1 << 40) - 1);
+        let Some(looks) = looks else {
+            world.violate(format!("p{process}/{machine} reports Held, but has not asked any node"));
+            return;
+        };
+        let (claims, now) = (&world.claims, world.now);
+        let is_other = |node: usize, token: Token| {
+            // What the same program has released before it called is free for it.
+            let was_own = || {
+                let owner = claims.call_of(token).map(|call| call >> 40);
+                let released = claims.released_at(token).filter(|at| *at <= started);
+                owner == Some(process as u64)
+                    && released.is_some_and(|at| plan.is_well(process, node, at, now))
+            };
+            claims.call_of(token) != Some(call) && !was_own()
+        };
+        if !claims.were_taken(members, (&looks, now), majority, is_other) {
+            let look = (now - looks.iter().max().copied().unwrap_or_default()) / 1000;
             world.violate(format!(
                 "p{process}/{machine} reports Held, but in the last {look} µs a majority was free"
             ));
@@ -178,6 +205,21 @@ impl Checks {
         }
         self.held = held;
         self.free_locks_are_granted(world, processes);
+        nothing_is_left_behind(world);
+        self.one_of_all_wins(world);
+    }
+
+    /// Of callers that want a free lock at the same moment, one gets it.
+    fn one_of_all_wins(&mut self, world: &mut World) {
+        let Some(every) = world.plan.meet_every else { return };
+        if world.now % every != 750 * MS {
+            return;
+        }
+        let met = std::mem::take(&mut self.met);
+        // Callers begin one meeting after the connections were made.
+        if met == 0 && world.now > 2 * every && !world.is_ending {
+            world.violate("all callers wanted a free lock, and none of them got it".into());
+        }
     }
 
     /// A free lock is granted to one of the calls that are after it.
@@ -263,6 +305,35 @@ impl Checks {
     }
 }
 
+/// A node that has answered the RELEASE of a token does not hold the lock for it.
+fn nothing_is_left_behind(world: &mut World) {
+    let age = 100 * MS + 4 * world.plan.round_trip;
+    for node in 0..world.plan.nodes {
+        for key in 0..world.plan.names.len() {
+            if let Some((token, call)) = world.claims.left_behind(node, key, world.now, age) {
+                let (process, token) = (call >> 40, world.short(token));
+                world.violate(format!("p{process} has released {token}, but n{node} has it"));
+            }
+        }
+    }
+}
+
+/// A lock that an operator has ended on a majority is not extended.
+fn is_not_revived(
+    (process, machine): (usize, u64),
+    verdict: ExtensionVerdict,
+    round_began: Ns,
+    world: &mut World,
+    all: &[Process],
+) {
+    let Some(lock) = lock_of(all, process, machine) else { return };
+    let token = lock.hold.token();
+    let ended = world.ended_everywhere.iter().any(|&(ended, at)| ended == token && at < round_began);
+    if ended && matches!(verdict, ExtensionVerdict::Extended(_)) {
+        world.violate(format!("p{process}/{machine} is extended after an operator has ended it"));
+    }
+}
+
 fn votes(world: &World, node: usize) -> bool {
     let host = &world.hosts[node];
     host.server.node.abstains(host.clock.at(world.now).monotonic).is_none()
@@ -274,6 +345,12 @@ fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock>
         Machine::Lock(lock) => Some(lock),
         Machine::Call(_) | Machine::Release(_) => None,
     }
+}
+
+/// Whether an operator has ended the lock, of which its holder need not have heard.
+fn was_ended(world: &World, lock: &Lock) -> bool {
+    let token = lock.hold.token();
+    world.ended.contains(&token)
 }
 
 fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {

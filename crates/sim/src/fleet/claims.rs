@@ -11,8 +11,17 @@ use super::clock::Ns;
 pub(super) struct Claims {
     /// By node and key.
     places: Vec<Vec<Vec<Claim>>>,
-    /// The call that each token belongs to.
-    calls: HashMap<Token, u64>,
+    tokens: HashMap<Token, Owner>,
+}
+
+/// What is known of a token.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    call: u64,
+    /// When the holder released the lock.
+    released_at: Option<Ns>,
+    /// Every node that was asked for the lock has answered its RELEASE.
+    is_gone: bool,
 }
 
 /// A token on a key of a node.
@@ -39,17 +48,46 @@ const LONG: Ns = 100 * super::clock::MS;
 
 impl Claims {
     pub(super) fn new(nodes: usize, keys: usize) -> Self {
-        Self { places: vec![vec![Vec::new(); keys]; nodes], calls: HashMap::new() }
+        Self { places: vec![vec![Vec::new(); keys]; nodes], tokens: HashMap::new() }
     }
 
     /// The token was made for this call.
     pub(super) fn belongs(&mut self, token: Token, call: u64) {
-        self.calls.insert(token, call);
+        let owner = Owner { call, released_at: None, is_gone: false };
+        self.tokens.entry(token).or_insert(owner);
+    }
+
+    /// The holder of the lock has released it.
+    pub(super) fn released(&mut self, token: Token, now: Ns) {
+        if let Some(owner) = self.tokens.get_mut(&token) {
+            owner.released_at = Some(now);
+        }
+    }
+
+    /// Every node that was asked for the lock has answered its RELEASE, or this is not known.
+    pub(super) fn is_gone(&mut self, token: Token, is_gone: bool) {
+        if let Some(owner) = self.tokens.get_mut(&token) {
+            owner.is_gone = is_gone;
+        }
+    }
+
+    /// When the holder released the lock of this token, if it has.
+    pub(super) fn released_at(&self, token: Token) -> Option<Ns> {
+        self.tokens.get(&token)?.released_at
+    }
+
+    /// A token on a key of a node that has answered its RELEASE, and the call that it belongs to.
+    pub(super) fn left_behind(&self, node: usize, key: usize, now: Ns, age: Ns) -> Option<(Token, u64)> {
+        self.at(node, key, now).find_map(|claim| {
+            let owner = self.tokens.get(&claim.token)?;
+            let is_old = claim.kind == Kind::Lease && claim.since + age < now;
+            (is_old && owner.is_gone).then_some((claim.token, owner.call))
+        })
     }
 
     /// The call that a token was made for.
     pub(super) fn call_of(&self, token: Token) -> Option<u64> {
-        self.calls.get(&token).copied()
+        self.tokens.get(&token).map(|owner| owner.call)
     }
 
     /// A token begins to hold a key, or to wait for it.
@@ -102,21 +140,22 @@ impl Claims {
         self.places[node][key].iter().any(is_orphan)
     }
 
-    /// Whether between two times others than `call` had claims on one of these keys on so many nodes
-    /// that fewer than `majority` were left. A look at several nodes is no snapshot, so these claims
-    /// need not have been there at the same instant.
+    /// Whether tokens of others had claims on one of these keys on so many nodes that fewer than
+    /// `majority` were left: on each node at some time from the last look at it until `to`. A look at
+    /// several nodes is no snapshot, so these claims need not have been there at the same instant.
     pub(super) fn were_taken(
         &self,
         keys: &[usize],
-        call: u64,
-        (from, to): (Ns, Ns),
+        (looks, to): (&[Ns], Ns),
         majority: usize,
+        is_other: impl Fn(usize, Token) -> bool,
     ) -> bool {
-        let others = |claim: &Claim| {
-            self.call_of(claim.token) != Some(call) && claim.since <= to && claim.until > from
+        let is_taken = |&node: &usize| {
+            let others =
+                |claim: &Claim| claim.since <= to && claim.until > looks[node] && is_other(node, claim.token);
+            keys.iter().any(|&key| self.places[node][key].iter().any(others))
         };
-        let is_taken = |node: &&Vec<Vec<Claim>>| keys.iter().any(|&key| node[key].iter().any(others));
-        let taken = self.places.iter().filter(is_taken).count();
+        let taken = (0..self.places.len()).filter(is_taken).count();
         self.places.len() - taken < majority
     }
 }

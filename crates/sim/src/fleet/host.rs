@@ -84,7 +84,7 @@ impl Host {
     }
 }
 
-fn run_id(node: usize, start: u32) -> Arc<str> {
+pub(super) fn run_id(node: usize, start: u32) -> Arc<str> {
     format!("{:040x}", (node as u64 + 1) * 1_000_003 + u64::from(start) * 7_919).into()
 }
 
@@ -196,6 +196,44 @@ impl World {
         self.turn(node);
     }
 
+    /// Whether the plan loses this RELEASE.
+    fn loses_release(&mut self, node: usize, token: Token) -> bool {
+        let Some((of, every)) = self.plan.lost_release_every else { return false };
+        // One that frees a lock.
+        let frees = (self.claims.at(node, 0, self.now))
+            .any(|claim| claim.token == token && claim.kind == Kind::Lease);
+        let is_due = of == node && frees && self.now / every > self.releases_lost;
+        self.releases_lost += u64::from(is_due);
+        is_due
+    }
+
+    /// An operator ends whatever lock has the key, on these nodes.
+    pub(super) fn end_lock(&mut self, key: usize, nodes: &[usize]) {
+        let name = self.plan.names[key].clone();
+        let mut ended: Vec<Token> = Vec::new();
+        for &node in nodes {
+            let host = &mut self.hosts[node];
+            if host.state != State::Up {
+                continue;
+            }
+            let now = host.clock.at(self.now);
+            host.server.remove(now, 0, name.as_bytes(), node::KeyEvent::Removed);
+            let claims: Vec<Claim> = self.claims.at(node, key, self.now).collect();
+            for claim in claims.iter().filter(|claim| claim.kind != Kind::Waiter) {
+                self.claims.end(node, key, claim.token, claim.kind, self.now, self.now);
+                ended.push(claim.token);
+            }
+            self.turn(node);
+        }
+        trace!(self, "an operator ends {} leases of {key}", ended.len());
+        let majority = self.plan.nodes / 2 + 1;
+        let count = |token: &Token| ended.iter().filter(|other| *other == token).count();
+        if let Some(token) = ended.iter().find(|token| count(token) >= majority) {
+            self.ended_everywhere.push((*token, self.now));
+        }
+        self.ended.append(&mut ended);
+    }
+
     /// Takes down which strings a restarted node has, or until when, after a step of its wall clock.
     pub(super) fn claim_foreign(&mut self, node: usize) {
         let host = &self.hosts[node];
@@ -297,6 +335,7 @@ impl World {
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
         let Packet { request, spec } = packet;
+        let is_lost = matches!(request.command, Command::Release) && self.loses_release(node, request.token);
         let token = Name::from_slice(request.token.as_str().as_bytes());
         let names: Vec<Name> = spec.keys.iter().map(Name::from_slice).collect();
         let keys: Vec<usize> = names.iter().map(|name| self.plan.key_index(name)).collect();
@@ -380,6 +419,8 @@ impl World {
                     other => refused(&other),
                 })
             }
+            // The client hears of a RELEASE that the node does not get.
+            Command::Release if is_lost => Some(Response::Yes),
             Command::Release => {
                 let release = node::Release { db, keys: &names, token: &token };
                 let reply = host.server.execute(now, &node::Command::Release(release));

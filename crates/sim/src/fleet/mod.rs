@@ -2,6 +2,7 @@
 //! `quorlock_core::node`, with a network and clocks that a seed draws, and checkers that watch.
 //!
 //! - [`Plan`]: what a seed draws. [`run`]: runs it. [`Report`]: what came of it.
+//! - [`comparisons`]: what each rule about waiting is for. [`mixed`]: locks of several keys beside others.
 //! - [`Mutant`]: a rule that is broken, to see that the checkers notice.
 //!
 //! Nothing of a client or of a node is imitated. This folder moves messages and keeps time.
@@ -12,6 +13,7 @@ mod caller;
 mod checks;
 mod claims;
 mod clock;
+mod compare;
 mod events;
 mod host;
 mod mutant;
@@ -23,7 +25,8 @@ mod world;
 
 use std::time::Duration;
 
-pub use mutant::Mutant;
+pub use compare::{Comparison, Mixed, comparisons, mixed};
+pub use mutant::{ClientRule, Mutant};
 pub use plan::Plan;
 pub use simulation::run;
 
@@ -40,6 +43,8 @@ pub struct Report {
     pub waited_of_each: Vec<Duration>,
     /// The longest time that each caller waited for a lock.
     pub longest_wait_of_each: Vec<Duration>,
+    /// The longest time between two grants.
+    pub longest_pause: Duration,
     /// How many commands the nodes carried out.
     pub commands: u64,
     /// How many things happened.

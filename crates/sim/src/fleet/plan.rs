@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{Keys, Spec, limits};
+use quorlock_core::quorum::order;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -53,6 +54,14 @@ pub struct Plan {
     pub(super) ping: Arc<Spec>,
     /// Whether each caller has one set of keys only.
     pub(super) one_set_each: bool,
+    /// All callers call at the same moments, this far apart.
+    pub(super) meet_every: Option<Ns>,
+    /// So many processes, the last ones, do not remember that a key was contended.
+    pub(super) newcomers: usize,
+    /// A node, and how often a RELEASE to it is lost.
+    pub(super) lost_release_every: Option<(usize, Ns)>,
+    /// Whether the run ends with the first thing that goes wrong.
+    pub(super) is_checked: bool,
 }
 
 /// What the programs of a run do.
@@ -121,6 +130,11 @@ pub(super) enum FaultKind {
         node: usize,
         by_us: i64,
     },
+    /// An operator ends the lock of a key on these nodes.
+    End {
+        key: usize,
+        nodes: Vec<usize>,
+    },
 }
 
 impl Plan {
@@ -175,11 +189,94 @@ impl Plan {
             mutant: None,
             ping: ping(),
             one_set_each: false,
+            meet_every: None,
+            newcomers: 0,
+            lost_release_every: None,
+            is_checked: true,
         };
         if rng.random_range(0..4) > 0 {
             this.draw_faults(rng);
         }
+        match seed % 10 {
+            8 => this.draw_operator(rng),
+            9 => this.draw_meetings(rng),
+            _ => {}
+        }
         this
+    }
+
+    /// Clients of one key on five nodes, with messages that take 0.05 to 0.4 ms, and without faults.
+    pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
+        let names = vec!["key".to_owned()];
+        let members = vec![vec![0]];
+        Self {
+            seed: 1,
+            nodes: 5,
+            processes,
+            callers: 1,
+            key_sets: sets(&names, &members),
+            names,
+            members,
+            habits: habits.clone(),
+            seats: limits::SEATS_MAX,
+            max_waiters: 1000,
+            max_clock_skew_ms: 60_000,
+            rejoin_delay_ms: TTL_MAX_MS,
+            paths: vec![(50_000, 350_000); 5 * processes],
+            round_trip: 800_000,
+            client_ppm: vec![(0, 0); processes],
+            node_ppm: vec![0; 5],
+            length,
+            commands_max: u64::MAX,
+            faults: Vec::new(),
+            mutant: None,
+            ping: ping(),
+            one_set_each: true,
+            meet_every: None,
+            newcomers: 0,
+            lost_release_every: None,
+            is_checked: false,
+        }
+    }
+
+    /// With so many keys, and a set of them for each process.
+    pub(super) fn with_sets(mut self, keys: usize, members: Vec<Vec<usize>>) -> Self {
+        self.names = (0..keys).map(|key| format!("key {key}")).collect();
+        self.key_sets = sets(&self.names, &members);
+        self.members = members;
+        self
+    }
+
+    /// With processes that do not remember that a key was contended.
+    pub(super) fn with_newcomers(mut self, newcomers: usize) -> Self {
+        self.newcomers = newcomers;
+        self
+    }
+
+    /// With processes that lose the queue node of the first key before they call.
+    pub(super) fn with_unreachable_queue_node(mut self, processes: usize) -> Self {
+        let node = self.queue_node();
+        let pairs = (0..processes).map(|process| (process, node)).collect();
+        let kind = FaultKind::Partition { pairs, direction: None };
+        self.faults.push(Fault { from: SECOND / 2, to: self.length + SECOND, kind });
+        self
+    }
+
+    /// With a RELEASE to the queue node of the first key lost every so often.
+    pub(super) fn with_lost_releases(mut self, every: Ns) -> Self {
+        self.lost_release_every = Some((self.queue_node(), every));
+        self
+    }
+
+    /// With callers that all call at the same moments.
+    pub(super) fn with_meetings(mut self, every: Ns) -> Self {
+        self.meet_every = Some(every);
+        self
+    }
+
+    fn queue_node(&self) -> usize {
+        let run_ids: Vec<_> = (0..self.nodes).map(|node| super::host::run_id(node, 0)).collect();
+        order(self.names[0].as_bytes(), run_ids.iter().map(|id| id.as_bytes()))[0]
     }
 
     /// The same without faults.
@@ -241,6 +338,64 @@ impl Plan {
             let restarts = matches!(fault.kind, FaultKind::Restart { .. });
             restarts && rejoins <= to && rejoins + delay / 20 + spread > from
         })
+    }
+
+    /// The first time from `at` on at which all callers call.
+    pub(super) fn next_meeting(&self, at: Ns) -> Option<Ns> {
+        Some(at.div_ceil(self.meet_every?) * self.meet_every?)
+    }
+
+    /// All callers want one free lock at the same moment, and do not wait for it. One node may be
+    /// down all the time.
+    fn draw_meetings(&mut self, rng: &mut StdRng) {
+        self.names.truncate(1);
+        self.members = vec![vec![0]];
+        self.key_sets = sets(&self.names, &self.members);
+        self.paths.clear();
+        let base = rng.random_range(50_000..MS);
+        let path = |_| (base, rng.random_range(0..=base));
+        self.paths.extend((0..self.nodes * self.processes).map(path));
+        self.round_trip = 4 * base;
+        self.length = 12 * SECOND;
+        self.meet_every = Some(SECOND);
+        self.habits = Habits {
+            ttls_ms: vec![5000],
+            hold: (0, 100 * MS),
+            rest: (0, 0),
+            waits_percent: [100, 0, 0],
+            renew_percent: 0,
+            extend_percent: 0,
+            detach_percent: 0,
+            drop_percent: 50,
+            cancel_percent: 0,
+            at_once_percent: 0,
+        };
+        self.faults.clear();
+        if self.nodes > 2 && rng.random() {
+            let (node, to) = (rng.random_range(0..self.nodes), self.length);
+            let kind = FaultKind::Restart { node, machine_too: false, with_keys: false };
+            self.faults.push(Fault { from: MS, to, kind });
+        }
+    }
+
+    /// An operator ends locks now and then, and one of the nodes is silent for a while after that.
+    fn draw_operator(&mut self, rng: &mut StdRng) {
+        if self.members.iter().any(|keys| keys.len() > 1) {
+            return;
+        }
+        for _ in 0..rng.random_range(1..=10) {
+            let from = SECOND + rng.random_range(0..self.length);
+            let mut nodes: Vec<usize> = (0..self.nodes).collect();
+            while nodes.len() > self.nodes / 2 + 1 {
+                nodes.swap_remove(rng.random_range(0..nodes.len()));
+            }
+            let node = nodes[rng.random_range(0..nodes.len())];
+            let key = rng.random_range(0..self.names.len());
+            self.faults.push(Fault { from, to: from, kind: FaultKind::End { key, nodes } });
+            let to = from + rng.random_range(MS..=3 * SECOND);
+            self.faults.push(Fault { from: from + 1, to, kind: FaultKind::PauseNode { node } });
+        }
+        self.keep_apart();
     }
 
     fn draw_faults(&mut self, rng: &mut StdRng) {
@@ -353,6 +508,7 @@ impl FaultKind {
             | Self::PauseNode { node: other }
             | Self::StepWall { node: other, .. }
             | Self::Restart { node: other, .. } => *other == node,
+            Self::End { .. } => true,
             Self::PauseProcess { process: other } | Self::Sleep { process: other } => *other == process,
         }
     }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line, LinkAction, Links,
-    NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response, SetReport, Spec, Token,
-    Topology, limits,
+    Acquire, Action, Answer, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line, LinkAction,
+    Links, NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response, SetReport, Spec,
+    Token, Topology, limits,
 };
-use quorlock_core::quorum::{Majority, Moment, ReleaseVerdict};
+use quorlock_core::quorum::{Majority, Moment, ReleaseVerdict, Standing};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::Mutant;
 use super::caller::Caller;
 use super::clock::{ClientClock, Ns};
 use super::events::Event;
@@ -55,6 +56,8 @@ pub(super) struct Process {
     pub(super) paused_at: Ns,
     /// Whether machines hear of a lost connection before the links do.
     tells_machines_first: bool,
+    /// Processes from this one on do not remember that a key was contended.
+    remembering: usize,
 }
 
 /// What machines are told with everything that happens.
@@ -91,8 +94,10 @@ pub(super) struct Call {
     /// When it must have ended.
     pub(super) due: Option<Moment>,
     /// When the last attempt, or the last look, was sent.
-    pub(super) last_look: Ns,
+    last_look: Ns,
     last_round: u32,
+    /// The last look at each node.
+    looks: Vec<Ns>,
     /// Whether it was sent anything.
     pub(super) has_asked: bool,
     place: Place,
@@ -117,6 +122,7 @@ pub(super) struct Lock {
     pub(super) renews: bool,
     /// The call waits for the end of a round.
     extends: bool,
+    round_began: Ns,
 }
 
 /// A release, and the call that waits for it.
@@ -126,6 +132,9 @@ pub(super) struct Task {
     caller: Option<usize>,
     pub(super) started: Ns,
     due: Moment,
+    token: Option<Token>,
+    /// It repeats what fails.
+    is_thorough: bool,
 }
 
 struct LocalQueue {
@@ -241,6 +250,7 @@ impl Process {
             backlog: VecDeque::new(),
             paused_at: 0,
             tells_machines_first,
+            remembering: plan.processes - plan.newcomers,
         }
     }
 
@@ -637,6 +647,7 @@ impl Process {
             due,
             last_look: now,
             last_round: u32::MAX,
+            looks: vec![now; self.seats.len()],
             has_asked: false,
             place: Place::None,
             renews,
@@ -659,7 +670,8 @@ impl Process {
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut slot.machine else { return };
         call.place = place;
-        let is_contended = self.lines[call.keys].is_contended;
+        let is_newcomer = self.index >= self.remembering;
+        let is_contended = self.lines[call.keys].is_contended && !is_newcomer;
         call.acquire.handle_turn(is_contended, &mut self.shared.context(world.now));
         self.drive(machine, world);
     }
@@ -672,14 +684,15 @@ impl Process {
             let Some(action) = call.acquire.poll() else { break };
             match action {
                 Action::Send { id, connection, request } => {
-                    if call.last_round != id.round
-                        && matches!(
-                            request.command,
-                            Command::Acquire { .. } | Command::SwapToken { .. } | Command::Inspect
-                        )
-                    {
-                        call.last_round = id.round;
-                        call.last_look = world.now;
+                    if matches!(
+                        request.command,
+                        Command::Acquire { .. } | Command::SwapToken { .. } | Command::Inspect
+                    ) {
+                        if call.last_round != id.round {
+                            call.last_round = id.round;
+                            call.last_look = world.now;
+                        }
+                        call.looks[id.node] = call.last_look;
                     }
                     call.has_asked = true;
                     let own = match request.command {
@@ -742,6 +755,7 @@ impl Process {
                     call_started,
                     renews,
                     extends: false,
+                    round_began: world.now,
                 }));
                 world.notes.push(Note::Granted { process: self.index, machine });
                 if renews {
@@ -752,14 +766,21 @@ impl Process {
             }
             Outcome::Failed(failure) => {
                 trace!(world, "p{}/{machine} fails: {failure:?}", self.index);
-                let last_look = call.last_look;
+                // A node that did not answer is judged by the last look at any.
+                let look = |(node, answer)| match answer {
+                    &Answer::Refused => call.looks[node],
+                    _ => call.last_look,
+                };
+                let looks = failure.answers.iter().enumerate().map(look).collect();
+                let (looks, started) = (call.has_asked.then_some(looks), call.started);
                 world.notes.push(Note::Failed {
                     process: self.index,
                     call: global,
                     keys,
                     reason: failure.reason,
                     attached: call.attaches,
-                    last_look,
+                    started,
+                    looks,
                 });
                 self.machines.remove(&machine);
                 self.ended.push_back(Ended::Failed { caller });
@@ -834,6 +855,7 @@ impl Process {
         match request {
             Some(request) => {
                 call.has_asked = true;
+                call.looks[id.node] = world.now;
                 self.waits.insert((machine, id.round), Wait::Sent(id.node, conn));
                 world.claims.belongs(request.token, self.global(machine));
                 self.send_through(conn, machine, id, request, &spec, world);
@@ -930,6 +952,9 @@ impl Process {
             let Some(action) = lock.hold.poll() else { break };
             match action {
                 HoldAction::Send(send) => {
+                    if matches!(send.request.command, Command::Extend { .. }) {
+                        lock.round_began = world.now;
+                    }
                     let spec = Arc::clone(lock.hold.spec());
                     self.send(machine, send.id, send.connection, send.request, &spec, world);
                 }
@@ -937,7 +962,8 @@ impl Process {
                     trace!(world, "p{}/{machine} extension: {verdict:?}", self.index);
                     let (extends, renews) = (std::mem::take(&mut lock.extends), lock.renews);
                     let caller = lock.caller;
-                    world.notes.push(Note::Extended { process: self.index, machine });
+                    let (process, round_began) = (self.index, lock.round_began);
+                    world.notes.push(Note::Extended { process, machine, verdict, round_began });
                     if extends {
                         self.ended.push_back(Ended::Extended { caller, lock: machine });
                     }
@@ -957,7 +983,7 @@ impl Process {
                     let keys = lock.keys;
                     self.lines[keys].is_contended = true;
                 }
-                HoldAction::Release(release) => self.release(*release, None, None, world),
+                HoldAction::Release(release) => self.undo_repair(*release, world),
                 HoldAction::Suspect { node, connection } => self.suspect(node, connection, world),
             }
         }
@@ -987,7 +1013,20 @@ impl Process {
             renewed: lock.renews,
             call_started: lock.call_started,
         });
-        self.release(release, None, caller, world);
+        let (token, is_held) = (lock.hold.token(), !matches!(standing, Standing::Lost(_)));
+        if is_held {
+            world.claims.released(token, world.now);
+        }
+        let task = self.add_release(release, None, caller, world);
+        if let Some(Machine::Release(task)) = self.machines.get_mut(&task).map(|slot| &mut slot.machine) {
+            task.is_thorough = is_held;
+        }
+        if world.plan.mutant == Some(Mutant::LateRelease) && caller.is_none() {
+            let later = self.shared.now(world.now).plus(Duration::from_millis(20));
+            self.set_timer(task, Some(later), world);
+        } else {
+            self.drive_release(task, world);
+        }
         self.drive(machine, world);
         self.settle(world);
     }
@@ -1008,11 +1047,32 @@ impl Process {
 
     // Releases.
 
+    /// Releases one node. Another machine may release the same token, or the lock was detached.
+    fn undo_repair(&mut self, release: Release, world: &mut World) {
+        let task = self.add_release(release, None, None, world);
+        if let Some(Machine::Release(task)) = self.machines.get_mut(&task).map(|slot| &mut slot.machine) {
+            task.is_thorough = false;
+        }
+        self.drive_release(task, world);
+    }
+
     /// Runs a release, which takes over a WAIT of the machine that it comes from.
     fn release(&mut self, release: Release, from: Option<u64>, caller: Option<usize>, world: &mut World) {
+        let machine = self.add_release(release, from, caller, world);
+        self.drive_release(machine, world);
+    }
+
+    fn add_release(
+        &mut self,
+        release: Release,
+        from: Option<u64>,
+        caller: Option<usize>,
+        world: &mut World,
+    ) -> u64 {
         let wait = release.wait();
         let due = self.shared.now(world.now).plus(self.longest_timeout(release.spec()));
-        let task = Task { release, wait, caller, started: world.now, due };
+        let (started, token) = (world.now, None);
+        let task = Task { release, wait, caller, started, due, token, is_thorough: true };
         let machine = self.add_machine(Machine::Release(Box::new(task)));
         if let (Some(id), Some(from)) = (wait, from) {
             if let Some(wait) = self.waits.remove(&(from, id.round)) {
@@ -1033,13 +1093,15 @@ impl Process {
                 world.violate(format!("p{}/{from} leaves a WAIT that it does not have", self.index));
             }
         }
-        self.drive_release(machine, world);
+        machine
     }
 
     fn drive_release(&mut self, machine: u64, world: &mut World) {
         while let Some(slot) = self.machines.get_mut(&machine) {
             let Machine::Release(task) = &mut slot.machine else { return };
             let Some(send) = task.release.poll() else { break };
+            task.token = Some(send.request.token);
+            world.claims.is_gone(send.request.token, false);
             let spec = Arc::clone(task.release.spec());
             self.send(machine, send.id, send.connection, send.request, &spec, world);
         }
@@ -1062,13 +1124,28 @@ impl Process {
             self.stop_waiting(machine, id, world);
         }
         if is_done {
-            if let Some(Slot { machine: Machine::Release(task), .. }) = self.machines.remove(&machine)
-                && task.release.verdict() == Some(ReleaseVerdict::Unconfirmed)
-            {
-                world.unconfirmed += 1;
+            if let Some(Slot { machine: Machine::Release(task), .. }) = self.machines.remove(&machine) {
+                world.unconfirmed += u64::from(task.release.verdict() == Some(ReleaseVerdict::Unconfirmed));
+                self.is_released(&task, world);
             }
         } else {
             self.set_timer(machine, timeout, world);
+        }
+    }
+
+    /// A release is over. Unless it gave up, no node has its token any more.
+    fn is_released(&self, task: &Task, world: &mut World) {
+        let Some(token) = task.token else { return };
+        let ttl = u64::try_from(task.release.spec().ttl.duration().as_nanos()).unwrap_or(Ns::MAX);
+        let is_in_time = world.now < task.started + ttl / 100 * 95;
+        let gave_up = |answer: &Answer| matches!(answer, Answer::Failed(error) if error.is_permanent());
+        let is_used = self.machines.values().any(|slot| match &slot.machine {
+            Machine::Lock(lock) => lock.hold.token() == token,
+            Machine::Release(other) => other.token == Some(token),
+            Machine::Call(_) => false,
+        });
+        if task.is_thorough && is_in_time && !is_used && !task.release.answers().any(gave_up) {
+            world.claims.is_gone(token, true);
         }
     }
 

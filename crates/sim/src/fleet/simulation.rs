@@ -14,6 +14,7 @@ use super::claims::Claims;
 use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
 use super::events::{Event, Events};
 use super::host::{Host, State};
+use super::mutant::Broken;
 use super::network::{Direction, Network, Path};
 use super::plan::{FaultKind, Plan, WALL_OFFSET_US};
 use super::process::Process;
@@ -41,6 +42,7 @@ struct Simulation {
 
 /// Runs a plan. With `traced`, the report says what happened line by line.
 pub fn run(plan: &Plan, traced: bool) -> Report {
+    let _broken = Broken::new(plan.mutant);
     Simulation::new(plan, traced).run()
 }
 
@@ -77,6 +79,8 @@ impl Simulation {
             trace: Trace::new(traced),
             notes: Vec::new(),
             texts: Vec::new(),
+            ended: Vec::new(),
+            ended_everywhere: Vec::new(),
             violation: None,
             is_ending: false,
             commands: 0,
@@ -85,6 +89,9 @@ impl Simulation {
             locks: 0,
             repairs: 0,
             unconfirmed: 0,
+            releases_lost: 0,
+            granted_at: WARM_UP,
+            longest_pause: 0,
             plan: Arc::clone(&plan),
         };
         let processes = (0..plan.processes).map(|index| {
@@ -121,6 +128,7 @@ impl Simulation {
             process.begin(&mut self.world);
             for caller in 0..plan.callers {
                 let at = WARM_UP + rng.random_range(0..=plan.habits.rest.1);
+                let at = plan.next_meeting(at).unwrap_or(at);
                 process.caller_begins(caller, at, &mut self.world);
             }
         }
@@ -248,6 +256,11 @@ impl Simulation {
                     world.start_node(*node, *with_keys);
                 }
             }
+            FaultKind::End { key, nodes } => {
+                if begins {
+                    world.end_lock(*key, nodes);
+                }
+            }
             FaultKind::StepWall { node, by_us } => {
                 if begins {
                     world.hosts[*node].clock.wall_offset_us += by_us;
@@ -348,6 +361,7 @@ impl Simulation {
             locks_of_each: callers().map(|caller| caller.locks).collect(),
             waited_of_each: callers().map(|caller| Duration::from_nanos(caller.waited)).collect(),
             longest_wait_of_each: callers().map(|caller| Duration::from_nanos(caller.longest_wait)).collect(),
+            longest_pause: Duration::from_nanos(self.world.longest_pause),
             commands: self.world.commands,
             events: self.events,
             repairs: self.world.repairs,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quorlock_core::client::{Reason, Spec, Token};
-use quorlock_core::quorum::Standing;
+use quorlock_core::quorum::{ExtensionVerdict, Standing};
 
 use super::claims::Claims;
 use super::clock::Ns;
@@ -26,6 +26,10 @@ pub(super) struct World {
     pub(super) notes: Vec<Note>,
     /// Locks that were detached, and not attached yet.
     pub(super) texts: Vec<Text>,
+    /// Tokens of locks that an operator has ended on some nodes.
+    pub(super) ended: Vec<Token>,
+    /// Those of locks that an operator has ended on a majority, and when.
+    pub(super) ended_everywhere: Vec<(Token, Ns)>,
     /// The first thing that went wrong.
     pub(super) violation: Option<String>,
     /// No more calls are made.
@@ -38,6 +42,11 @@ pub(super) struct World {
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
+    /// How many RELEASEs the plan has lost.
+    pub(super) releases_lost: u64,
+    /// The last grant, and the longest time between two of them.
+    pub(super) granted_at: Ns,
+    pub(super) longest_pause: Ns,
 }
 
 /// A lock that was detached.
@@ -48,13 +57,40 @@ pub(super) struct Text {
 }
 
 /// Something that is to be checked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Note {
-    Granted { process: usize, machine: u64 },
-    Extended { process: usize, machine: u64 },
-    Released { process: usize, call: u64, keys: usize, standing: Standing, renewed: bool, call_started: Ns },
-    Detached { process: usize, call: u64 },
-    Failed { process: usize, call: u64, keys: usize, reason: Reason, attached: bool, last_look: Ns },
+    Granted {
+        process: usize,
+        machine: u64,
+    },
+    Extended {
+        process: usize,
+        machine: u64,
+        verdict: ExtensionVerdict,
+        round_began: Ns,
+    },
+    Released {
+        process: usize,
+        call: u64,
+        keys: usize,
+        standing: Standing,
+        renewed: bool,
+        call_started: Ns,
+    },
+    Detached {
+        process: usize,
+        call: u64,
+    },
+    Failed {
+        process: usize,
+        call: u64,
+        keys: usize,
+        reason: Reason,
+        attached: bool,
+        started: Ns,
+        /// When the call last began to look at each node; none if it has asked no node.
+        looks: Option<Vec<Ns>>,
+    },
 }
 
 impl World {
@@ -68,7 +104,9 @@ impl World {
 
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
-        self.violation.get_or_insert(what);
+        if self.plan.is_checked {
+            self.violation.get_or_insert(what);
+        }
     }
 
     /// The call that a token belongs to, and the beginning of the token.
