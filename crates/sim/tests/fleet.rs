@@ -54,7 +54,7 @@ const CAUGHT: [(Mutant, u64, &str); 19] = [
     (Mutant::NoAbstention, 202, "is held, but on 0 nodes only"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
-    (Mutant::Client(ClientRule::NeverLooksPast), 178, "for a free lock"),
+    (Mutant::Client(ClientRule::NeverLooksPast), 387, "for a free lock"),
     (Mutant::Client(ClientRule::RefusesUnasked), 1, "has not asked any node"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
     (Mutant::Client(ClientRule::NoPollWithoutSeat), 784, "for a free lock"),
@@ -62,14 +62,14 @@ const CAUGHT: [(Mutant, u64, &str); 19] = [
     (Mutant::Client(ClientRule::NoTieRepeat), 9, "none of them got it"),
     (Mutant::Client(ClientRule::ReusedToken), 1, "has released"),
     (Mutant::Client(ClientRule::SilentNotReleased), 0, "has released"),
-    (Mutant::Client(ClientRule::ReleaseElsewhere), 138, "a majority was free"),
+    (Mutant::Client(ClientRule::ReleaseElsewhere), 298, "has released"),
     (Mutant::Client(ClientRule::EarlyRepair), 48, "after an operator has ended it"),
     (Mutant::Client(ClientRule::NoDrift), 1, "two holders"),
     (Mutant::Client(ClientRule::ValidFromAnswer), 600, "has fence"),
     (Mutant::Client(ClientRule::LargestFence), 0, "has fence"),
     (Mutant::Client(ClientRule::QueueNodeOutvoted), 9, "none of them got it"),
     (Mutant::Client(ClientRule::WaitsOnQueueNode), 198, "for a free lock"),
-    (Mutant::Client(ClientRule::LeavesQueue), 138, "for a free lock"),
+    (Mutant::Client(ClientRule::LeavesQueue), 178, "for a free lock"),
 ];
 
 #[test]

@@ -82,6 +82,10 @@ impl Checks {
     /// Fences grow in the order of the grants.
     fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
+        // The fence tells the resource what the operator did.
+        if was_ended(world, lock) {
+            return;
+        }
         let fence = lock.hold.fence();
         for &key in &world.plan.members[lock.keys].clone() {
             if fence <= self.fences[key] {

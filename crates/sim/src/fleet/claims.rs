@@ -20,8 +20,8 @@ struct Owner {
     call: u64,
     /// When the holder released the lock.
     released_at: Option<Ns>,
-    /// Every node that was asked for the lock has answered its RELEASE.
-    is_gone: bool,
+    /// When every node that was asked for the lock had answered its RELEASE.
+    gone_at: Option<Ns>,
 }
 
 /// A token on a key of a node.
@@ -43,6 +43,8 @@ pub(super) enum Kind {
 /// Claims that ended longer ago than this are forgotten.
 const KEPT: Ns = 30 * super::clock::SECOND;
 const FORGET_BEYOND: usize = 256;
+/// How much later than its RELEASE an ACQUIRE may arrive and still count as overtaken by it.
+const LATE: Ns = 2 * super::clock::SECOND;
 /// No attempt holds a node for longer.
 const LONG: Ns = 100 * super::clock::MS;
 
@@ -53,7 +55,7 @@ impl Claims {
 
     /// The token was made for this call.
     pub(super) fn belongs(&mut self, token: Token, call: u64) {
-        let owner = Owner { call, released_at: None, is_gone: false };
+        let owner = Owner { call, released_at: None, gone_at: None };
         self.tokens.entry(token).or_insert(owner);
     }
 
@@ -65,9 +67,9 @@ impl Claims {
     }
 
     /// Every node that was asked for the lock has answered its RELEASE, or this is not known.
-    pub(super) fn is_gone(&mut self, token: Token, is_gone: bool) {
+    pub(super) fn gone(&mut self, token: Token, at: Option<Ns>) {
         if let Some(owner) = self.tokens.get_mut(&token) {
-            owner.is_gone = is_gone;
+            owner.gone_at = at;
         }
     }
 
@@ -81,7 +83,9 @@ impl Claims {
         self.at(node, key, now).find_map(|claim| {
             let owner = self.tokens.get(&claim.token)?;
             let is_old = claim.kind == Kind::Lease && claim.since + age < now;
-            (is_old && owner.is_gone).then_some((claim.token, owner.call))
+            // A request that was in flight when its connection was reset may arrive at any time.
+            let is_left = owner.gone_at.is_some_and(|at| claim.since < at + LATE);
+            (is_old && is_left).then_some((claim.token, owner.call))
         })
     }
 

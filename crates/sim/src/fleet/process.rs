@@ -1101,7 +1101,7 @@ impl Process {
             let Machine::Release(task) = &mut slot.machine else { return };
             let Some(send) = task.release.poll() else { break };
             task.token = Some(send.request.token);
-            world.claims.is_gone(send.request.token, false);
+            world.claims.gone(send.request.token, None);
             let spec = Arc::clone(task.release.spec());
             self.send(machine, send.id, send.connection, send.request, &spec, world);
         }
@@ -1145,7 +1145,7 @@ impl Process {
             Machine::Call(_) => false,
         });
         if task.is_thorough && is_in_time && !is_used && !task.release.answers().any(gave_up) {
-            world.claims.is_gone(token, true);
+            world.claims.gone(token, Some(world.now));
         }
     }
 
