@@ -58,7 +58,7 @@ fn a_lock_that_another_holds_gives_121_and_the_command_never_runs() {
         .output()
         .unwrap();
         assert_eq!(code(output.status), 121);
-        assert!(stderr(&output).contains("held by another"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
     }
     assert!(!trace.exists());
     assert!(holding(&masters) >= 2, "those who were refused have not freed it");
@@ -243,7 +243,7 @@ fn what_cannot_be_a_lock_is_an_error_that_says_why() {
     );
     assert!(refused(run_on(masters.urls()).args(["--owner", &"x".repeat(257), "k"])).contains("256 bytes"));
     assert!(refused(run_on(masters.urls()).arg("")).contains("needs a name"));
-    assert!(refused(run_on(["redis://h:1", "redis://h:1"]).arg("k")).contains("named twice"));
+    assert!(refused(run_on(["redis://h:1", "redis://h:1"]).arg("k")).contains("listed twice"));
 }
 
 #[test]
