@@ -275,7 +275,14 @@ impl Attempt {
             }
         } else if std::mem::take(&mut asked.telling) {
             asked.due = None;
-            asked.answer = response.to_answer();
+            asked.answer = match response {
+                // It granted the lock, and another may not have it: an operator ended it meanwhile.
+                Response::No => {
+                    let reason = "the lock ended there while it was being acquired";
+                    Answer::Failed(NodeError::Refused(reason.into()))
+                }
+                other => other.to_answer(),
+            };
             let answer = match response {
                 Response::Fence(fence) => FenceAnswer::Stored(*fence),
                 Response::Failed(NodeError::ClockBehind { .. }) => FenceAnswer::Unacceptable,

@@ -22,6 +22,8 @@ pub struct Release {
     nodes: Vec<Node>,
     /// A WAIT with this token that has not been answered.
     wait: Option<RequestId>,
+    /// Until then, a RELEASE that may have overtaken its ACQUIRE is repeated.
+    overtaken_until: Moment,
     /// Until then the verdict waits for answers.
     limit_at: Moment,
     /// By then every lease with this token has ended by itself.
@@ -51,6 +53,9 @@ struct Node {
     /// The round of its last request.
     round: u32,
     pause: Duration,
+    /// The connection on which an unanswered ACQUIRE is in flight. What is sent through another one
+    /// may overtake it.
+    acquire_on: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +89,7 @@ impl Release {
             verdict: None,
             nodes: Vec::with_capacity(ctx.fleet.majority.nodes()),
             wait: None,
+            overtaken_until: now.plus(limits::RELEASE_OVERTAKES),
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
             persistent: true,
@@ -96,6 +102,7 @@ impl Release {
                 answer: Answer::Pending,
                 round: 0,
                 pause: limits::RELEASE_PAUSE_MIN,
+                acquire_on: None,
             });
             match delivery {
                 Delivery::NotSent => {
@@ -107,7 +114,10 @@ impl Release {
                 Delivery::InFlight { .. } if is_broken(Mutant::SilentNotReleased) => continue,
                 Delivery::InFlight { .. } if is_broken(Mutant::ReleaseElsewhere) => this.send(node, ctx),
                 // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.
-                Delivery::InFlight { connection } => this.send_through(node, connection, now),
+                Delivery::InFlight { connection } => {
+                    this.nodes[node].acquire_on = Some(connection);
+                    this.send_through(node, connection, now);
+                }
                 Delivery::Arrived => this.send(node, ctx),
             }
             limit = limit.max(spec.node_timeout(node, ctx));
@@ -205,9 +215,16 @@ impl Release {
             return;
         }
         node.answer = response.to_answer();
+        let overtook = match (node.state, node.acquire_on) {
+            (State::Sent { connection, .. }, Some(acquire_on)) => connection != acquire_on,
+            _ => false,
+        };
         self.cast(id.node, response.holds());
         let node = &mut self.nodes[id.node];
         match response {
+            Response::No if overtook && !ctx.now.has_reached(self.overtaken_until) => {
+                self.repeat(id.node, ctx);
+            }
             Response::Failed(error) if error.is_permanent() => {
                 // Nothing was granted there, and nothing can be released.
                 node.state = State::Done;
