@@ -84,5 +84,4 @@ async fn what_became_of_locks_is_counted_and_how_long_it_took_is_measured() {
     ] {
         assert_eq!(figures.get(name), times, "{name}");
     }
-    assert!(figures.get("quorlock_acquire_seconds") >= 3);
 }
