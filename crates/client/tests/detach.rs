@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, connected, nothing_is_left, quorum};
+use common::{Net, PATIENCE, all_hold, connect, connected, exists, net, nothing_is_left, quorum};
 use quorlock_client::{AcquireError, AttachError, DetachedLock, Released};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
@@ -123,6 +123,27 @@ async fn a_lock_held_on_a_majority_only_can_be_resumed_and_is_repaired() {
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_node_that_was_cut_off_during_the_attachment_forgets_the_old_token() {
+    let Net { masters, proxies, quorum } = net(3).await;
+    let lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let text = lock.detach();
+    // It is cut off before the attachment, so that no request for the new token is sent to it.
+    proxies[2].cut();
+    eventually_async(PATIENCE, "it is cut off", async || connected(&quorum).1 == 2).await;
+    let mut lock = quorum.attach(text).await.unwrap();
+    proxies[2].heal();
+    eventually_async(PATIENCE, "the old token is gone", async || !exists(&masters[2], "k")).await;
+    eventually_async(PATIENCE, "it is repaired", async || {
+        lock.extend().await.unwrap();
+        lock.coverage().held == 3
+    })
+    .await;
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    nothing_is_left(&masters, "k").await;
 }
 
 #[tokio::test]

@@ -639,6 +639,9 @@ impl Acquire {
 
     fn won(&mut self, attempt: &mut Attempt, win: Win, ctx: &Context<'_>) {
         self.phase = Phase::Ended;
+        if let Some(release) = attempt.release_detached(&self.spec, ctx) {
+            self.actions.push_back(Action::Release(Box::new(release)));
+        }
         let grant = Grant { next_round: self.round, ..attempt.grant(win, ctx.now) };
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }

@@ -549,6 +549,24 @@ impl Attempt {
         let deliveries = self.nodes.iter().map(|asked| asked.delivery);
         Release::new(self.token, deliveries, spec, ctx)
     }
+
+    /// Releases the token of a process that detached the lock, on the nodes that may still hold it by
+    /// that token. No other client does so, and the new token would be refused there until the end of
+    /// the ttl.
+    pub(super) fn release_detached(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Option<Release> {
+        let Kind::Attach { old } = self.kind else { return None };
+        let is_settled = |asked: &Asked| matches!(asked.answer, Answer::Granted(_) | Answer::Refused);
+        if self.nodes.iter().all(is_settled) {
+            return None;
+        }
+        let deliveries = self.nodes.iter().map(|asked| match asked.delivery {
+            _ if is_settled(asked) => Delivery::NotSent,
+            // The node may hold the old token although no request for the new one was sent to it.
+            Delivery::NotSent => Delivery::Arrived,
+            delivery => delivery,
+        });
+        Some(Release::new(old, deliveries, spec, ctx))
+    }
 }
 
 /// The nodes that come before this one.

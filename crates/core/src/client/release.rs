@@ -153,6 +153,11 @@ impl Release {
         &self.spec
     }
 
+    /// The token that it releases.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
     /// The WAIT whose answer it needs, which the driver hands over with it.
     pub fn wait(&self) -> Option<RequestId> {
         self.wait

@@ -102,8 +102,8 @@ pub(super) struct Call {
     pub(super) has_asked: bool,
     place: Place,
     pub(super) renews: bool,
-    /// The lock was held by this token, which is swapped.
-    pub(super) attaches: bool,
+    /// It attaches a lock that was detached with this token.
+    pub(super) attaches: Option<Token>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -624,7 +624,7 @@ impl Process {
         let machine = self.add_call(acquire, caller, keys, Some(due), false, world.now);
         trace!(world, "p{}/{machine} attaches {keys}", self.index);
         if let Some(Machine::Call(call)) = self.machines.get_mut(&machine).map(|slot| &mut slot.machine) {
-            call.attaches = true;
+            call.attaches = Some(old);
         }
         self.drive(machine, world);
         machine
@@ -651,7 +651,7 @@ impl Process {
             has_asked: false,
             place: Place::None,
             renews,
-            attaches: false,
+            attaches: None,
         })))
     }
 
@@ -705,6 +705,10 @@ impl Process {
                 }
                 Action::Wait { id } => self.stand_in_line(machine, id, world),
                 Action::StopWaiting { id } => self.stop_waiting(machine, id, world),
+                // A request of the process that detached the lock may still be on its way.
+                Action::Release(release) if call.attaches == Some(release.token()) => {
+                    self.release_in_part(*release, world);
+                }
                 Action::Release(release) => self.release(*release, Some(machine), None, world),
                 Action::Suspect { node, connection } => self.suspect(node, connection, world),
                 Action::Done(outcome) => {
@@ -778,7 +782,7 @@ impl Process {
                     call: global,
                     keys,
                     reason: failure.reason,
-                    attached: call.attaches,
+                    attached: call.attaches.is_some(),
                     started,
                     looks,
                 });
@@ -983,7 +987,7 @@ impl Process {
                     let keys = lock.keys;
                     self.lines[keys].is_contended = true;
                 }
-                HoldAction::Release(release) => self.undo_repair(*release, world),
+                HoldAction::Release(release) => self.release_in_part(*release, world),
                 HoldAction::Suspect { node, connection } => self.suspect(node, connection, world),
             }
         }
@@ -1047,8 +1051,8 @@ impl Process {
 
     // Releases.
 
-    /// Releases one node. Another machine may release the same token, or the lock was detached.
-    fn undo_repair(&mut self, release: Release, world: &mut World) {
+    /// Releases some nodes. Another machine may release the same token, or the lock was detached.
+    fn release_in_part(&mut self, release: Release, world: &mut World) {
         let task = self.add_release(release, None, None, world);
         if let Some(Machine::Release(task)) = self.machines.get_mut(&task).map(|slot| &mut slot.machine) {
             task.is_thorough = false;
