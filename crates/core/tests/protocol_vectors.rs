@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
+mod vectors;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
@@ -17,9 +19,7 @@ use quorlock_core::quorum::{
 };
 use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
-
-/// Reads the vectors of one kind.
-type Reader = fn(Fields);
+use vectors::{Fields, Reader, bytes};
 
 /// Every kind of vector about decisions.
 const READERS: [(&str, Reader); 16] = [
@@ -43,53 +43,12 @@ const READERS: [(&str, Reader); 16] = [
 
 #[test]
 fn decisions_are_those_of_the_vectors() {
-    let vectors = vectors();
-    for (kind, cases) in vectors["decisions"].as_object().unwrap() {
-        let reader = READERS.iter().find(|(known, _)| known == kind);
-        let (_, read) = reader.unwrap_or_else(|| panic!("no test reads vectors of the kind {kind}"));
-        let cases = cases.as_array().unwrap();
-        assert!(!cases.is_empty(), "{kind} has no vector");
-        for case in cases {
-            read(Fields::of(case));
-        }
-    }
-}
-
-#[test]
-fn every_kind_of_vector_is_read() {
-    let vectors = vectors();
-    let groups: Vec<_> = vectors.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(groups, ["about", "decisions", "wire"], "no test reads another group");
-    let kinds: BTreeSet<_> = vectors["decisions"].as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(kinds, READERS.iter().map(|(kind, _)| *kind).collect());
-}
-
-fn vectors() -> Value {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-/// The fields of one vector. All of them must be taken, so that none is there for nothing.
-struct Fields {
-    text: String,
-    left: Map<String, Value>,
+    vectors::read_all("decisions", &READERS);
 }
 
 impl Fields {
-    fn of(value: &Value) -> Self {
-        Self { text: value.to_string(), left: value.as_object().unwrap().clone() }
-    }
-
-    fn take(&mut self, name: &str) -> Value {
-        self.left.remove(name).unwrap_or_else(|| panic!("no {name} in {}", self.text))
-    }
-
     fn has(&self, name: &str) -> bool {
         self.left.contains_key(name)
-    }
-
-    fn number(&mut self, name: &str) -> u64 {
-        self.take(name).as_u64().unwrap()
     }
 
     fn index(&mut self, name: &str) -> usize {
@@ -108,10 +67,6 @@ impl Fields {
         Ttl::from_ms(self.number("ttl_ms")).unwrap()
     }
 
-    fn text(&mut self, name: &str) -> String {
-        self.take(name).as_str().unwrap().to_owned()
-    }
-
     fn list(&mut self, name: &str) -> Vec<Value> {
         self.take(name).as_array().unwrap().clone()
     }
@@ -126,23 +81,6 @@ impl Fields {
         let expected = self.take(name);
         assert_eq!(*actual, read(&expected), "{name} of {}", self.text);
     }
-}
-
-impl Drop for Fields {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            assert!(self.left.is_empty(), "no test reads {:?} of {}", self.left, self.text);
-        }
-    }
-}
-
-/// A JSON string stands for its UTF-8 bytes, and `{"hex": "…"}` for those bytes.
-fn bytes(value: &Value) -> Vec<u8> {
-    if let Some(text) = value.as_str() {
-        return text.as_bytes().to_vec();
-    }
-    let hex = value["hex"].as_str().unwrap();
-    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
 fn fence(value: u64) -> Fence {

@@ -1,20 +1,19 @@
 //! The test vectors of docs/protocol.md that are about bytes: those under `wire` in
 //! docs/protocol/vectors.json. The core reads the others, those under `decisions`.
 
-use std::collections::BTreeSet;
+#[path = "../../../core/tests/vectors/mod.rs"]
+mod vectors;
+
 use std::time::Duration;
 
 use ::redis::Arg;
 use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
 use quorlock_core::{Fence, Ttl};
-use serde_json::{Map, Value};
+use vectors::{Fields, Reader, bytes};
 
 use super::command::{Outgoing, Packet};
 use super::connection::read_info;
 use crate::{DetachedLock, InvalidDetached};
-
-/// Reads the vectors of one kind.
-type Reader = fn(Fields);
 
 /// Every kind of vector about bytes.
 const READERS: [(&str, Reader); 6] = [
@@ -28,45 +27,10 @@ const READERS: [(&str, Reader); 6] = [
 
 #[test]
 fn bytes_are_those_of_the_vectors() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
-    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let groups: Vec<_> = vectors.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(groups, ["about", "decisions", "wire"], "no test reads another group");
-    let kinds = vectors["wire"].as_object().unwrap();
-    let found: BTreeSet<_> = kinds.keys().map(String::as_str).collect();
-    assert_eq!(found, READERS.iter().map(|(kind, _)| *kind).collect(), "every kind is read");
-    for (kind, read) in READERS {
-        let cases = kinds[kind].as_array().unwrap();
-        assert!(!cases.is_empty(), "{kind} has no vector");
-        for case in cases {
-            read(Fields::of(case));
-        }
-    }
-}
-
-/// The fields of one vector. All of them must be taken, so that none is there for nothing.
-struct Fields {
-    text: String,
-    left: Map<String, Value>,
+    vectors::read_all("wire", &READERS);
 }
 
 impl Fields {
-    fn of(value: &Value) -> Self {
-        Self { text: value.to_string(), left: value.as_object().unwrap().clone() }
-    }
-
-    fn take(&mut self, name: &str) -> Value {
-        self.left.remove(name).unwrap_or_else(|| panic!("no {name} in {}", self.text))
-    }
-
-    fn number(&mut self, name: &str) -> u64 {
-        self.take(name).as_u64().unwrap()
-    }
-
-    fn text(&mut self, name: &str) -> String {
-        self.take(name).as_str().unwrap().to_owned()
-    }
-
     fn text_or_null(&mut self, name: &str) -> Option<String> {
         self.take(name).as_str().map(str::to_owned)
     }
@@ -82,23 +46,6 @@ impl Fields {
     fn keys(&mut self) -> Keys {
         self.take("keys").as_array().unwrap().iter().map(bytes).collect()
     }
-}
-
-impl Drop for Fields {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            assert!(self.left.is_empty(), "no test reads {:?} of {}", self.left, self.text);
-        }
-    }
-}
-
-/// A JSON string stands for its UTF-8 bytes, and `{"hex": "…"}` for those bytes.
-fn bytes(value: &Value) -> Vec<u8> {
-    if let Some(text) = value.as_str() {
-        return text.as_bytes().to_vec();
-    }
-    let hex = value["hex"].as_str().unwrap();
-    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
 fn spec(keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {

@@ -1,0 +1,67 @@
+//! Reads docs/protocol/vectors.json: for the tests of the core, and for those of the client.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+/// Reads the vectors of one kind.
+pub(super) type Reader = fn(Fields);
+
+/// Gives each vector of a group to the reader of its kind. Each kind must have a reader, and a vector.
+pub(super) fn read_all(group: &str, readers: &[(&str, Reader)]) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let groups: Vec<_> = vectors.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(groups, ["about", "decisions", "wire"], "no test reads another group");
+    let kinds = vectors[group].as_object().unwrap();
+    let found: BTreeSet<_> = kinds.keys().map(String::as_str).collect();
+    assert_eq!(found, readers.iter().map(|(kind, _)| *kind).collect(), "every kind is read");
+    for (kind, read) in readers {
+        let cases = kinds[*kind].as_array().unwrap();
+        assert!(!cases.is_empty(), "{kind} has no vector");
+        for case in cases {
+            read(Fields::of(case));
+        }
+    }
+}
+
+/// The fields of one vector. All of them must be taken, so that none is there for nothing.
+pub(super) struct Fields {
+    pub(super) text: String,
+    pub(super) left: Map<String, Value>,
+}
+
+impl Fields {
+    pub(super) fn of(value: &Value) -> Self {
+        Self { text: value.to_string(), left: value.as_object().unwrap().clone() }
+    }
+
+    pub(super) fn take(&mut self, name: &str) -> Value {
+        self.left.remove(name).unwrap_or_else(|| panic!("no {name} in {}", self.text))
+    }
+
+    pub(super) fn number(&mut self, name: &str) -> u64 {
+        self.take(name).as_u64().unwrap()
+    }
+
+    pub(super) fn text(&mut self, name: &str) -> String {
+        self.take(name).as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Fields {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert!(self.left.is_empty(), "no test reads {:?} of {}", self.left, self.text);
+        }
+    }
+}
+
+/// A JSON string stands for its UTF-8 bytes, and `{"hex": "…"}` for those bytes.
+pub(super) fn bytes(value: &Value) -> Vec<u8> {
+    if let Some(text) = value.as_str() {
+        return text.as_bytes().to_vec();
+    }
+    let hex = value["hex"].as_str().unwrap();
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
