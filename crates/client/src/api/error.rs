@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub use quorlock_core::client::{Answer, NodeError};
+use quorlock_core::quorum::Majority;
 
 /// Why a [`Quorum`](crate::Quorum) was not connected.
 #[derive(Debug, thiserror::Error)]
@@ -254,8 +255,8 @@ impl Nodes {
 
     /// Whether too many nodes fail permanently to leave a majority, so that waiting does not help.
     pub fn is_permanent(&self) -> bool {
-        let permanent = self.failed().filter(|(_, error)| error.is_permanent()).count();
-        permanent >= self.0.len().div_ceil(2) && permanent > 0
+        let answers = self.0.iter().map(|node| &node.answer);
+        Majority::of(self.0.len()).is_some_and(|majority| Answer::rule_out_majority(answers, majority))
     }
 }
 

@@ -122,7 +122,7 @@ impl Call {
             tokio::select! {
                 biased;
                 answered = self.in_flight.next() => {
-                    self.shared.sample(answered.id, &answered.response, answered.took);
+                    self.shared.sample(&answered);
                     self.respond(answered.id, &answered.response);
                 }
                 event = next_event(&mut self.wait), if self.wait.is_some() => self.handle_wait(event),
@@ -183,10 +183,7 @@ impl Call {
                 outgoing
             }
         };
-        match self.shared.connection(id.node, connection) {
-            Some(connection) => self.in_flight.ask(id, connection, outgoing),
-            None => self.in_flight.fail(id, NodeError::Down { reason: "the connection was lost".into() }),
-        }
+        self.shared.ask(&mut self.in_flight, id, connection, outgoing);
     }
 
     fn handle_wait(&mut self, event: WaitEvent) {

@@ -107,7 +107,7 @@ impl LockInner {
                 stragglers.take_done()
             };
             let Some(answered) = answered else { return };
-            self.shared.sample(answered.id, &answered.response, answered.took);
+            self.shared.sample(&answered);
             self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
         }
     }

@@ -21,7 +21,7 @@ pub(crate) async fn inspect(shared: &Shared, key: &[u8]) -> Vec<Result<Option<Le
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
         let number = route?;
         let Some(connection) = shared.connection(node, number) else {
-            return Err(NodeError::Down { reason: "the connection was lost".into() });
+            return Err(NodeError::connection_lost());
         };
         let derived = || limits::node_timeout(shared.fleet.round_trips.of(node), TTL);
         let limit = shared.node_timeout.map_or_else(derived, |limit| limit.min(TTL.duration() / 4));

@@ -7,7 +7,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use quorlock_core::client::{Answer, NodeError, Release, Response};
+use quorlock_core::client::{Answer, Release, RequestId, Response};
 use quorlock_core::quorum::ReleaseVerdict;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -76,24 +76,22 @@ impl Releasing {
         while let Some(send) = self.machine.poll() {
             let spec = self.machine.spec();
             let outgoing = self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
-            if let Some(connection) = self.shared.connection(send.id.node, send.connection) {
-                self.in_flight.ask(send.id, connection, outgoing);
-            } else {
-                let error = NodeError::Down { reason: "the connection was lost".into() };
-                self.in_flight.fail(send.id, error);
-            }
+            self.shared.ask(&mut self.in_flight, send.id, send.connection, outgoing);
         }
     }
 
     /// Takes what has been answered already. Returns whether nothing is left to do.
     fn look(&mut self) -> bool {
         while let Some(answered) = self.in_flight.take_done() {
-            self.shared.sample(answered.id, &answered.response, answered.took);
-            let (machine, id) = (&mut self.machine, answered.id);
-            self.shared.with_context(|ctx| machine.handle_response(id, &answered.response, ctx));
+            self.shared.sample(&answered);
+            self.respond(answered.id, &answered.response);
             self.act();
         }
         self.machine.is_done()
+    }
+
+    fn respond(&mut self, id: RequestId, response: &Response) {
+        self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
     }
 
     /// To the end, or until this holds.
@@ -109,20 +107,16 @@ impl Releasing {
             tokio::select! {
                 biased;
                 answered = self.in_flight.next() => {
-                    self.shared.sample(answered.id, &answered.response, answered.took);
-                    let (machine, id) = (&mut self.machine, answered.id);
-                    self.shared
-                        .with_context(|ctx| machine.handle_response(id, &answered.response, ctx));
+                    self.shared.sample(&answered);
+                    self.respond(answered.id, &answered.response);
                 }
                 (id, response) = wait_answer(&mut self.wait), if self.wait.is_some() => {
                     self.wait = None;
-                    let machine = &mut self.machine;
-                    self.shared.with_context(|ctx| machine.handle_response(id, &response, ctx));
+                    self.respond(id, &response);
                 }
                 () = &mut timer, if deadline.is_some() => {
                     armed = None;
-                    let machine = &mut self.machine;
-                    self.shared.with_context(|ctx| machine.handle_timeout(ctx));
+                    self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
             }
             self.act();
@@ -149,7 +143,7 @@ impl Releasing {
     }
 }
 
-async fn wait_answer(wait: &mut Option<Wait>) -> (quorlock_core::client::RequestId, Response) {
+async fn wait_answer(wait: &mut Option<Wait>) -> (RequestId, Response) {
     match wait {
         Some(Wait::Sent(id, answer)) => (*id, answer.await),
         Some(Wait::Opening(..)) | None => std::future::pending().await,

@@ -127,17 +127,12 @@ impl Round {
             let found = self.shared.connection(node, connection);
             let shared = Arc::clone(&self.shared);
             self.answers.push(Box::pin(async move {
-                let asked = Instant::now();
-                let replies = match found {
-                    Some(connection) => connection.ask_all(&pipeline).await,
-                    None => {
-                        Err(::redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::NotConnected)))
-                    }
-                };
                 let failed = |error: NodeError| {
                     ids.iter().map(|&(index, id)| (index, id, Response::Failed(error.clone()))).collect()
                 };
-                match replies {
+                let Some(connection) = found else { return failed(NodeError::connection_lost()) };
+                let asked = Instant::now();
+                match connection.ask_all(&pipeline).await {
                     Ok(values) if values.len() == ids.len() => {
                         shared.fleet.round_trips.sample(node, asked.elapsed());
                         let read = |((index, id), value)| (index, id, read_fence(value));

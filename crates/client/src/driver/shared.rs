@@ -17,7 +17,7 @@ use super::links::{LinkEvent, supervise};
 use super::local_queues::LocalQueues;
 use super::releases::Releases;
 use super::renewer::Renewer;
-use crate::transport::{BlockingPool, Connection, Endpoint};
+use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing};
 use crate::{NodeAnswer, Nodes, clock};
 
 /// What all handles and tasks of one client share. Its connections live as long as this does.
@@ -127,10 +127,18 @@ impl Shared {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
+    /// Sends a request through the connection of this number, or fails it if that is gone.
+    pub(super) fn ask(&self, in_flight: &mut InFlight, id: RequestId, connection: u64, outgoing: Outgoing) {
+        match self.connection(id.node, connection) {
+            Some(connection) => in_flight.ask(id, connection, outgoing),
+            None => in_flight.fail(id, NodeError::connection_lost()),
+        }
+    }
+
     /// A request was answered, in time or late.
-    pub(crate) fn sample(&self, id: RequestId, response: &Response, took: Duration) {
-        if !matches!(response, Response::Failed(NodeError::Down { .. })) {
-            self.fleet.round_trips.sample(id.node, took);
+    pub(super) fn sample(&self, answered: &Answered) {
+        if !matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
+            self.fleet.round_trips.sample(answered.id.node, answered.took);
         }
     }
 

@@ -40,7 +40,7 @@ pub struct Spec {
 pub struct Acquire {
     spec: Arc<Spec>,
     started: Moment,
-    /// The end of the wait; none for a wait without end.
+    /// The end of the wait, at which the last attempt begins; none for a wait without end.
     until: Option<Moment>,
     /// When it must have ended, whatever the nodes do.
     deadline: Option<Moment>,
@@ -395,7 +395,7 @@ impl Acquire {
     pub fn poll_timeout(&self) -> Option<Moment> {
         let phase = match &self.phase {
             Phase::Ended => return None,
-            Phase::InLine => self.last_look_at(),
+            Phase::InLine => self.until,
             Phase::Asking(attempt) | Phase::Hearing(attempt) | Phase::Taking(attempt, _) => {
                 attempt.poll_timeout()
             }
@@ -702,15 +702,14 @@ impl Acquire {
 
     /// Whether so many nodes fail permanently that the others are no majority.
     fn is_hopeless(&self, ctx: &Context<'_>) -> bool {
-        let permanent = |answer: &&Answer| matches!(answer, Answer::Failed(error) if error.is_permanent());
-        self.answers.iter().filter(permanent).count() > ctx.fleet.majority.spare()
+        Answer::rule_out_majority(&self.answers, ctx.fleet.majority)
     }
 
     fn pause_before(&mut self, next: Next, ctx: &mut Context<'_>) {
         let until = ctx.now.plus(ctx.jitter(self.pause));
         self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
         // The last attempt is at the very end.
-        let until = self.last_look_at().map_or(until, |last| last.earlier(until));
+        let until = self.until.map_or(until, |last| last.earlier(until));
         self.phase = Phase::Pausing { until, next };
     }
 
@@ -810,11 +809,6 @@ impl Acquire {
         let early = look.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
         let left = ctx.now.until(until);
         Some(ctx.now.plus(left.saturating_sub(early)))
-    }
-
-    /// When the last attempt begins.
-    fn last_look_at(&self) -> Option<Moment> {
-        self.until
     }
 
     /// Whether it takes a turn in the local queue: a call that does not wait asks the nodes at once.

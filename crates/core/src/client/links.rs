@@ -193,11 +193,6 @@ impl Links {
         self.nodes.iter().all(Link::is_settled)
     }
 
-    /// The set that a majority of the nodes belongs to, once one has been heard.
-    pub fn agreed_set(&self) -> Option<&AgreedSet> {
-        self.agreed.as_ref()
-    }
-
     /// How many nodes can vote.
     pub fn admitted(&self) -> usize {
         self.nodes.iter().filter(|link| link.health().error.is_none()).count()
@@ -340,7 +335,7 @@ impl Links {
         if !matches!(&link.state, State::Up(up) if up.connection == connection) {
             return;
         }
-        link.state = State::Down(NodeError::Down { reason: "the connection was lost".into() });
+        link.state = State::Down(NodeError::connection_lost());
         link.since = now;
         link.connect_at = Some(now);
         self.actions.push_back(LinkAction::Close { node, connection });

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use crate::Fence;
+use crate::quorum::Majority;
 
 /// A node's answer, as errors and reports show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,15 @@ pub enum Answer {
     Failed(NodeError),
     /// The lock was decided before the node answered.
     Pending,
+}
+
+impl Answer {
+    /// Whether so many of these answers are [permanent errors](NodeError::is_permanent) that the other
+    /// nodes are no majority. Then it does not help to wait.
+    pub fn rule_out_majority<'a>(answers: impl IntoIterator<Item = &'a Self>, majority: Majority) -> bool {
+        let permanent = |answer: &&Self| matches!(answer, Self::Failed(error) if error.is_permanent());
+        answers.into_iter().filter(permanent).count() > majority.spare()
+    }
 }
 
 /// Why a node did not vote.
@@ -113,6 +123,11 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// The connection that was to carry a request is gone.
+    pub fn connection_lost() -> Self {
+        Self::Down { reason: "the connection was lost".into() }
+    }
+
     /// A node that has not answered within `limit`.
     pub fn timed_out(limit: Duration) -> Self {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }

@@ -276,17 +276,12 @@ impl Release {
             }
         }
         if self.verdict.is_none() && ctx.now.has_reached(self.limit_at) {
-            let limit = NodeError::timed_out(self.longest_limit(ctx));
+            let limit = NodeError::timed_out(self.spec.longest_timeout(ctx));
             for node in self.nodes.iter_mut().filter(|node| node.answer == Answer::Pending) {
                 node.answer = Answer::Failed(limit.clone());
             }
             self.verdict = Some(self.tally.time_is_up());
         }
-    }
-
-    fn longest_limit(&self, ctx: &Context<'_>) -> Duration {
-        let limits = (0..self.nodes.len()).map(|node| self.spec.node_timeout(node, ctx));
-        limits.max().unwrap_or_default()
     }
 
     fn send(&mut self, node: usize, ctx: &Context<'_>) {

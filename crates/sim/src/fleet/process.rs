@@ -541,7 +541,7 @@ impl Process {
         world: &mut World,
     ) {
         let Some(&conn) = self.by_number.get(&(id.node, connection)) else {
-            let error = NodeError::Down { reason: "the connection was lost".into() };
+            let error = NodeError::connection_lost();
             self.expect_response(machine);
             self.local.push_back((machine, id, Response::Failed(error)));
             return;
