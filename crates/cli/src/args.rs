@@ -56,7 +56,7 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
 
-    /// How long one master may take to answer; raise it if they are far away [default: 50ms, or a 20th of the ttl]
+    /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_limit: Option<Duration>,
 
