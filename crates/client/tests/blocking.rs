@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use quorlock_client::blocking::Quorum;
-use quorlock_client::{AcquireError, LostError, Ownership, Released, RunError};
+use quorlock_client::blocking::{Quorum, QuorumBuilder};
+use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
 use quorlock_testkit::{Masters, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -112,6 +112,22 @@ fn a_lock_goes_to_another_process_as_a_text() {
     let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
     let lock = taker.attach(text.parse().unwrap()).unwrap();
     assert_eq!(lock.release().unwrap(), Released::Released);
+}
+
+#[test]
+fn clients_of_redis_rs_make_a_quorum_of_the_set_that_is_named() {
+    let masters = Masters::start(3);
+    let builder = || {
+        let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
+        clients.fold(Quorum::builder(), QuorumBuilder::redis_client)
+    };
+    let quorum = builder().connect().unwrap();
+    assert_eq!(quorum.lock("k").acquire().unwrap().release().unwrap(), Released::Released);
+    let of_another_set = builder().set("us").connect().unwrap();
+    let error = of_another_set.lock("k").try_acquire().unwrap_err();
+    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    assert!(nodes.failed().all(|(_, why)| matches!(why, NodeError::NotAdmitted { .. })), "{error}");
+    assert_eq!(nodes.failed().count(), 3, "{error}");
 }
 
 #[test]

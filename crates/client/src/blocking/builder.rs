@@ -28,6 +28,11 @@ impl QuorumBuilder {
         Self::new(self.builder.nodes(urls))
     }
 
+    /// Adds the node of a redis-rs client: see [`crate::QuorumBuilder::redis_client`].
+    pub fn redis_client(self, client: ::redis::Client) -> Self {
+        Self::new(self.builder.redis_client(client))
+    }
+
     /// The root certificates of the nodes: see [`crate::QuorumBuilder::root_certificates`].
     #[cfg(feature = "tls")]
     pub fn root_certificates(self, pem: impl Into<Vec<u8>>) -> Self {
@@ -43,6 +48,11 @@ impl QuorumBuilder {
     /// How long a node may take to answer: see [`crate::QuorumBuilder::node_timeout`].
     pub fn node_timeout(self, limit: Duration) -> Self {
         Self::new(self.builder.node_timeout(limit))
+    }
+
+    /// The name of the nodes' set: see [`crate::QuorumBuilder::set`].
+    pub fn set(self, name: impl Into<String>) -> Self {
+        Self::new(self.builder.set(name))
     }
 
     /// Connects: see [`crate::Quorum::connect`].
