@@ -73,7 +73,7 @@ async fn a_lock_is_held_through_tls_and_only_with_a_certificate_that_is_trusted(
     works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
 
     let stranger = builder.connect().await.unwrap();
-    assert_eq!(connected(&stranger).1, 0, "nobody else vouches for these nodes");
+    assert_eq!(connected(&stranger).1, 0, "no other authority signed the certificates of these nodes");
     let NodeError::Misconfigured { reason } = why(&stranger).await else { panic!("it is not connected") };
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }

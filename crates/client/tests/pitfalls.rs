@@ -58,9 +58,13 @@ async fn r2_what_an_attempt_was_granted_is_not_in_the_way_of_the_next() {
     for outcome in join_all(builders.iter().map(LockBuilder::acquire)).await {
         match outcome {
             Ok(_) => acquired += 1,
-            // Whoever queues on the first node does so for as long as the other holds it there.
+            // A client that waits on the first node waits there until the other client releases it.
             Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
-                assert_ne!(nodes.0[2].answer, Answer::Refused, "nobody but us was there: {nodes}");
+                assert_ne!(
+                    nodes.0[2].answer,
+                    Answer::Refused,
+                    "no other client held the third node: {nodes}"
+                );
             }
             Err(error) => panic!("{error}"),
         }

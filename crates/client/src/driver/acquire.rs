@@ -83,7 +83,7 @@ impl Call {
                 biased;
                 _ = turn.called() => {}
                 () = super::sleep_until(deadline) => {
-                    // It goes ahead without a turn, and nobody waits for it.
+                    // The call goes on without its turn, and leaves the local queue.
                     drop(turn);
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                     return self.finish().await;

@@ -25,8 +25,8 @@ pub(crate) struct LockInner {
     pub(crate) spec: Arc<Spec>,
     pub(crate) fence: Fence,
     hold: Mutex<Hold>,
-    /// Requests that were unanswered when the lock was granted. If those nodes grant, they hold the
-    /// lock as well; nobody waits for that, and it is looked at whenever it matters.
+    /// Requests that were unanswered when the lock was granted. Their responses are read when the
+    /// lock is next extended, released or reported.
     stragglers: Mutex<InFlight>,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
@@ -186,7 +186,8 @@ impl LockInner {
         }
     }
 
-    /// When it is to be extended next, and by how much earlier together with others.
+    /// In how long the lock is due to be extended, and how much earlier it may be extended together
+    /// with other locks.
     pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
         let hold = self.hold();
         Some((hold.renew_in(clock::now())?, hold.renewal_window()))

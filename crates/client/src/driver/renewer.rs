@@ -68,7 +68,7 @@ impl Renewing {
                 command = received.recv() => {
                     let Some(command) = command else { return };
                     self.handle(command);
-                    // Those that have come in the meantime, too, before anything is sent.
+                    // All commands that have arrived are handled before anything is sent.
                     while let Ok(command) = received.try_recv() {
                         self.handle(command);
                     }

@@ -12,7 +12,7 @@ use super::{
 use crate::quorum::{Lifetime, Loss, Moment, Win};
 use crate::{Fence, Ttl};
 
-/// What is to be acquired. Valid: see [`Spec::check`].
+/// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The keys of the lock.
@@ -59,7 +59,7 @@ pub struct Acquire {
     answers: Vec<Answer>,
     /// Too little of the lock would have been left the last time.
     too_late: bool,
-    /// It had to wait for others, or came past those who wait.
+    /// Other clients hold the lock or wait for it, as far as this call has seen.
     contended: bool,
     actions: VecDeque<Action>,
 }
@@ -422,7 +422,7 @@ impl Acquire {
                     return self.finish(Reason::Held, ctx);
                 }
                 if self.is_time(ctx.now) {
-                    // Nobody else's answers will do: this call asks the nodes itself.
+                    // The result of another call does not answer this one: it asks the nodes itself.
                     self.start(Kind::First, ctx);
                 }
             }
@@ -694,8 +694,8 @@ impl Acquire {
         }
     }
 
-    /// Whether no other can hold the lock, as so few nodes refused: with those that do not answer they
-    /// kept it from being won.
+    /// Whether it may wait on its node again. Fewer nodes refused than are a majority, so that no other
+    /// client can hold the lock; this call lost it because further nodes did not answer.
     fn can_stay(&self, ctx: &Context<'_>) -> bool {
         self.count_refused() < ctx.fleet.majority.size() && self.stays < limits::STAYS_MAX
     }
@@ -731,7 +731,8 @@ impl Acquire {
         if refused > spare || voting < ctx.fleet.majority.size() || !attempt.has_yielded() {
             return self.fail(ctx);
         }
-        // So few nodes refused that another may just have begun, or a node holds what nobody released.
+        // Too few nodes refused for another client to hold the lock. It may be about to acquire it, or
+        // a node holds a lock that was not released.
         let order = ctx.topology.order(self.spec.keys.first());
         let refused_by = order.iter().copied().find(|&node| self.answers[node] == Answer::Refused);
         let settle = limits::settle(ctx.fleet.round_trips.typical());
@@ -1026,7 +1027,7 @@ impl Acquire {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.give_up_seat(&waiting, ctx);
             }
-            // Whoever refuses there has not the lock.
+            // The client that a refusing node has granted does not hold the lock.
             self.contended = false;
             return self.won(&mut ahead, win, ctx);
         }

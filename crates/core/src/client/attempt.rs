@@ -18,7 +18,8 @@ use crate::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Moment, Step, Vote
 ///
 /// A refusal is not final at once. Clients that ask at the same moment for a free lock each get some
 /// nodes: then the node that comes first in the key's order decides. The client that it granted
-/// repeats its request to those that refused, a round trip apart; the others give up what they have.
+/// repeats its request to the nodes that refused, a round trip apart. The other clients release the
+/// nodes that granted them.
 #[derive(Debug)]
 pub(super) struct Attempt {
     kind: Kind,
@@ -155,7 +156,7 @@ impl Attempt {
             }
             this.ask(other, spec, ctx, out);
         }
-        // Of a single node there is nobody else to ask.
+        // With a single node there is no other node to ask.
         this.core.review(ctx.now);
         this
     }
@@ -525,7 +526,7 @@ impl Attempt {
     /// What the lock begins with.
     pub(super) fn grant(&mut self, win: Win, now: Moment) -> Grant {
         if let Kind::GoAhead { past } = self.kind {
-            // It was not asked since, and is to be repaired.
+            // This attempt did not ask that node. It is repaired when the lock is extended.
             self.nodes[past].answer = Answer::Refused;
         }
         let nodes = self.nodes.drain(..).map(|asked| GrantNode {

@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn lock_ends_when_the_others_are_a_majority() {
-        // On one of three nodes it keeps nobody out.
+        // A lock on one of three nodes excludes no other client.
         assert_eq!(
             held_by(&vec![held("", 7, 900), held("", 7, 800), held("", 7, 100)]).at_most.as_millis(),
             800

@@ -138,7 +138,7 @@ struct Up {
     silent: Option<NodeError>,
     /// When an unanswered PING shows that it is silent.
     ping_due: Option<(Moment, Duration)>,
-    /// When it is checked although nobody asked for it.
+    /// When the idle connection is checked.
     check_at: Moment,
 }
 
