@@ -1,4 +1,3 @@
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,14 +5,13 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use quorlock_core::client::{
     Acquire, Action, Failure, NodeError, Outcome, Request, RequestId, Response, Spec, Token,
 };
-use quorlock_core::quorum::Moment;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::sleep;
 
 use super::hold::LockInner;
 use super::local_queues::Turn;
 use super::releases::release_in_background;
 use super::shared::Shared;
-use crate::clock;
+use super::timers::{reach, sleep_until};
 use crate::transport::{InFlight, Outgoing, Seat};
 
 /// The loop of an [`Acquire`]. Dropped before its end, it leaves the clean-up to the background.
@@ -82,7 +80,7 @@ impl Call {
             tokio::select! {
                 biased;
                 _ = turn.called() => {}
-                () = super::sleep_until(deadline) => {
+                () = sleep_until(deadline) => {
                     // The call goes on without its turn, and leaves the local queue.
                     drop(turn);
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
@@ -110,15 +108,12 @@ impl Call {
     async fn finish_and_look(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
-        let mut armed: Option<Moment> = None;
+        let mut armed = None;
         let outcome = loop {
             if let Some(outcome) = self.act() {
                 break outcome;
             }
             let deadline = self.machine.poll_timeout();
-            if let Some(deadline) = deadline {
-                arm(timer.as_mut(), &mut armed, deadline);
-            }
             tokio::select! {
                 biased;
                 answered = self.in_flight.next() => {
@@ -126,8 +121,7 @@ impl Call {
                     self.respond(answered.id, &answered.response);
                 }
                 event = next_event(&mut self.wait), if self.wait.is_some() => self.handle_wait(event),
-                () = &mut timer, if deadline.is_some() => {
-                    armed = None;
+                () = reach(timer.as_mut(), &mut armed, deadline) => {
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
             }
@@ -214,15 +208,6 @@ async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
         Some(Wait::Opening(id, opening)) => WaitEvent::Opened(*id, opening.await),
         Some(Wait::Sent(id, answer)) => WaitEvent::Answered(*id, answer.await),
         None => std::future::pending().await,
-    }
-}
-
-/// Sets a timer for a deadline of a machine, unless it goes off before that anyway: setting it costs
-/// more than a call of the machine for which nothing is due.
-pub(super) fn arm(timer: Pin<&mut Sleep>, armed: &mut Option<Moment>, deadline: Moment) {
-    if armed.is_none_or(|armed| armed.earlier(deadline) != armed) {
-        timer.reset(Instant::now() + clock::now().until(deadline));
-        *armed = Some(deadline);
     }
 }
 

@@ -7,7 +7,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::shared::{Health, NodeInfo, View, sleep_until};
+use super::shared::{Health, NodeInfo, View};
+use super::timers::sleep_until;
 use crate::clock;
 use crate::transport::{Connection, Endpoint, open};
 

@@ -10,10 +10,11 @@ mod releases;
 mod renewer;
 mod rounds;
 mod shared;
+mod timers;
 
 pub(crate) use acquire::{acquire, attach};
 pub(crate) use hold::LockInner;
 pub(crate) use inspection::inspect;
 pub(crate) use releases::Releasing;
 pub(crate) use rounds::extend;
-pub(crate) use shared::{NodeInfo, Shared, sleep_until};
+pub(crate) use shared::{NodeInfo, Shared};

@@ -15,8 +15,9 @@ use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::acquire::{Wait, arm};
+use super::acquire::Wait;
 use super::shared::Shared;
+use super::timers::reach;
 use crate::transport::{InFlight, Outgoing};
 
 /// How often the task looks while there is anything to look at. More often would cost everybody: a
@@ -101,9 +102,6 @@ impl Releasing {
         let mut armed = None;
         while !until(&self.machine) && !self.machine.is_done() {
             let deadline = self.machine.poll_timeout();
-            if let Some(deadline) = deadline {
-                arm(timer.as_mut(), &mut armed, deadline);
-            }
             tokio::select! {
                 biased;
                 answered = self.in_flight.next() => {
@@ -114,8 +112,7 @@ impl Releasing {
                     self.wait = None;
                     self.respond(id, &response);
                 }
-                () = &mut timer, if deadline.is_some() => {
-                    armed = None;
+                () = reach(timer.as_mut(), &mut armed, deadline) => {
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
             }

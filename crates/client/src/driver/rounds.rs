@@ -12,7 +12,8 @@ use quorlock_core::client::{NodeError, RequestId, Response, Send};
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
 
 use super::hold::LockInner;
-use super::shared::{Shared, sleep_until};
+use super::shared::Shared;
+use super::timers::sleep_until;
 use crate::transport::{Outgoing, read_error, read_fence};
 use crate::{ExtendError, LostError, clock};
 

@@ -1,4 +1,3 @@
-use std::future::pending;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -6,7 +5,7 @@ use arc_swap::ArcSwap;
 use quorlock_core::client::{
     Answer, Context, Fleet, LinkHealth, NodeError, Random, RequestId, Response, Topology,
 };
-use quorlock_core::quorum::{Majority, Moment};
+use quorlock_core::quorum::Majority;
 use rand::RngExt as _;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -170,13 +169,5 @@ impl Random for SystemRandom {
 
     fn below(&mut self, end: u64) -> u64 {
         rand::rng().random_range(0..end)
-    }
-}
-
-/// Waits for a deadline of a machine; for ever without one.
-pub(crate) async fn sleep_until(deadline: Option<Moment>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep(clock::now().until(deadline)).await,
-        None => pending().await,
     }
 }

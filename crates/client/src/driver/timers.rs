@@ -1,0 +1,31 @@
+//! Waits for the deadlines of machines.
+
+use std::future::pending;
+use std::pin::Pin;
+
+use quorlock_core::quorum::Moment;
+use tokio::time::{Instant, Sleep};
+
+use crate::clock;
+
+/// Waits for a deadline of a machine; for ever without one.
+pub(super) async fn sleep_until(deadline: Option<Moment>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep(clock::now().until(deadline)).await,
+        None => pending().await,
+    }
+}
+
+/// Waits for a deadline of a machine with a timer that stays set for `armed` when this is dropped.
+///
+/// A timer that goes off before the deadline is not set again: setting it costs more than a call of
+/// the machine for which nothing is due.
+pub(super) async fn reach(mut timer: Pin<&mut Sleep>, armed: &mut Option<Moment>, deadline: Option<Moment>) {
+    let Some(deadline) = deadline else { return pending().await };
+    if armed.is_none_or(|armed| armed.earlier(deadline) != armed) {
+        timer.as_mut().reset(Instant::now() + clock::now().until(deadline));
+        *armed = Some(deadline);
+    }
+    timer.await;
+    *armed = None;
+}
