@@ -16,7 +16,7 @@
 //! | [`STAYS_MAX`] | 3: how often a client that later nodes refused waits on its queue node again |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
-//! | [`RELEASE_OVERTAKES`] | 2 s: a RELEASE is repeated that may have overtaken its ACQUIRE |
+//! | [`RELEASE_OVERTAKES`] | 2 s: a RELEASE sent through a newer connection is repeated, since it may have overtaken its ACQUIRE |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |

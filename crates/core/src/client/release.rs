@@ -22,8 +22,6 @@ pub struct Release {
     nodes: Vec<Node>,
     /// A WAIT with this token that has not been answered.
     wait: Option<RequestId>,
-    /// Until then, a RELEASE that may have overtaken its ACQUIRE is repeated.
-    overtaken_until: Moment,
     /// Until then the verdict waits for answers.
     limit_at: Moment,
     /// By then every lease with this token has ended by itself.
@@ -56,6 +54,9 @@ struct Node {
     /// The connection on which an unanswered ACQUIRE is in flight. What is sent through another one
     /// may overtake it.
     acquire_on: Option<u64>,
+    /// Since the RELEASE was sent through another connection than the ACQUIRE: until then, it is
+    /// repeated.
+    overtaken_until: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +90,6 @@ impl Release {
             verdict: None,
             nodes: Vec::with_capacity(ctx.fleet.majority.nodes()),
             wait: None,
-            overtaken_until: now.plus(limits::RELEASE_OVERTAKES),
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
             persistent: true,
@@ -103,6 +103,7 @@ impl Release {
                 round: 0,
                 pause: limits::RELEASE_PAUSE_MIN,
                 acquire_on: None,
+                overtaken_until: None,
             });
             match delivery {
                 Delivery::NotSent => {
@@ -220,16 +221,11 @@ impl Release {
             return;
         }
         node.answer = response.to_answer();
-        let overtook = match (node.state, node.acquire_on) {
-            (State::Sent { connection, .. }, Some(acquire_on)) => connection != acquire_on,
-            _ => false,
-        };
+        let may_have_overtaken = node.overtaken_until.is_some_and(|until| !ctx.now.has_reached(until));
         self.cast(id.node, response.holds());
         let node = &mut self.nodes[id.node];
         match response {
-            Response::No if overtook && !ctx.now.has_reached(self.overtaken_until) => {
-                self.repeat(id.node, ctx);
-            }
+            Response::No if may_have_overtaken => self.repeat(id.node, ctx),
             Response::Failed(error) if error.is_permanent() => {
                 // Nothing was granted there, and nothing can be released.
                 node.state = State::Done;
@@ -303,6 +299,9 @@ impl Release {
     fn send_through(&mut self, index: usize, connection: u64, now: Moment) {
         let node = &mut self.nodes[index];
         node.round += 1;
+        if node.acquire_on.is_some_and(|acquire_on| acquire_on != connection) {
+            node.overtaken_until.get_or_insert(now.plus(limits::RELEASE_OVERTAKES));
+        }
         node.state = State::Sent { connection, resend_at: now.plus(limits::RELEASE_RESEND) };
         let id = RequestId { round: node.round, node: index };
         let request = Request { token: self.token, command: Command::Release };
