@@ -57,6 +57,9 @@ pub struct Acquire {
     silent: SmallVec<[usize; 5]>,
     /// What each node answered last.
     answers: Vec<Answer>,
+    /// Nodes that may still be sent, or hold, a token of this call, and the connection that its
+    /// release goes through; none if that is not the one of its request.
+    strays: SmallVec<[(usize, Option<u64>); 2]>,
     /// Too little of the lock would have been left the last time.
     too_late: bool,
     /// Other clients hold the lock or wait for it, as far as this call has seen.
@@ -102,6 +105,12 @@ enum Next {
     WaitOn(usize),
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitEnd {
+    Answered,
+    ConnectionLost,
+}
+
 #[derive(Debug)]
 struct Waiting {
     node: usize,
@@ -109,8 +118,8 @@ struct Waiting {
     token: Token,
     /// When the WAIT was sent; none while there is no connection for it.
     sent: Option<Moment>,
-    /// The WAIT has been answered.
-    answered: bool,
+    /// The node has answered the WAIT, or its connection was lost.
+    ended: Option<WaitEnd>,
     /// When the node ends the wait.
     ends_at: Option<Moment>,
     /// When the client gives the wait up; later than that, as the answer takes its time.
@@ -333,6 +342,7 @@ impl Acquire {
             pause: ctx.fleet.round_trips.typical().clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
             silent: SmallVec::new(),
             answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
+            strays: SmallVec::new(),
             too_late: false,
             contended: false,
             actions: VecDeque::with_capacity(nodes + 1),
@@ -791,7 +801,7 @@ impl Acquire {
             id,
             token,
             sent: None,
-            answered: false,
+            ended: None,
             ends_at: None,
             late_at: self.wait_until(ctx),
             look_at,
@@ -825,7 +835,8 @@ impl Acquire {
     fn handle_wait_over(&mut self, response: &Response, ctx: &mut Context<'_>) {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let id = waiting.id;
-        waiting.answered = true;
+        let is_lost = matches!(response, Response::Failed(NodeError::Down { .. }));
+        waiting.ended = Some(if is_lost { WaitEnd::ConnectionLost } else { WaitEnd::Answered });
         self.actions.push_back(Action::StopWaiting { id });
         match response {
             Response::FenceAfterWait { fence, waited } => {
@@ -877,6 +888,9 @@ impl Acquire {
     fn leave_node(&mut self, error: Option<NodeError>, ctx: &mut Context<'_>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         if let Phase::Waiting(waiting) = phase {
+            if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
+                self.strays.push((waiting.node, None));
+            }
             self.answers[waiting.node] = Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
             self.leave(&waiting, ctx);
         }
@@ -904,11 +918,11 @@ impl Acquire {
             self.actions.push_back(Action::StopWaiting { id: waiting.id });
             return;
         }
-        let release = if waiting.answered {
-            let deliveries = deliveries_on(waiting.node, ctx);
-            Release::new(waiting.token, deliveries, &self.spec, ctx)
-        } else {
-            Release::leave(waiting.token, waiting.id, &self.spec, ctx)
+        let (token, node, spec) = (waiting.token, waiting.node, &self.spec);
+        let release = match waiting.ended {
+            Some(WaitEnd::Answered) => Release::on(token, node, spec, ctx),
+            Some(WaitEnd::ConnectionLost) => Release::of_lost_wait(token, node, spec, ctx),
+            None => Release::leave(token, waiting.id, spec, ctx),
         };
         self.actions.push_back(Action::Release(Box::new(release)));
     }
@@ -1047,6 +1061,7 @@ impl Acquire {
     // The end.
 
     fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
+        self.strays.extend(attempt.in_flight().map(|(node, connection)| (node, Some(connection))));
         let release = attempt.roll_back(&self.spec, ctx);
         self.actions.push_back(Action::Release(Box::new(release)));
     }
@@ -1075,8 +1090,23 @@ impl Acquire {
         self.fail(ctx);
     }
 
+    /// A node may refuse because of a token of this call, whose release it has not received: that is
+    /// not another's lock.
+    fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
+        if is_broken(Mutant::HeldByItself) {
+            return;
+        }
+        for &(node, connection) in &self.strays {
+            let goes_ahead = connection.is_some() && connection == ctx.topology.route(node).ok();
+            if self.answers[node] == Answer::Refused && !goes_ahead {
+                self.answers[node] = Answer::Failed(NodeError::HeldByLostRequest);
+            }
+        }
+    }
+
     /// The reason is what the nodes answered last.
     fn fail(&mut self, ctx: &Context<'_>) {
+        self.doubt_own_refusals(ctx);
         let reason = if self.count_refused() > ctx.fleet.majority.spare() {
             Reason::Held
         } else if self.too_late {
@@ -1105,10 +1135,4 @@ impl Waiting {
         let ahead = self.ahead.as_ref().and_then(Attempt::poll_timeout);
         requests.chain(self.late_at).chain(ahead).chain([self.look_at]).reduce(Moment::earlier)
     }
-}
-
-/// To release a lock on one node.
-fn deliveries_on(node: usize, ctx: &Context<'_>) -> impl Iterator<Item = Delivery> + use<> {
-    let all = 0..ctx.topology.nodes().len();
-    all.map(move |other| if other == node { Delivery::Arrived } else { Delivery::NotSent })
 }

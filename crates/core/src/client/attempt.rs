@@ -545,6 +545,14 @@ impl Attempt {
         }
     }
 
+    /// The nodes that have not answered its ACQUIRE, and the connections that it was sent through.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.nodes.iter().enumerate().filter_map(|(node, asked)| match asked.delivery {
+            Delivery::InFlight { connection } => Some((node, connection)),
+            Delivery::NotSent | Delivery::Arrived => None,
+        })
+    }
+
     /// Releases everything that it may have been granted.
     pub(super) fn roll_back(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Release {
         let deliveries = self.nodes.iter().map(|asked| asked.delivery);

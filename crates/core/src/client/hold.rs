@@ -195,10 +195,12 @@ impl Hold {
         }
         let number = self.next_round;
         self.next_round += 2;
-        let is_missing = |node: &Node| node.answer == Answer::Refused;
-        self.repair_rounds = if self.nodes.iter().any(is_missing) { self.repair_rounds + 1 } else { 0 };
+        let is_missing = |node: &usize| self.nodes[*node].answer == Answer::Refused;
+        let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
+        self.repair_rounds = if missing.is_empty() { 0 } else { self.repair_rounds + 1 };
         let core = Extension::new(ctx.fleet.majority, ctx.now, self.spec.ttl)
-            .known_to_hold(self.holding(ctx.topology));
+            .known_to_hold(self.holding(ctx.topology))
+            .known_to_miss(missing);
         let limit = self.spec.longest_timeout(ctx);
         self.round = Some(Round {
             number,
@@ -276,6 +278,9 @@ impl Hold {
             }
             self.heard(node, response.to_answer(), ctx);
             self.answer_round(node, response.holds(), ctx);
+            if *response == Response::No && self.nodes[node].repair.is_none() {
+                self.actions.push_back(HoldAction::Incomplete);
+            }
         }
     }
 
@@ -374,9 +379,7 @@ impl Hold {
     }
 
     fn undo_repair(&mut self, index: usize, ctx: &Context<'_>) {
-        let nodes = 0..self.nodes.len();
-        let delivery = |node| if node == index { Delivery::Arrived } else { Delivery::NotSent };
-        let release = Release::new(self.token, nodes.map(delivery), &self.spec, ctx);
+        let release = Release::on(self.token, index, &self.spec, ctx);
         self.actions.push_back(HoldAction::Release(Box::new(release)));
     }
 

@@ -16,7 +16,7 @@
 //! | [`STAYS_MAX`] | 3: how often a client that later nodes refused waits on its queue node again |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
-//! | [`RELEASE_OVERTAKES`] | 2 s: a RELEASE sent through a newer connection is repeated, since it may have overtaken its ACQUIRE |
+//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
@@ -50,8 +50,9 @@ pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 pub const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a RELEASE that failed is repeated.
 pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// For how long a RELEASE is repeated that may have overtaken its ACQUIRE on another connection.
-pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(2);
+/// For how long a RELEASE is repeated that may have overtaken its ACQUIRE on another connection: for
+/// as long as the network may deliver what a connection that is lost has left in flight.
+pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
 /// The first pause between two attempts to connect. It doubles.

@@ -47,11 +47,17 @@ pub enum Mutant {
     WaitsOnQueueNode,
     /// A waiter goes to the end of the queue whenever it looks at the nodes.
     LeavesQueue,
+    /// A refusal counts as another's although a token of the call itself may be its reason.
+    HeldByItself,
+    /// A RELEASE is not repeated although the WAIT may arrive after it.
+    LostWaitForgotten,
+    /// A node is repaired in the round in which it first says that it does not hold the lock.
+    RepairOnFirstRefusal,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -69,6 +75,9 @@ impl Mutant {
         Self::QueueNodeOutvoted,
         Self::WaitsOnQueueNode,
         Self::LeavesQueue,
+        Self::HeldByItself,
+        Self::LostWaitForgotten,
+        Self::RepairOnFirstRefusal,
     ];
 }
 

@@ -117,6 +117,13 @@ pub enum NodeError {
         /// What the node and the majority say, and what to do.
         reason: String,
     },
+    /// The node refused, and a request of the same call was lost with its connection: that request may
+    /// have been granted.
+    #[error(
+        "refuses, perhaps because of a request of this call that was lost with its connection: that \
+         lock is being released there, and ends by its ttl at the latest"
+    )]
+    HeldByLostRequest,
     /// The node sent something that is no answer to the request.
     #[error("sent an unexpected reply")]
     UnexpectedReply,
@@ -151,6 +158,7 @@ impl NodeError {
             | Self::Abstains { .. }
             | Self::ClockBehind { .. }
             | Self::QueueFull { .. }
+            | Self::HeldByLostRequest
             | Self::UnexpectedReply => false,
         }
     }

@@ -48,15 +48,15 @@ pub struct Send {
 struct Node {
     state: State,
     answer: Answer,
-    /// The round of its last request.
+    /// The round of its last request: a later one than that of the WAIT.
     round: u32,
     pause: Duration,
     /// The connection on which an unanswered ACQUIRE is in flight. What is sent through another one
     /// may overtake it.
     acquire_on: Option<u64>,
-    /// Since the RELEASE was sent through another connection than the ACQUIRE: until then, it is
-    /// repeated.
-    overtaken_until: Option<Moment>,
+    /// The RELEASE went another way than the ACQUIRE or the WAIT, which may still arrive after it.
+    /// It is repeated until then.
+    overtakes_until: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,7 @@ impl Release {
                 round: 0,
                 pause: limits::RELEASE_PAUSE_MIN,
                 acquire_on: None,
-                overtaken_until: None,
+                overtakes_until: None,
             });
             match delivery {
                 Delivery::NotSent => {
@@ -136,10 +136,27 @@ impl Release {
     /// Takes a waiter out of the queue of a node. RELEASE travels through another connection than
     /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
     pub(super) fn leave(token: Token, wait: RequestId, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
-        let delivery = |node| if node == wait.node { Delivery::Arrived } else { Delivery::NotSent };
-        let mut this = Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx);
+        let mut this = Self::on(token, wait.node, spec, ctx);
+        // Its own requests are not taken for the WAIT.
+        this.nodes[wait.node].round += wait.round;
+        for send in this.sends.iter_mut().filter(|send| send.id.node == wait.node) {
+            send.id.round += wait.round;
+        }
         this.wait = Some(wait);
         this
+    }
+
+    /// The same for a WAIT whose connection was lost before it was answered: it may still arrive.
+    pub(super) fn of_lost_wait(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+        let mut this = Self::on(token, node, spec, ctx);
+        this.nodes[node].overtakes_until = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
+        this
+    }
+
+    /// Releases `token` on one node.
+    pub(super) fn on(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+        let delivery = |other| if other == node { Delivery::Arrived } else { Delivery::NotSent };
+        Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx)
     }
 
     /// Repeats nothing: of a lock that has ended by its deadline.
@@ -211,7 +228,10 @@ impl Release {
                 // The waiter is out of the queue, and was granted nothing.
                 self.nodes[id.node].state = State::Done;
             } else {
-                // It was granted the lock, or may have been: that is released again.
+                // It was granted the lock, or may be: that is released again.
+                if matches!(response, Response::Failed(NodeError::Down { .. })) {
+                    self.nodes[id.node].overtakes_until = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
+                }
                 self.send(id.node, ctx);
             }
             return;
@@ -221,7 +241,8 @@ impl Release {
             return;
         }
         node.answer = response.to_answer();
-        let may_have_overtaken = node.overtaken_until.is_some_and(|until| !ctx.now.has_reached(until));
+        let may_have_overtaken = !is_broken(Mutant::LostWaitForgotten)
+            && node.overtakes_until.is_some_and(|until| !ctx.now.has_reached(until));
         self.cast(id.node, response.holds());
         let node = &mut self.nodes[id.node];
         match response {
@@ -300,7 +321,7 @@ impl Release {
         let node = &mut self.nodes[index];
         node.round += 1;
         if node.acquire_on.is_some_and(|acquire_on| acquire_on != connection) {
-            node.overtaken_until.get_or_insert(now.plus(limits::RELEASE_OVERTAKES));
+            node.overtakes_until.get_or_insert(now.plus(limits::RELEASE_OVERTAKES));
         }
         node.state = State::Sent { connection, resend_at: now.plus(limits::RELEASE_RESEND) };
         let id = RequestId { round: node.round, node: index };

@@ -270,8 +270,11 @@ impl Checks {
                 let granted = plan.members[call.keys].iter().map(|&key| self.granted[key]).max();
                 let since = known.max(granted.unwrap_or_default());
                 let limit = u64::try_from(process.longest_timeout(call.acquire.spec()).as_nanos());
-                // Clients for which a node has no place poll, and get in each other's way.
-                let crowd = if plan.max_waiters < plan.processes { 10 * SECOND } else { 2 * SECOND };
+                // Clients for which a node has no place poll, and get in each other's way. Of an even
+                // number of nodes two halves can have a queue each, which takes longer to resolve:
+                // clients warn of such fleets.
+                let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
+                let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
                 let most = crowd + 4 * limit.unwrap_or_default() + SAMPLED;
                 if now - since > most {
                     stuck = Some((process.index, machine, (now - since) / MS));
