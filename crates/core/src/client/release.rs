@@ -81,6 +81,17 @@ impl Release {
         spec: &Arc<Spec>,
         ctx: &Context<'_>,
     ) -> Self {
+        Self::after_round(0, token, deliveries, spec, ctx)
+    }
+
+    /// The same, with rounds that come after this one.
+    fn after_round(
+        round: u32,
+        token: Token,
+        deliveries: impl Iterator<Item = Delivery>,
+        spec: &Arc<Spec>,
+        ctx: &Context<'_>,
+    ) -> Self {
         let now = ctx.now;
         let mut limit = Duration::ZERO;
         let mut this = Self {
@@ -100,7 +111,7 @@ impl Release {
             this.nodes.push(Node {
                 state: State::Done,
                 answer: Answer::Pending,
-                round: 0,
+                round,
                 pause: limits::RELEASE_PAUSE_MIN,
                 acquire_on: None,
                 overtaken_until: None,
@@ -137,7 +148,9 @@ impl Release {
     /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
     pub(super) fn leave(token: Token, wait: RequestId, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
         let delivery = |node| if node == wait.node { Delivery::Arrived } else { Delivery::NotSent };
-        let mut this = Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx);
+        let deliveries = (0..ctx.topology.nodes().len()).map(delivery);
+        // The answer to a RELEASE must not be taken for that to the WAIT.
+        let mut this = Self::after_round(wait.round, token, deliveries, spec, ctx);
         this.wait = Some(wait);
         this
     }
