@@ -110,6 +110,15 @@ impl InFlight {
         poll_fn(|cx| self.poll_next(cx, true)).await
     }
 
+    /// A response, or that there are no requests.
+    pub(crate) fn poll_answered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
+        if self.is_empty() { Poll::Ready(None) } else { self.poll_next(cx, true).map(Some) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
     /// A response that has arrived already.
     pub(crate) fn take_done(&mut self) -> Option<Answered> {
         match self.poll_next(&mut Context::from_waker(Waker::noop()), false) {
