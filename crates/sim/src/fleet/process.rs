@@ -259,6 +259,12 @@ impl Process {
         }
     }
 
+    /// The same, with machines that hear of a lost connection before the links do, or after them.
+    #[cfg(test)]
+    pub(super) fn telling_machines_first(self, tells_machines_first: bool) -> Self {
+        Self { tells_machines_first, ..self }
+    }
+
     /// Connects to all nodes.
     pub(super) fn begin(&mut self, world: &mut World) {
         self.links_time_out(world);
