@@ -8,7 +8,7 @@ use quorlock_core::quorum::Moment;
 pub(crate) fn now() -> Moment {
     let moment = platform::now();
     #[cfg(test)]
-    let moment = Moment { boot: moment.boot + tests::SLEPT.get(), ..moment };
+    let moment = tests::adjust(moment);
     moment
 }
 
@@ -59,10 +59,26 @@ compile_error!(
 pub(crate) mod tests {
     use std::cell::Cell;
 
+    use tokio::time::Instant;
+
     use super::*;
 
     thread_local! {
-        pub(super) static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static EPOCH: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn adjust(moment: Moment) -> Moment {
+        if let Some(epoch) = EPOCH.get() {
+            let now = epoch.elapsed();
+            return Moment { boot: now, raw: now };
+        }
+        Moment { boot: moment.boot + SLEPT.get(), ..moment }
+    }
+
+    /// From now on, both clocks of this thread are that of the tokio runtime, which a test may pause.
+    pub(crate) fn follow_the_runtime() {
+        EPOCH.set(EPOCH.get().or(Some(Instant::now())));
     }
 
     /// As if the machine had slept: one clock goes on, and timers do not. Of this thread only.

@@ -1,3 +1,4 @@
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::time::sleep;
 
 use super::releases::{Releasing, release_in_background};
 use super::shared::Shared;
-use crate::transport::InFlight;
+use crate::transport::{Answered, InFlight};
 use crate::{Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry};
 
 /// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
@@ -26,8 +27,10 @@ pub(crate) struct LockInner {
     pub(crate) fence: Fence,
     hold: Mutex<Hold>,
     /// Requests that were unanswered when the lock was granted. Their responses are read when the
-    /// lock is next extended, released or reported.
+    /// lock is next extended, released or reported, and those of a renewed lock at once.
     stragglers: Mutex<InFlight>,
+    /// The responses were looked at without the task that awaits those of a renewed lock.
+    absorbed: Notify,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
     /// Whether it is, or was, renewed.
@@ -54,6 +57,7 @@ impl LockInner {
             fence,
             hold: Mutex::new(hold),
             stragglers: Mutex::new(stragglers),
+            absorbed: Notify::new(),
             extending: Mutex::default(),
             renewed: AtomicBool::new(false),
             changed: Notify::new(),
@@ -102,13 +106,42 @@ impl LockInner {
     /// Takes what nodes have answered to ACQUIRE since the lock was granted.
     pub(super) fn absorb_stragglers(self: &Arc<Self>) {
         loop {
-            let answered = {
-                let mut stragglers = self.stragglers.lock().unwrap_or_else(PoisonError::into_inner);
-                stragglers.take_done()
-            };
-            let Some(answered) = answered else { return };
-            self.shared.sample(&answered);
-            self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
+            // Unlocked before it is handled.
+            let answered = self.stragglers().take_done();
+            let Some(answered) = answered else { break };
+            self.absorb(&answered);
+        }
+        if self.renewed.load(Ordering::Relaxed) {
+            self.absorbed.notify_one();
+        }
+    }
+
+    fn stragglers(&self) -> MutexGuard<'_, InFlight> {
+        self.stragglers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn absorb(self: &Arc<Self>, answered: &Answered) {
+        self.shared.sample(answered);
+        self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
+    }
+
+    /// Takes what nodes answer to ACQUIRE as soon as they do: a renewed lock that one of them refused
+    /// is repaired soon. Ends with the lock.
+    async fn await_stragglers(self: Arc<Self>) {
+        let ended = self.changed.notified();
+        tokio::pin!(ended);
+        // From here on no end is missed: one before has left no requests.
+        ended.as_mut().enable();
+        loop {
+            let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
+            tokio::select! {
+                answered = next => match answered {
+                    Some(answered) => self.absorb(&answered),
+                    None => return,
+                },
+                () = self.absorbed.notified() => {}
+                () = &mut ended => return,
+            }
         }
     }
 
@@ -232,7 +265,12 @@ impl LockInner {
 
     /// Has it renewed from now on.
     pub(crate) fn renew(self: &Arc<Self>) {
-        self.renewed.store(true, Ordering::Relaxed);
+        if !self.renewed.swap(true, Ordering::Relaxed) {
+            self.absorb_stragglers();
+            if !self.stragglers().is_empty() {
+                self.shared.runtime.spawn(Arc::clone(self).await_stragglers());
+            }
+        }
         self.shared.renewer.renew(self);
     }
 
@@ -247,7 +285,7 @@ impl LockInner {
 
     fn after_end(&self) {
         // What nodes answer to the grant from now on is of no interest.
-        *self.stragglers.lock().unwrap_or_else(PoisonError::into_inner) = InFlight::default();
+        *self.stragglers() = InFlight::default();
         self.changed.notify_waiters();
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.forget(self);

@@ -1,11 +1,9 @@
 //! LOCK.INSPECT on every node.
 
-use std::time::Instant;
-
 use futures_util::future::join_all;
 use quorlock_core::Ttl;
 use quorlock_core::client::{LeaseInfo, NodeError, inspection_routes, limits};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::shared::Shared;
 

@@ -5,6 +5,7 @@ use arc_swap::ArcSwap;
 use quorlock_core::client::{Fleet, Hello, LinkAction, Links, NodeError, Notice};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::shared::{Health, NodeInfo, View};
@@ -151,7 +152,7 @@ impl Supervisor {
         }
         let (events, fleet) = (self.events.clone(), Arc::clone(&self.fleet));
         self.pings.spawn(async move {
-            let asked = std::time::Instant::now();
+            let asked = Instant::now();
             if connection.ping().await {
                 fleet.round_trips.sample(node, asked.elapsed());
                 let _ = events.send(LinkEvent::Pong { node, connection: number });

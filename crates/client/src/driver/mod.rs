@@ -2,6 +2,8 @@
 //! and timers. What is decided, is decided there.
 
 mod acquire;
+#[cfg(test)]
+mod histories;
 mod hold;
 mod inspection;
 mod links;

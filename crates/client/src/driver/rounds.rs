@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::redis::Pipeline;
 use futures_util::StreamExt as _;
@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use quorlock_core::client::{NodeError, RequestId, Response, Send};
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
+use tokio::time::Instant;
 
 use super::hold::LockInner;
 use super::shared::Shared;

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{
@@ -8,6 +8,7 @@ use ::redis::{
 };
 use quorlock_core::client::{Hello, NodeError, Response, SetReport, limits};
 use tokio::task::unconstrained;
+use tokio::time::Instant;
 
 use super::command::{Outgoing, Packet, read_error};
 

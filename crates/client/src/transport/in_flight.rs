@@ -3,10 +3,11 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pin_project_lite::pin_project;
 use quorlock_core::client::{NodeError, RequestId, Response};
+use tokio::time::Instant;
 
 use super::{Connection, Outgoing};
 
@@ -33,11 +34,25 @@ pub(crate) struct InFlight {
 pub(crate) struct Answered {
     pub(crate) id: RequestId,
     pub(crate) response: Response,
-    pub(crate) took: Duration,
+    pub(crate) took: Took,
+}
+
+/// How long a response took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Took {
+    Exactly(Duration),
+    /// No task was waiting for the response, so it may have arrived long before it was read.
+    AtMost(Duration),
 }
 
 enum State {
-    Open { id: RequestId, sent: Instant, place: Pin<Box<dyn Place>> },
+    Open {
+        id: RequestId,
+        sent: Instant,
+        place: Pin<Box<dyn Place>>,
+        /// The last poll was by a task that the response wakes.
+        is_awaited: bool,
+    },
     Done(Answered),
 }
 
@@ -71,10 +86,10 @@ impl InFlight {
         place.as_mut().ask(connection, outgoing);
         let sent = Instant::now();
         let state = match place.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Pending => State::Open { id, sent, place },
+            Poll::Pending => State::Open { id, sent, place, is_awaited: false },
             Poll::Ready(response) => {
                 keep(place);
-                State::Done(Answered { id, response, took: Duration::ZERO })
+                State::Done(Answered { id, response, took: Took::AtMost(Duration::ZERO) })
             }
         };
         self.requests.push(state);
@@ -83,7 +98,8 @@ impl InFlight {
     /// A request that cannot be sent has failed.
     pub(crate) fn fail(&mut self, id: RequestId, error: NodeError) {
         let response = Response::Failed(error);
-        self.requests.push(State::Done(Answered { id, response, took: Duration::ZERO }));
+        let took = Took::AtMost(Duration::ZERO);
+        self.requests.push(State::Done(Answered { id, response, took }));
     }
 
     /// A response; never without requests.
@@ -91,21 +107,30 @@ impl InFlight {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Answered {
-        poll_fn(|cx| self.poll_next(cx)).await
+        poll_fn(|cx| self.poll_next(cx, true)).await
+    }
+
+    /// A response, or that there are no requests.
+    pub(crate) fn poll_answered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
+        if self.is_empty() { Poll::Ready(None) } else { self.poll_next(cx, true).map(Some) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
     }
 
     /// A response that has arrived already.
     pub(crate) fn take_done(&mut self) -> Option<Answered> {
-        match self.poll_next(&mut Context::from_waker(Waker::noop())) {
+        match self.poll_next(&mut Context::from_waker(Waker::noop()), false) {
             Poll::Ready(answered) => Some(answered),
             Poll::Pending => None,
         }
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Answered> {
+    fn poll_next(&mut self, cx: &mut Context<'_>, awaits: bool) -> Poll<Answered> {
         let is_done = |state: &State| matches!(state, State::Done(_));
         if !self.requests.iter().any(is_done) {
-            self.poll_all(cx);
+            self.poll_all(cx, awaits);
         }
         let done = self.requests.iter().position(is_done);
         match done.map(|index| self.requests.remove(index)) {
@@ -114,14 +139,19 @@ impl InFlight {
         }
     }
 
-    fn poll_all(&mut self, cx: &mut Context<'_>) {
+    fn poll_all(&mut self, cx: &mut Context<'_>, awaits: bool) {
         for state in &mut self.requests {
-            let State::Open { id, sent, place } = state else { continue };
+            let State::Open { id, sent, place, is_awaited } = state else { continue };
             if let Poll::Ready(response) = place.as_mut().poll(cx) {
-                let answered = Answered { id: *id, response, took: sent.elapsed() };
+                let took = sent.elapsed();
+                let is_exact = awaits && *is_awaited;
+                let took = if is_exact { Took::Exactly(took) } else { Took::AtMost(took) };
+                let answered = Answered { id: *id, response, took };
                 if let State::Open { place, .. } = std::mem::replace(state, State::Done(answered)) {
                     keep(place);
                 }
+            } else {
+                *is_awaited = awaits;
             }
         }
     }

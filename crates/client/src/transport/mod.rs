@@ -11,4 +11,4 @@ mod protocol_vectors;
 pub(crate) use blocking_pool::{BlockingPool, Seat};
 pub(crate) use command::{Outgoing, read_error, read_fence};
 pub(crate) use connection::{Connection, Endpoint, open};
-pub(crate) use in_flight::{Answered, InFlight};
+pub(crate) use in_flight::{Answered, InFlight, Took};

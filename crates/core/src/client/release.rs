@@ -247,6 +247,8 @@ impl Release {
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
+            // The token may have been granted the lock since then. The newest request tells.
+            Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {}
             Response::Failed(error) if error.is_permanent() => {
                 // Nothing was granted there, and nothing can be released.
                 node.state = State::Done;

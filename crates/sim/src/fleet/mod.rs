@@ -4,6 +4,7 @@
 //! - [`Plan`]: what a seed draws. [`run`]: runs it. [`Report`]: what came of it.
 //! - [`comparisons`]: what each rule about waiting is for. [`mixed`]: locks of several keys beside others.
 //! - [`Mutant`]: a rule that is broken, to see that the checkers notice.
+//! - `histories`: what the driver of this folder sends is what that of the client sends.
 //!
 //! Nothing of a client or of a node is imitated. This folder moves messages and keeps time.
 
@@ -15,6 +16,8 @@ mod claims;
 mod clock;
 mod compare;
 mod events;
+#[cfg(test)]
+mod histories;
 mod host;
 mod mutant;
 mod network;

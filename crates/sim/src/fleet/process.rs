@@ -46,6 +46,8 @@ pub(super) struct Process {
     renewals: Renewals,
     /// Responses that no node sent.
     local: VecDeque<(u64, RequestId, Response)>,
+    /// What the links are to be told: not before a machine has done what else it is to do.
+    suspicions: VecDeque<(usize, u64)>,
     pub(super) ended: VecDeque<Ended>,
     pub(super) callers: Vec<Caller>,
     /// How many faults keep it from running.
@@ -160,6 +162,8 @@ enum Wait {
 struct Connection {
     node: usize,
     kind: Kind,
+    /// When the node was asked what it is.
+    asked_at: Option<Moment>,
     is_ready: bool,
     /// It is closed when nothing is in flight.
     is_retired: bool,
@@ -244,6 +248,7 @@ impl Process {
             waits: BTreeMap::new(),
             renewals: Renewals::default(),
             local: VecDeque::new(),
+            suspicions: VecDeque::new(),
             ended: VecDeque::new(),
             callers: Vec::new(),
             paused: 0,
@@ -252,6 +257,12 @@ impl Process {
             tells_machines_first,
             remembering: plan.processes - plan.newcomers,
         }
+    }
+
+    /// The same, with machines that hear of a lost connection before the links do, or after them.
+    #[cfg(test)]
+    pub(super) fn telling_machines_first(self, tells_machines_first: bool) -> Self {
+        Self { tells_machines_first, ..self }
     }
 
     /// Connects to all nodes.
@@ -303,8 +314,14 @@ impl Process {
     fn connect(&mut self, node: usize, kind: Kind, world: &mut World) -> Conn {
         let now = world.now;
         let conn = world.network.connect(self.index, node, now, &mut world.events);
-        let connection =
-            Connection { node, kind, is_ready: false, is_retired: false, in_flight: VecDeque::new() };
+        let connection = Connection {
+            node,
+            kind,
+            asked_at: None,
+            is_ready: false,
+            is_retired: false,
+            in_flight: VecDeque::new(),
+        };
         self.connections.insert(conn, connection);
         conn
     }
@@ -334,7 +351,10 @@ impl Process {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let node = connection.node;
         match message {
-            Down::Connected => world.send_up(conn, Up::Hello),
+            Down::Connected => {
+                connection.asked_at = Some(self.shared.clock.at(world.now));
+                world.send_up(conn, Up::Hello);
+            }
             Down::Hello { run_id } => {
                 connection.is_ready = true;
                 match connection.kind {
@@ -347,6 +367,9 @@ impl Process {
                             set: SetReport::Unset,
                         };
                         let now = self.shared.now(world.now);
+                        if let Some(asked_at) = connection.asked_at {
+                            self.shared.fleet.round_trips.sample(node, now.since(asked_at));
+                        }
                         self.links.handle_connected(node, number, hello, now);
                         self.drive_links(world);
                     }
@@ -710,7 +733,7 @@ impl Process {
                     self.release_in_part(*release, world);
                 }
                 Action::Release(release) => self.release(*release, Some(machine), None, world),
-                Action::Suspect { node, connection } => self.suspect(node, connection, world),
+                Action::Suspect { node, connection } => self.suspicions.push_back((node, connection)),
                 Action::Done(outcome) => {
                     self.call_ends(machine, *outcome, world);
                     return;
@@ -721,12 +744,6 @@ impl Process {
             let timeout = call.acquire.poll_timeout();
             self.set_timer(machine, timeout, world);
         }
-    }
-
-    fn suspect(&mut self, node: usize, connection: u64, world: &mut World) {
-        let now = self.shared.now(world.now);
-        self.links.handle_suspicion(node, connection, now, &self.shared.fleet);
-        self.drive_links(world);
     }
 
     fn call_ends(&mut self, machine: u64, outcome: Outcome, world: &mut World) {
@@ -988,7 +1005,7 @@ impl Process {
                     self.lines[keys].is_contended = true;
                 }
                 HoldAction::Release(release) => self.release_in_part(*release, world),
-                HoldAction::Suspect { node, connection } => self.suspect(node, connection, world),
+                HoldAction::Suspect { node, connection } => self.suspicions.push_back((node, connection)),
             }
         }
         let Some(slot) = self.machines.get_mut(&machine) else { return };
@@ -1103,6 +1120,7 @@ impl Process {
     fn drive_release(&mut self, machine: u64, world: &mut World) {
         while let Some(slot) = self.machines.get_mut(&machine) {
             let Machine::Release(task) = &mut slot.machine else { return };
+            self.suspicions.extend(std::iter::from_fn(|| task.release.poll_suspect()));
             let Some(send) = task.release.poll() else { break };
             task.token = Some(send.request.token);
             world.claims.gone(send.request.token, None);
@@ -1158,6 +1176,10 @@ impl Process {
         loop {
             if let Some((machine, id, response)) = self.local.pop_front() {
                 self.deliver(machine, id, &response, world);
+            } else if let Some((node, connection)) = self.suspicions.pop_front() {
+                let now = self.shared.now(world.now);
+                self.links.handle_suspicion(node, connection, now, &self.shared.fleet);
+                self.drive_links(world);
             } else if let Some(ended) = self.ended.pop_front() {
                 self.caller_goes_on(ended, world);
             } else {

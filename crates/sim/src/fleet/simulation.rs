@@ -10,9 +10,8 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::caller::Caller;
 use super::checks::Checks;
-use super::claims::Claims;
 use super::clock::{ClientClock, MS, NodeClock, Ns, SECOND};
-use super::events::{Event, Events};
+use super::events::Event;
 use super::host::{Host, State};
 use super::mutant::Broken;
 use super::network::{Direction, Network, Path};
@@ -25,7 +24,7 @@ use super::{Mutant, Report};
 /// How often the state of the fleet is looked at.
 const SAMPLE_EVERY: Ns = 250 * MS;
 /// Connections are made before the first call.
-const WARM_UP: Ns = SECOND;
+pub(super) const WARM_UP: Ns = SECOND;
 
 /// A run.
 struct Simulation {
@@ -70,30 +69,9 @@ impl Simulation {
             let wall_us = rng.random_range(off_us.clone());
             Host::new(node, settings(node), NodeClock::new(plan.node_ppm[node], offset_us, wall_us))
         });
-        let world = World {
-            now: 0,
-            events: Events::default(),
-            hosts: hosts.collect(),
-            network: Network::new(plan.nodes, paths, rng.random()),
-            claims: Claims::new(plan.nodes, plan.names.len()),
-            trace: Trace::new(traced),
-            notes: Vec::new(),
-            texts: Vec::new(),
-            ended: Vec::new(),
-            ended_everywhere: Vec::new(),
-            violation: None,
-            is_ending: false,
-            commands: 0,
-            activity: 0,
-            last_grant: 0,
-            locks: 0,
-            repairs: 0,
-            unconfirmed: 0,
-            releases_lost: 0,
-            granted_at: WARM_UP,
-            longest_pause: 0,
-            plan: Arc::clone(&plan),
-        };
+        let hosts = hosts.collect();
+        let network = Network::new(plan.nodes, paths, rng.random());
+        let world = World::new(&plan, hosts, network, Trace::new(traced));
         let processes = (0..plan.processes).map(|index| {
             let (raw_ppm, boot_ppm) = plan.client_ppm[index];
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));

@@ -11,6 +11,7 @@ use super::events::Events;
 use super::host::Host;
 use super::network::{Conn, Down, Network, Up};
 use super::plan::Plan;
+use super::simulation::WARM_UP;
 use super::trace::Trace;
 
 /// Everything but the processes.
@@ -94,6 +95,34 @@ pub(super) enum Note {
 }
 
 impl World {
+    /// At the beginning of a run.
+    pub(super) fn new(plan: &Arc<Plan>, hosts: Vec<Host>, network: Network, trace: Trace) -> Self {
+        Self {
+            now: 0,
+            events: Events::default(),
+            hosts,
+            network,
+            claims: Claims::new(plan.nodes, plan.names.len()),
+            trace,
+            notes: Vec::new(),
+            texts: Vec::new(),
+            ended: Vec::new(),
+            ended_everywhere: Vec::new(),
+            violation: None,
+            is_ending: false,
+            commands: 0,
+            activity: 0,
+            last_grant: 0,
+            locks: 0,
+            repairs: 0,
+            unconfirmed: 0,
+            releases_lost: 0,
+            granted_at: WARM_UP,
+            longest_pause: 0,
+            plan: Arc::clone(plan),
+        }
+    }
+
     pub(super) fn send_up(&mut self, conn: Conn, message: Up) {
         self.network.send_up(conn, message, self.now, &mut self.events);
     }

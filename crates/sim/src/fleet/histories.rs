@@ -1,0 +1,301 @@
+//! The driver of this crate, replaying histories. `QUORLOCK_RECORD=1` writes what it sends into them.
+
+#[path = "../../histories/mod.rs"]
+mod history;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use history::{Answer, Connection, Done, Driver, TTL_MS, Told};
+use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
+use quorlock_core::quorum::ExtensionVerdict;
+use quorlock_core::{Fence, Ttl};
+
+use super::caller::Caller;
+use super::clock::{ClientClock, MS, Ns};
+use super::events::Event;
+use super::network::{Conn, Direction, Down, Network, Path, Up};
+use super::plan::{Habits, Plan};
+use super::process::{Machine, Process};
+use super::simulation::WARM_UP;
+use super::trace::Trace;
+use super::world::{Note, World};
+
+/// The keys of the histories. Of three nodes, node 0 is the queue node of both.
+const KEYS: [&str; 2] = ["report", "nightly"];
+
+#[test]
+fn simulated_driver_does_what_the_histories_say() {
+    if std::env::var_os("QUORLOCK_RECORD").is_some() {
+        history::record_all::<Replay<true>>();
+    }
+    history::replay_all::<Replay<true>>();
+    history::replay_all::<Replay<false>>();
+}
+
+/// A process whose nodes are a history. It tells its machines of a lost connection before its links,
+/// or after them.
+struct Replay<const MACHINES_FIRST: bool> {
+    process: Process,
+    world: World,
+    nodes: Vec<Node>,
+    names: BTreeMap<Conn, Connection>,
+    /// How many requests wait for an answer.
+    unanswered: BTreeMap<Conn, usize>,
+    locks: BTreeMap<String, u64>,
+    /// Locks of which the program awaits an extension.
+    extending: Vec<u64>,
+    detached: BTreeMap<String, (Token, Arc<Spec>)>,
+    done: Vec<Done>,
+}
+
+struct Node {
+    accepts: bool,
+    connections: usize,
+}
+
+impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
+    fn new(nodes: usize) -> Self {
+        let habits = Habits {
+            ttls_ms: vec![TTL_MS],
+            hold: (1, 1),
+            rest: (1, 1),
+            waits_percent: [0; 3],
+            renew_percent: 0,
+            extend_percent: 0,
+            detach_percent: 0,
+            drop_percent: 0,
+            cancel_percent: 0,
+            at_once_percent: 0,
+        };
+        let members = (0..KEYS.len()).map(|key| vec![key]).collect();
+        let mut plan = Plan::of_clients(1, &habits, 0).with_sets(KEYS.len(), members);
+        plan.nodes = nodes;
+        plan.names = KEYS.map(str::to_owned).to_vec();
+        plan.key_sets = KEYS.map(|key| Keys::from_iter([key])).to_vec();
+        let plan = Arc::new(plan);
+        let network = Network::new(nodes, vec![Path::new(0, 0); nodes], 1);
+        let mut world = World::new(&plan, Vec::new(), network, Trace::new(false));
+        world.now = WARM_UP;
+        let clock = ClientClock::new(0, 0, Duration::from_secs(1), 0);
+        let process = Process::new(0, clock, 1, &world).telling_machines_first(MACHINES_FIRST);
+        Self {
+            process,
+            world,
+            nodes: (0..nodes).map(|_| Node { accepts: true, connections: 0 }).collect(),
+            names: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            extending: Vec::new(),
+            detached: BTreeMap::new(),
+            done: Vec::new(),
+        }
+    }
+
+    fn tell(&mut self, told: &Told) {
+        let mut until = self.world.now;
+        match told {
+            Told::Connect => self.process.begin(&mut self.world),
+            Told::Acquire { lock, key, wait, renew } => {
+                let keys = self.world.plan.key_index(key.as_bytes());
+                let spec = Arc::new(Spec {
+                    keys: self.world.plan.key_sets[keys].clone(),
+                    ttl: Ttl::from_ms(TTL_MS).unwrap(),
+                    min_validity: Duration::ZERO,
+                    node_timeout: None,
+                    max_hold: None,
+                    owner: None,
+                });
+                let caller = self.add_caller();
+                let call = self.process.call(caller, keys, &spec, *wait, *renew, &mut self.world);
+                self.locks.insert(lock.clone(), call);
+            }
+            Told::Attach { lock, detached } => {
+                let (token, spec) = self.detached.remove(detached).expect("it was detached");
+                let keys = self.world.plan.key_index(spec.keys.first());
+                let caller = self.add_caller();
+                let call = self.process.attach(caller, keys, &spec, token, &mut self.world);
+                self.locks.insert(lock.clone(), call);
+            }
+            Told::Cancel(lock) => self.process.cancel(self.locks[lock], &mut self.world),
+            Told::Extend(lock) => {
+                let lock = self.locks[lock];
+                self.extending.push(lock);
+                assert!(self.process.extend(lock, &mut self.world), "it has ended");
+            }
+            Told::Release(lock) => {
+                let caller = self.add_caller();
+                self.process.release_lock(self.locks[lock], Some(caller), &mut self.world);
+            }
+            Told::Drop(lock) => self.process.release_lock(self.locks[lock], None, &mut self.world),
+            Told::Detach(lock) => {
+                let left = self.process.detach(self.locks[lock], &mut self.world).expect("it is held");
+                self.detached.insert(lock.clone(), left);
+            }
+            Told::Answer(connection, answer) => {
+                let conn = self.conn(*connection);
+                let unanswered = self.unanswered.get_mut(&conn).filter(|requests| **requests > 0);
+                *unanswered.unwrap_or_else(|| panic!("{connection} has no request")) -= 1;
+                self.world.send_down(conn, Down::Response(response(*answer)));
+            }
+            Told::Lose(connection) => {
+                let conn = self.conn(*connection);
+                self.names.remove(&conn);
+                self.process.lose(conn, "the history says so", &mut self.world);
+            }
+            Told::Refuse(node) => self.nodes[*node].accepts = false,
+            Told::Accept(node) => self.nodes[*node].accepts = true,
+            Told::Pass(time) => until += Ns::try_from(time.as_nanos()).unwrap(),
+        }
+        assert_eq!(until % MS, 0, "the other driver has timers of whole milliseconds");
+        self.process.settle(&mut self.world);
+        self.run_until(until);
+    }
+
+    fn take_done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.done)
+    }
+}
+
+impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
+    fn add_caller(&mut self) -> usize {
+        self.process.callers.push(Caller::new(0));
+        self.process.callers.len() - 1
+    }
+
+    fn conn(&self, name: Connection) -> Conn {
+        let found = self.names.iter().find(|(_, known)| **known == name);
+        *found.unwrap_or_else(|| panic!("there is no connection {name}")).0
+    }
+
+    fn lock(&self, machine: u64) -> String {
+        let found = self.locks.iter().find(|(_, known)| **known == machine);
+        found.map_or_else(|| machine.to_string(), |(name, _)| name.clone())
+    }
+
+    fn run_until(&mut self, until: Ns) {
+        self.take_notes();
+        while let Some(at) = self.world.events.next_at().filter(|at| *at <= until) {
+            self.world.now = at;
+            let (_, event) = self.world.events.pop().expect("there is one");
+            self.happen(event);
+            self.take_notes();
+        }
+        self.world.now = until;
+    }
+
+    fn happen(&mut self, event: Event) {
+        let world = &mut self.world;
+        match event {
+            Event::Up { conn, number, message } => {
+                if world.network.arrives(conn, number, Direction::Up) {
+                    self.arrive(conn, message);
+                }
+            }
+            Event::Down { conn, number, message } => {
+                if world.network.arrives(conn, number, Direction::Down) {
+                    self.process.receive(conn, message, world);
+                }
+            }
+            Event::ProcessLosesConnection { conn } => self.process.lose(conn, "it was refused", world),
+            Event::Timer { machine, .. } => self.process.time_out(machine, world),
+            // The history says what the program does.
+            Event::Caller { .. } => {}
+            other => panic!("{other:?} is of no history"),
+        }
+    }
+
+    /// A node does what every node does at once; the rest is up to the history.
+    fn arrive(&mut self, conn: Conn, message: Up) {
+        let node = self.world.network.connection(conn).node;
+        match message {
+            Up::Connect if self.nodes[node].accepts => {
+                self.nodes[node].connections += 1;
+                let name = Connection { node, number: self.nodes[node].connections };
+                self.names.insert(conn, name);
+                self.done.push(Done::Connects(name));
+                self.world.send_down(conn, Down::Connected);
+            }
+            Up::Connect => self.world.send_down(conn, Down::Refused),
+            Up::Hello => {
+                let run_id = history::run_id(node).into();
+                self.world.send_down(conn, Down::Hello { run_id });
+            }
+            Up::Request(packet) => {
+                let command = command(&packet.spec, &packet.request);
+                self.done.push(Done::Sends(self.names[&conn], command));
+                *self.unanswered.entry(conn).or_default() += 1;
+            }
+            Up::Close => {
+                if let Some(name) = self.names.get(&conn) {
+                    self.done.push(Done::Closes(*name));
+                }
+            }
+        }
+    }
+
+    /// What the program learns.
+    fn take_notes(&mut self) {
+        for note in std::mem::take(&mut self.world.notes) {
+            let (machine, what) = match note {
+                Note::Granted { machine, .. } => match &self.process.machines[&machine].machine {
+                    Machine::Lock(lock) => (machine, format!("is acquired with fence {}", lock.hold.fence())),
+                    Machine::Call(_) | Machine::Release(_) => continue,
+                },
+                Note::Failed { call, reason, .. } => (call, format!("is not acquired: {reason:?}")),
+                Note::Extended { machine, verdict, .. } => {
+                    let awaited = self.extending.iter().position(|extending| *extending == machine);
+                    let Some(awaited) = awaited else { continue };
+                    self.extending.remove(awaited);
+                    let what = match verdict {
+                        ExtensionVerdict::Extended(_) => "is extended",
+                        ExtensionVerdict::Uncertain | ExtensionVerdict::Lost => "is not extended",
+                    };
+                    (machine, what.to_owned())
+                }
+                Note::Released { .. } | Note::Detached { .. } => continue,
+            };
+            self.done.push(Done::Learns(self.lock(machine), what));
+        }
+    }
+}
+
+fn response(answer: Answer) -> Response {
+    let fence = |fence| Fence::new(fence).unwrap();
+    match answer {
+        Answer::Fence(value) => Response::Fence(fence(value)),
+        Answer::Waited(value, waited) => Response::FenceAfterWait { fence: fence(value), waited },
+        Answer::Yes => Response::Yes,
+        Answer::No => Response::No,
+        Answer::Abstain => Response::Failed(NodeError::Abstains { reason: String::new() }),
+    }
+}
+
+/// A request as the client sends it; docs/protocol/vectors.json has the same.
+fn command(spec: &Spec, request: &Request) -> Vec<String> {
+    let key = String::from_utf8(spec.keys.first().to_vec()).unwrap();
+    let (token, ttl) = (request.token.as_str().to_owned(), spec.ttl.ms().to_string());
+    let with_fence = |fence: Fence| ["FENCE".to_owned(), fence.to_string()];
+    match request.command {
+        Command::Acquire { fence } => {
+            [&["LOCK.ACQUIRE".to_owned(), key, token, ttl][..], &with_fence(fence)].concat()
+        }
+        Command::Wait { fence, wait } => {
+            let ms = wait.as_millis().max(1).to_string();
+            [&["LOCK.ACQUIRE".to_owned(), key, token, ttl, "WAIT".into(), ms][..], &with_fence(fence)]
+                .concat()
+        }
+        Command::Extend { fence } => {
+            let mut command = vec!["LOCK.EXTEND".to_owned(), key, token, ttl];
+            command.extend(fence.into_iter().flat_map(with_fence));
+            command
+        }
+        Command::SwapToken { new } => {
+            vec!["LOCK.EXTEND".to_owned(), key, token, ttl, "TOKEN".into(), new.as_str().into()]
+        }
+        Command::Release => vec!["LOCK.RELEASE".to_owned(), key, token],
+        Command::Inspect => vec!["LOCK.INSPECT".to_owned(), key],
+        Command::Ping => vec!["PING".to_owned()],
+    }
+}
