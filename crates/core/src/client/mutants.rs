@@ -51,13 +51,11 @@ pub enum Mutant {
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
-    /// A node is repaired in the round in which it first says that it does not hold the lock.
-    RepairOnFirstRefusal,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 19] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -77,7 +75,6 @@ impl Mutant {
         Self::LeavesQueue,
         Self::HeldByItself,
         Self::LostWaitForgotten,
-        Self::RepairOnFirstRefusal,
     ];
 }
 

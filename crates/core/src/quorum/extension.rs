@@ -112,8 +112,7 @@ impl Extension {
         if !early && confirmed < self.tally.majority().size() {
             return None;
         }
-        let at_once = early || is_broken(Mutant::RepairOnFirstRefusal);
-        let is_due = |&node: &usize| !self.repaired[node] && (at_once || self.missing[node]);
+        let is_due = |&node: &usize| !self.repaired[node] && (early || self.missing[node]);
         let node = self.tally.no().find(is_due)?;
         self.repaired[node] = true;
         Some(node)
