@@ -57,9 +57,8 @@ pub struct Acquire {
     silent: SmallVec<[usize; 5]>,
     /// What each node answered last.
     answers: Vec<Answer>,
-    /// Nodes that may still be sent, or hold, a token of this call, and the connection that its
-    /// release goes through; none if that is not the one of its request.
-    strays: SmallVec<[(usize, Option<u64>); 2]>,
+    /// What each node may still hold of the call's earlier requests.
+    released: SmallVec<[Option<Released>; 5]>,
     /// Too little of the lock would have been left the last time.
     too_late: bool,
     /// Other clients hold the lock or wait for it, as far as this call has seen.
@@ -103,6 +102,16 @@ enum Phase {
 enum Next {
     AskAll,
     WaitOn(usize),
+}
+
+/// A token of the call that is being released on a node.
+#[derive(Clone, Copy, Debug)]
+struct Released {
+    /// The connection that its RELEASE, and every one before it, went through; none if it may arrive
+    /// before what it releases.
+    connection: Option<u64>,
+    /// By then its lease has ended by itself.
+    until: Moment,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,7 +351,7 @@ impl Acquire {
             pause: ctx.fleet.round_trips.typical().clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
             silent: SmallVec::new(),
             answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
-            strays: SmallVec::new(),
+            released: SmallVec::from_elem(None, nodes),
             too_late: false,
             contended: false,
             actions: VecDeque::with_capacity(nodes + 1),
@@ -889,7 +898,7 @@ impl Acquire {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         if let Phase::Waiting(waiting) = phase {
             if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
-                self.strays.push((waiting.node, None));
+                self.note_release(waiting.node, None, ctx.now);
             }
             self.answers[waiting.node] = Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
             self.leave(&waiting, ctx);
@@ -1061,7 +1070,9 @@ impl Acquire {
     // The end.
 
     fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
-        self.strays.extend(attempt.in_flight().map(|(node, connection)| (node, Some(connection))));
+        for (node, connection) in attempt.connections(ctx.topology) {
+            self.note_release(node, connection, ctx.now);
+        }
         let release = attempt.roll_back(&self.spec, ctx);
         self.actions.push_back(Action::Release(Box::new(release)));
     }
@@ -1090,15 +1101,29 @@ impl Acquire {
         self.fail(ctx);
     }
 
+    /// A token of this call is being released on the node, through this connection: what follows it
+    /// there comes after the release.
+    fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
+        let noted = &mut self.released[node];
+        let same =
+            noted.is_none_or(|earlier| earlier.connection == connection || now.has_reached(earlier.until));
+        let connection = connection.filter(|_| same);
+        *noted = Some(Released { connection, until: now.plus(self.spec.ttl.duration()) });
+    }
+
     /// A node may refuse because of a token of this call, whose release it has not received: that is
     /// not another's lock.
     fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
         if is_broken(Mutant::HeldByItself) {
             return;
         }
-        for &(node, connection) in &self.strays {
-            let goes_ahead = connection.is_some() && connection == ctx.topology.route(node).ok();
-            if self.answers[node] == Answer::Refused && !goes_ahead {
+        for (node, released) in self.released.iter().enumerate() {
+            let may_hold = released.is_some_and(|released| {
+                let came_first =
+                    released.connection.is_some() && released.connection == ctx.topology.route(node).ok();
+                !came_first && !ctx.now.has_reached(released.until)
+            });
+            if may_hold && self.answers[node] == Answer::Refused {
                 self.answers[node] = Answer::Failed(NodeError::HeldByLostRequest);
             }
         }

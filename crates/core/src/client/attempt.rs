@@ -10,7 +10,7 @@ use super::acquire::{Action, Grant, GrantNode, Spec};
 use super::limits;
 use super::mutants::{Mutant, is_broken};
 use super::release::Release;
-use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token};
+use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, Topology};
 use crate::Fence;
 use crate::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Moment, Step, Vote, Win};
 
@@ -545,11 +545,12 @@ impl Attempt {
         }
     }
 
-    /// The nodes that have not answered its ACQUIRE, and the connections that it was sent through.
-    pub(super) fn in_flight(&self) -> impl Iterator<Item = (usize, u64)> {
+    /// The nodes that were asked, and the connection through which each is sent the RELEASE.
+    pub(super) fn connections(&self, topology: &Topology) -> impl Iterator<Item = (usize, Option<u64>)> {
         self.nodes.iter().enumerate().filter_map(|(node, asked)| match asked.delivery {
-            Delivery::InFlight { connection } => Some((node, connection)),
-            Delivery::NotSent | Delivery::Arrived => None,
+            Delivery::InFlight { connection } => Some((node, Some(connection))),
+            Delivery::Arrived => Some((node, topology.route(node).ok())),
+            Delivery::NotSent => None,
         })
     }
 
