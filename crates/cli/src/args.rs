@@ -2,11 +2,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 
+use crate::duration::duration;
 use crate::exit;
+use crate::nodes::NodeArgs;
 
 /// Distributed locks on a majority of Redis or Valkey masters.
 #[derive(Parser)]
@@ -40,9 +41,8 @@ pub(crate) struct Run {
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
     pub(crate) key: OsString,
 
-    /// The masters, separated by commas; the same for everybody who uses the lock
-    #[arg(long, env = "QUORLOCK_NODES", value_name = "URLS", value_delimiter = ',', hide_env_values = true)]
-    nodes: Vec<String>,
+    #[command(flatten)]
+    pub(crate) nodes: NodeArgs,
 
     /// How long the lock lasts if this program dies; it is extended whenever a third of that is over
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "TIME")]
@@ -119,41 +119,11 @@ impl Run {
     pub(crate) fn wait(&self) -> Duration {
         if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) }
     }
-
-    /// The URLs of the masters, whichever way they were given.
-    pub(crate) fn node_urls(&self) -> anyhow::Result<Vec<String>> {
-        let given = self.nodes.iter().map(|node| node.trim()).filter(|node| !node.is_empty());
-        let urls: Vec<_> = given
-            .map(|node| if node.contains("://") { node.to_owned() } else { format!("redis://{node}") })
-            .collect();
-        ensure!(
-            !urls.is_empty(),
-            "no masters are named: give their URLs with --nodes or in QUORLOCK_NODES, separated by commas, such as \
-             redis://a:6379,redis://b:6379,redis://c:6379; `quorlock up` starts some for trying things out"
-        );
-        Ok(urls)
-    }
 }
 
 /// An empty name is a variable that a script forgot to set.
 fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
-}
-
-/// `10s`, `500ms`, `2m`, `1h`; nothing is nothing in any unit.
-fn duration(text: &str) -> Result<Duration, &'static str> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let number: u64 = number.parse().map_err(|_| "give a whole number and a unit, such as 10s or 500ms")?;
-    let ms_per_unit = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "" if number == 0 => 0,
-        _ => return Err("the unit must be ms, s, m or h"),
-    };
-    number.checked_mul(ms_per_unit).map(Duration::from_millis).ok_or("that is too long")
 }
 
 #[cfg(test)]
@@ -172,18 +142,5 @@ mod tests {
                 assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
             }
         }
-    }
-
-    #[test]
-    fn a_time_is_a_number_with_a_unit() {
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        for nonsense in ["", "10", "s", "-1s", "1.5s", "1 s", "10d", "1h30m", "99999999999999999999s"] {
-            assert!(duration(nonsense).is_err(), "{nonsense}");
-        }
-        assert_eq!(duration("18446744073709551615h"), Err("that is too long"));
     }
 }

@@ -1,6 +1,8 @@
 //! `quorlock`: runs a program under a lock that a majority of Redis or Valkey masters grants.
 //!
 //! - [`args`]: the command line.
+//! - [`nodes`]: the nodes, and how they are reached.
+//! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
 //! - [`child`]: the command that it runs.
 //! - [`signals`]: what others want of this program.
@@ -9,7 +11,9 @@
 
 mod args;
 mod child;
+mod duration;
 mod exit;
+mod nodes;
 mod run;
 mod signals;
 mod up;

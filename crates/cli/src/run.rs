@@ -30,7 +30,7 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
         args.node_limit.is_none_or(|limit| limit <= args.ttl / NODE_LIMITS_PER_TTL_MIN),
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
-    let quorum = Quorum::connect(args.node_urls()?).await?;
+    let quorum = args.nodes.connect().await?;
     let outcome = run_locked(&quorum, args, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
