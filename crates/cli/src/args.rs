@@ -1,5 +1,4 @@
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
@@ -8,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::duration::duration;
 use crate::exit;
 use crate::nodes::NodeArgs;
+use crate::up::Up;
 
 /// Distributed locks on a majority of Redis or Valkey masters.
 #[derive(Parser)]
@@ -84,35 +84,6 @@ const RUN_ENVIRONMENT: &str = "Environment:
 
 const RUN_EXAMPLE: &str = "Example:
   quorlock run nightly-backup --wait 1s -- backup --to /mnt";
-
-/// Starts local masters with the lock module, for trying things out.
-///
-/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone after Ctrl-C. Standard output
-/// is one line for a shell, which names them to `quorlock run`.
-#[derive(clap::Args)]
-#[command(after_help = UP_HELP)]
-pub(crate) struct Up {
-    /// How many masters
-    #[arg(short = 'n', long = "masters", default_value_t = 5, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) masters: u16,
-
-    /// The server to run [default: redis-server, else valkey-server, from the PATH]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) server: Option<PathBuf>,
-
-    /// The module to load [default: libquorlock.so beside this program]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) module: Option<PathBuf>,
-}
-
-const UP_HELP: &str = "Environment:
-  QUORLOCK_SERVER  read: the server to run, if --server does not name it
-  QUORLOCK_MODULE  read: the module to load, if --module does not name it
-
-Exit codes:
-  0    a signal ended it, and all masters are stopped
-  125  a master did not start";
 
 impl Run {
     /// How long to wait for the lock.
