@@ -4,10 +4,14 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 
+use crate::config::Defaults;
 use crate::duration::duration;
 use crate::exit;
-use crate::nodes::NodeArgs;
+use crate::nodes::{self, NodeArgs};
 use crate::up::Up;
+
+/// How long a lock lasts when neither an option nor a file says so.
+pub(crate) const TTL: Duration = Duration::from_secs(10);
 
 /// Distributed locks on a majority of Redis or Valkey masters.
 #[derive(Parser)]
@@ -35,7 +39,7 @@ pub(crate) enum Verb {
 /// Other signals that reach quorlock are passed on to the command and to what it started: TERM, INT, HUP, QUIT, USR1 and
 /// USR2. Ctrl-C in a terminal reaches the command by itself.
 #[derive(clap::Args)]
-#[command(after_help = [RUN_VALUES, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
+#[command(after_help = [RUN_VALUES, nodes::HELP, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
@@ -44,9 +48,9 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies; it is extended whenever a third of that is over
-    #[arg(long, default_value = "10s", value_parser = duration, value_name = "TIME")]
-    pub(crate) ttl: Duration,
+    /// How long the lock lasts if this program dies; it is extended whenever a third of that is over [default: 10s]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    ttl: Option<Duration>,
 
     /// How long to wait for the lock [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -70,13 +74,14 @@ pub(crate) struct Run {
 }
 
 const RUN_VALUES: &str = "Values:
-  TIME  a whole number with ms, s, m or h
+  TIME  a number with ms, s, m or h, such as 10s or 1.5s
   URLS  redis://[user:password@]host[:port][/db], rediss:// for TLS, or
         redis+unix:///path; host:port is short for redis://host:port.
-        Passwords belong in QUORLOCK_NODES: others see the command line";
+        Never write a password on the command line: others see it";
 
 const RUN_ENVIRONMENT: &str = "Environment:
-  QUORLOCK_NODES  read: the masters, if --nodes does not name them
+  QUORLOCK_NODES  not passed on to the command, and neither is
+                  QUORLOCK_PASSWORD: they may contain a password
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
                   earlier holder. What the command writes to can refuse
@@ -86,6 +91,18 @@ const RUN_EXAMPLE: &str = "Example:
   quorlock run nightly-backup --wait 1s -- backup --to /mnt";
 
 impl Run {
+    /// Takes from the configuration files what the command line does not give.
+    pub(crate) fn fill(&mut self, defaults: &Defaults) {
+        self.ttl = self.ttl.or(defaults.ttl);
+        self.wait = self.wait.or(defaults.wait);
+        self.owner = self.owner.take().or_else(|| defaults.owner.clone());
+    }
+
+    /// How long the lock lasts without an extension.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl.unwrap_or(TTL)
+    }
+
     /// How long to wait for the lock.
     pub(crate) fn wait(&self) -> Duration {
         if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) }
@@ -93,7 +110,7 @@ impl Run {
 }
 
 /// An empty name is a variable that a script forgot to set.
-fn not_empty(key: OsString) -> Result<OsString, &'static str> {
+pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 

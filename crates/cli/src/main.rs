@@ -1,7 +1,9 @@
 //! `quorlock`: runs a program under a lock that a majority of Redis or Valkey masters grants.
 //!
 //! - [`args`]: the command line.
-//! - [`nodes`]: the nodes, and how they are reached.
+//! - [`nodes`]: where the nodes are named, and how they are reached; [`endpoint`] is one of them.
+//! - [`config`]: configuration files.
+//! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
 //! - [`child`]: the command that it runs.
@@ -9,9 +11,12 @@
 //! - [`up`]: `quorlock up`.
 //! - [`exit`]: what the exit codes mean.
 
+mod advice;
 mod args;
 mod child;
+mod config;
 mod duration;
+mod endpoint;
 mod exit;
 mod nodes;
 mod run;
