@@ -4,10 +4,13 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 
+use crate::acquire::Acquire;
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::exit;
+use crate::extend::Extend;
 use crate::nodes::{self, NodeArgs};
+use crate::release::Release;
 use crate::up::Up;
 
 /// How long a lock lasts when neither an option nor a file says so.
@@ -28,6 +31,9 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 pub(crate) enum Verb {
     Run(Run),
+    Acquire(Acquire),
+    Extend(Extend),
+    Release(Release),
     Up(Up),
 }
 

@@ -3,6 +3,7 @@
 //! - [`args`]: the command line.
 //! - [`nodes`]: where the nodes are named, and how they are reached; [`endpoint`] is one of them.
 //! - [`config`]: configuration files.
+//! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] is what they pass on.
 //! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
@@ -11,6 +12,7 @@
 //! - [`up`]: `quorlock up`.
 //! - [`exit`]: what the exit codes mean.
 
+mod acquire;
 mod advice;
 mod args;
 mod child;
@@ -18,7 +20,10 @@ mod config;
 mod duration;
 mod endpoint;
 mod exit;
+mod extend;
+mod handle;
 mod nodes;
+mod release;
 mod run;
 mod signals;
 mod up;
@@ -43,6 +48,9 @@ async fn main() -> ExitCode {
     };
     let outcome = match args.verb {
         Verb::Run(args) => run::run(args).await,
+        Verb::Acquire(args) => acquire::acquire(args).await,
+        Verb::Extend(args) => extend::extend(args).await,
+        Verb::Release(args) => release::release(args).await,
         Verb::Up(args) => up::up(args).await,
     };
     outcome.unwrap_or_else(|error| {
