@@ -5,6 +5,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 
 use crate::acquire::Acquire;
+use crate::bench::Bench;
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::exit;
@@ -34,6 +35,7 @@ pub(crate) enum Verb {
     Acquire(Acquire),
     Extend(Extend),
     Release(Release),
+    Bench(Bench),
     Up(Up),
 }
 

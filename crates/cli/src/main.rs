@@ -4,6 +4,7 @@
 //! - [`nodes`]: where the nodes are named, and how they are reached; [`endpoint`] is one of them.
 //! - [`config`]: configuration files.
 //! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] is what they pass on.
+//! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
@@ -15,6 +16,7 @@
 mod acquire;
 mod advice;
 mod args;
+mod bench;
 mod child;
 mod config;
 mod duration;
@@ -51,6 +53,7 @@ async fn main() -> ExitCode {
         Verb::Acquire(args) => acquire::acquire(args).await,
         Verb::Extend(args) => extend::extend(args).await,
         Verb::Release(args) => release::release(args).await,
+        Verb::Bench(args) => bench::bench(args).await,
         Verb::Up(args) => up::up(args).await,
     };
     outcome.unwrap_or_else(|error| {
