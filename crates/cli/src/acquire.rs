@@ -17,13 +17,14 @@ use crate::{advice, exit, say};
 
 /// Acquires a lock for a script, and prints its handle.
 ///
-/// The lock lasts for its ttl. `quorlock extend` makes it last longer, and `quorlock release` frees it. For a command that
-/// runs as long as it takes, use `quorlock run`, which keeps the lock and stops the command when the lock is lost.
+/// The lock lasts for its ttl. `quorlock extend` makes it last longer, and `quorlock release`
+/// frees it. For one command that may take long, use `quorlock run`, which renews the lock and
+/// stops the command when the lock is lost.
 ///
-/// The handle contains the lock's token: whoever knows it can extend and release the lock. Treat it as a password, and
-/// give it to the other verbs on standard input.
+/// The handle contains the lock's token. A program that knows it can extend and release the lock.
+/// Treat it as a password, and give it to the other verbs on standard input.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::HELP].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::POINTER].join("\n\n"))]
 pub(crate) struct Acquire {
     /// The lock's name: the key on every node
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]

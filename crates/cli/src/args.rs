@@ -22,12 +22,16 @@ pub(crate) const TTL: Duration = Duration::from_secs(10);
 #[command(
     name = "quorlock",
     version,
-    after_help = "To try it out: `quorlock up` in one terminal, `quorlock run KEY -- COMMAND` in another."
+    after_help = TRY_IT,
+    after_long_help = [nodes::HELP, TRY_IT].join("\n\n"),
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
+
+const TRY_IT: &str =
+    "To try it out: `quorlock up` in one terminal, `quorlock run KEY -- COMMAND` in another.";
 
 #[derive(Subcommand)]
 pub(crate) enum Verb {
@@ -47,7 +51,7 @@ pub(crate) enum Verb {
 /// Other signals that reach quorlock are passed on to the command and to what it started: TERM, INT, HUP, QUIT, USR1 and
 /// USR2. Ctrl-C in a terminal reaches the command by itself.
 #[derive(clap::Args)]
-#[command(after_help = [RUN_VALUES, nodes::HELP, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
+#[command(after_help = [RUN_VALUES, nodes::POINTER, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
@@ -67,6 +71,10 @@ pub(crate) struct Run {
     /// Do not wait: try once, as with --wait 0
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
+
+    /// The wait of a configuration file.
+    #[arg(skip)]
+    default_wait: Option<Duration>,
 
     /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -102,7 +110,7 @@ impl Run {
     /// Takes from the configuration files what the command line does not give.
     pub(crate) fn fill(&mut self, defaults: &Defaults) {
         self.ttl = self.ttl.or(defaults.ttl);
-        self.wait = self.wait.or(defaults.wait);
+        self.default_wait = defaults.wait;
         self.owner = self.owner.take().or_else(|| defaults.owner.clone());
     }
 
@@ -113,7 +121,8 @@ impl Run {
 
     /// How long to wait for the lock.
     pub(crate) fn wait(&self) -> Duration {
-        if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) }
+        let given = if self.no_wait { Some(Duration::ZERO) } else { self.wait };
+        given.or(self.default_wait).unwrap_or(Duration::MAX)
     }
 }
 

@@ -24,6 +24,7 @@ const VARIABLE: &str = "QUORLOCK_CONFIG";
 const READABLE_BY_OTHERS: u32 = 0o004;
 
 /// What a file says.
+#[expect(clippy::struct_field_names, reason = "the name in the file")]
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct File {

@@ -20,24 +20,22 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
     let too_long = || "that is too long".to_owned();
     let whole: u128 = whole.parse().map_err(|_| too_long())?;
-    let fraction_ns = |unit_ns: u128| {
-        let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(u32::MAX));
-        fraction.parse::<u128>().map(|digits| digits.saturating_mul(unit_ns) / scale).unwrap_or(0)
-    };
+    let scale = (0..fraction.len()).fold(1_u128, |scale, _| scale * 10);
+    let fraction: u128 = fraction.parse().map_err(|_| too_long())?;
     let unit_ns = NS_PER_MS
         * match unit {
             "ms" => 1,
             "s" => 1000,
             "m" => 60_000,
             "h" => 3_600_000,
-            "" if whole == 0 && fraction_ns(1000) == 0 => 0,
+            "" if whole == 0 && fraction == 0 => 0,
             "" => return Err(format!("give a unit, such as {number}s")),
             unit if unit.starts_with(char::is_whitespace) => {
                 return Err(format!("write the unit without a space, such as {number}s"));
             }
             _ => return Err("give one number and one unit, which is ms, s, m or h, such as 90m".into()),
         };
-    let ns = whole.checked_mul(unit_ns).and_then(|ns| ns.checked_add(fraction_ns(unit_ns)));
+    let ns = whole.checked_mul(unit_ns).and_then(|ns| ns.checked_add(fraction * unit_ns / scale));
     let ms = ns.and_then(|ns| u64::try_from(ns / NS_PER_MS).ok()).ok_or_else(too_long)?;
     let rest_ns = u64::try_from(ns.unwrap_or(0) % NS_PER_MS).unwrap_or(0);
     Ok(Duration::from_millis(ms) + Duration::from_nanos(rest_ns))

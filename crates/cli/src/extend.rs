@@ -12,10 +12,10 @@ use crate::{advice, exit, say};
 
 /// Makes a lock of `quorlock acquire` last for its ttl from now, and prints its new handle.
 ///
-/// From then on the lock is extended and released with the new handle only. If the exit code is not 0, stop the work that
-/// the lock protects. The lock has a new, larger fence, which --json shows.
+/// From then on, only the new handle extends and releases the lock. Its fence is larger, and
+/// --json shows it. If the exit code is not 0, stop the work that the lock protects.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::HELP].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
 pub(crate) struct Extend {
     #[command(flatten)]
     handle: HandleArg,

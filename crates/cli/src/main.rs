@@ -30,11 +30,13 @@ mod run;
 mod signals;
 mod up;
 
+use std::env;
 use std::fmt::Display;
 use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use crate::args::{Args, Verb};
 
@@ -44,6 +46,9 @@ async fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
+            if error.kind() == ErrorKind::UnknownArgument && env::args_os().any(|word| word == "--nodes") {
+                say("if --nodes is followed by several nodes: separate them by commas, not by spaces");
+            }
             // Not clap's 2, which a command may well mean something by.
             return if error.use_stderr() { ExitCode::from(exit::FAILED) } else { ExitCode::SUCCESS };
         }

@@ -17,40 +17,47 @@ const NODES_VARIABLE: &str = "QUORLOCK_NODES";
 const USER_VARIABLE: &str = "QUORLOCK_USER";
 const PASSWORD_VARIABLE: &str = "QUORLOCK_PASSWORD";
 
+const HEADING: &str = "Nodes";
+
 /// Options of every verb that reaches the nodes. Flatten them into the verb.
+#[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
-#[command(next_help_heading = "Nodes")]
 pub(crate) struct NodeArgs {
     /// The masters, separated by commas; the same for every user of the lock [env: QUORLOCK_NODES]
-    #[arg(long, value_name = "URLS", value_delimiter = ',')]
+    #[arg(help_heading = HEADING, long, value_name = "URLS", value_delimiter = ',')]
     nodes: Option<Vec<String>>,
 
     /// The only configuration file to read [env: QUORLOCK_CONFIG]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
     /// The user to log in as [env: QUORLOCK_USER]
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = HEADING, long, value_name = "NAME")]
     user: Option<String>,
 
     /// A file with the password; or give it in QUORLOCK_PASSWORD
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
     password_file: Option<PathBuf>,
 
     /// The certificates that rediss:// nodes are checked by, in PEM [default: SSL_CERT_FILE, or the system's]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
     cacert: Option<PathBuf>,
 
     /// The certificate of this client, in PEM
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE", requires = "tls_key")]
     cert: Option<PathBuf>,
 
     /// The private key of --cert, in PEM
-    #[arg(long = "key", value_name = "FILE", requires = "cert")]
+    #[arg(help_heading = HEADING, long = "key", value_name = "FILE", requires = "cert")]
     tls_key: Option<PathBuf>,
 }
 
 /// Shown by `--help` of every verb that has [`NodeArgs`].
+pub(crate) const POINTER: &str = "\
+Nodes, passwords, certificates and defaults also come from the environment and
+from files: see `quorlock --help`";
+
+/// Shown by `quorlock --help`.
 pub(crate) const HELP: &str = "\
 Where the nodes are (in each row, the first that has a value is used):
   value     option           environment        file           default
@@ -166,7 +173,9 @@ impl NodeArgs {
         };
         match (&user, &password) {
             (_, Some(password)) => {
-                endpoints.iter_mut().for_each(|node| node.add_credentials(user.as_deref(), password));
+                for node in endpoints {
+                    node.add_credentials(user.as_deref(), password);
+                }
             }
             (Some(user), None) => ensure!(
                 endpoints.iter().all(Endpoint::has_password),
@@ -196,7 +205,7 @@ impl NodeArgs {
             _ => bail!("tls.cert and tls.key belong together: give both or none"),
         };
         if cacert.is_some() || identity.is_some() {
-            for node in endpoints.iter().filter(|node| !node.has_scheme()) {
+            if let Some(node) = endpoints.iter().find(|node| !node.has_scheme()) {
                 let name = node.name();
                 bail!(
                     "with certificates, {name} is ambiguous: write rediss://{name} for TLS, or redis://{name}"

@@ -16,8 +16,8 @@ use crate::signals::Signals;
 
 /// Starts local masters with the lock module, for trying things out.
 ///
-/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone after Ctrl-C. Standard output
-/// is one line for a shell, which names them to the other verbs.
+/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone after
+/// Ctrl-C. Standard output is one line for a shell, which names them to the other verbs.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Up {
@@ -65,7 +65,7 @@ const LOCK_FILE: &str = "quorlock-up.lock";
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let last_port = args.port.map_or(0, u32::from) + u32::from(args.masters) - 1;
     ensure!(
-        last_port <= u32::from(u16::MAX),
+        u16::try_from(last_port).is_ok(),
         "the last of {} masters would have port {last_port}: choose a smaller --port",
         args.masters
     );

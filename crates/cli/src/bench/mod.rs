@@ -25,11 +25,11 @@ const CLEAN_UP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Measures how fast the nodes grant and release locks.
 ///
-/// Each task acquires and releases locks, one after another: first a key of its own, then, through connections of its own,
-/// one key that all tasks want. This loads the nodes as much as so many tasks can. Do not run it on busy nodes. The keys
-/// begin with --prefix, and are gone at the end.
+/// Each task acquires and releases one lock after another: first on a key of its own, then, through
+/// connections of its own, on one key for all tasks. This loads the nodes as much as so many tasks
+/// can: do not run it on busy nodes. The keys begin with --prefix, and are gone at the end.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::HELP].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
 pub(crate) struct Bench {
     /// How long each of the two parts takes
     #[arg(long, default_value = "5s", value_parser = duration, value_name = "TIME")]
