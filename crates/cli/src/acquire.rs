@@ -73,14 +73,13 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     // From here on a signal cannot end this program while it holds something.
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
-    let quorum = nodes.connect().await?;
-    let outcome = tokio::select! {
-        biased;
-        signal = signals.next() => Ok(exit::by(signal)),
-        outcome = hand_out(&quorum, args, nodes.defaults) => outcome,
+    let quorum = match signals.unless(nodes.connect()).await {
+        Ok(connected) => connected?,
+        Err(signal) => return Ok(exit::by(signal)),
     };
+    let outcome = signals.unless(hand_out(&quorum, args, nodes.defaults)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
-    outcome
+    outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
 }
 
 async fn hand_out(quorum: &Quorum, args: Acquire, defaults: Defaults) -> anyhow::Result<ExitCode> {

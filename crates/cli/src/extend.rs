@@ -44,14 +44,13 @@ pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     // From here on a signal cannot end this program while it holds something.
     let mut signals = Signals::listen()?;
     let handle = args.handle.read()?;
-    let quorum = args.nodes.connect().await?;
-    let outcome = tokio::select! {
-        biased;
-        signal = signals.next() => Ok(exit::by(signal)),
-        outcome = hand_out(&quorum, handle, &args) => outcome,
+    let quorum = match signals.unless(args.nodes.connect()).await {
+        Ok(connected) => connected?,
+        Err(signal) => return Ok(exit::by(signal)),
     };
+    let outcome = signals.unless(hand_out(&quorum, handle, &args)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
-    outcome
+    outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
 }
 
 async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyhow::Result<ExitCode> {

@@ -5,9 +5,10 @@
 mod common;
 
 use std::fs::File;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{
     QUORLOCK, Running, becomes_free, code, holding, on, quorlock, run_script, stderr, stdout, with_input,
@@ -18,6 +19,9 @@ use serde_json::Value;
 
 /// So that a busy machine does not end a lock early.
 const TTL: [&str; 2] = ["--ttl", "60s"];
+
+/// How long a client waits for nodes that do not answer.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 fn acquire(masters: &Masters) -> String {
     let output = on(masters, "acquire").args(TTL).arg("k").output().unwrap();
@@ -161,6 +165,21 @@ fn signal_ends_the_wait_and_leaves_nothing_behind() {
     assert_eq!(code(waiting.end().status), 143);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
     becomes_free(&masters);
+}
+
+#[test]
+fn signal_ends_the_attempt_to_connect() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", silent.local_addr().unwrap());
+    for verb in [["acquire", "k"].as_slice(), &["bench"]] {
+        let running = Running::start(quorlock().args(verb).args(["--nodes", &url]));
+        let connection = silent.accept().unwrap();
+        let sent = Instant::now();
+        running.signal(Signal::TERM);
+        assert_eq!(code(running.end().status), 143);
+        assert!(sent.elapsed() < CONNECT_LIMIT, "it has not waited for the node");
+        drop(connection);
+    }
 }
 
 #[test]

@@ -6,9 +6,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep, timeout_at};
 
 use super::report::Part;
-use crate::advice;
 use crate::nodes::Nodes;
 use crate::run::is_hopeless;
+use crate::{advice, say};
 
 /// What the locks of the benchmark last at most.
 const TTL: Duration = Duration::from_secs(10);
@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(100);
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Contention {
+enum Contention {
     /// Each task has a key of its own.
     None,
     /// All tasks want the same key.
@@ -33,37 +33,54 @@ pub(super) struct Load<'a> {
     pub(super) key: String,
 }
 
-impl Load<'_> {
-    /// One client; or one for each task that contends, as processes would.
-    pub(super) async fn connect(&self, contention: Contention) -> anyhow::Result<Vec<Quorum>> {
-        let clients = if contention == Contention::All { self.tasks } else { 1 };
-        let mut quorums = Vec::new();
-        for _ in 0..clients {
-            quorums.push(self.nodes.connect().await?);
-        }
-        Ok(quorums)
-    }
+/// Who works. Outside of [`Load::measure`], so that it can be interrupted.
+#[derive(Default)]
+pub(super) struct Clients {
+    quorums: Vec<Quorum>,
+    tasks: JoinSet<anyhow::Result<Part>>,
+}
 
-    /// Acquires and releases one lock. Permanent errors are on the outside.
-    pub(super) async fn try_once(&self) -> anyhow::Result<Result<(), AcquireError>> {
-        let quorum = self.nodes.connect().await?;
-        match quorum.lock(format!("{}first", self.key)).ttl(TTL).try_acquire().await {
+impl Clients {
+    /// Stops the tasks, and releases what they hold.
+    pub(super) async fn clean_up(&mut self, limit: Duration) {
+        // Only when a task is gone its lock is with those that are flushed.
+        self.tasks.shutdown().await;
+        for quorum in &self.quorums {
+            if let Err(error) = quorum.flush(limit).await {
+                say(error);
+            }
+        }
+    }
+}
+
+impl Load<'_> {
+    /// Measures both parts, unless the nodes grant nothing. Permanent errors are on the outside.
+    pub(super) async fn measure(
+        &self,
+        clients: &mut Clients,
+    ) -> anyhow::Result<Result<Vec<Part>, AcquireError>> {
+        clients.quorums.push(self.nodes.connect().await?);
+        // Tasks would wait to the end for nodes that grant nothing.
+        let first = clients.quorums[0].lock(format!("{}first", self.key)).ttl(TTL).try_acquire().await;
+        match first {
             Ok(lock) => {
                 lock.release().await?;
-                Ok(Ok(()))
             }
-            Err(error) if is_hopeless(&error) => Err(advice::on_acquire(error)),
-            Err(error) => Ok(Err(error)),
+            Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+            Err(error) => return Ok(Err(error)),
         }
+        let uncontended = self.run(Contention::None, clients).await?;
+        // A client for each task, as processes would have.
+        while clients.quorums.len() < self.tasks.into() {
+            clients.quorums.push(self.nodes.connect().await?);
+        }
+        let contended = self.run(Contention::All, clients).await?;
+        Ok(Ok(vec![uncontended, contended]))
     }
 
     /// Spawns the tasks, and waits until they have ended.
-    pub(super) async fn run(
-        &self,
-        contention: Contention,
-        quorums: &[Quorum],
-        tasks: &mut JoinSet<anyhow::Result<Part>>,
-    ) -> anyhow::Result<Part> {
+    async fn run(&self, contention: Contention, clients: &mut Clients) -> anyhow::Result<Part> {
+        let Clients { quorums, tasks } = clients;
         let name = match contention {
             Contention::None => "uncontended",
             Contention::All => "contended",

@@ -10,9 +10,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::ensure;
-use tokio::task::JoinSet;
 
-use self::load::{Contention, Load};
+use self::load::{Clients, Load};
 use self::report::Report;
 use crate::duration::duration;
 use crate::nodes::{self, NodeArgs};
@@ -74,32 +73,18 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
         duration: args.duration,
         key: format!("{}{}-{}/", args.prefix, host_name(), std::process::id()),
     };
-    // Nodes that grant nothing would be waited for to the end.
-    if let Err(error) = load.try_once().await? {
-        say(format_args!("no lock was acquired: {error}"));
-        return Ok(ExitCode::from(exit::NO_MAJORITY));
-    }
-    let mut parts = Vec::new();
-    for contention in [Contention::None, Contention::All] {
-        let quorums = load.connect(contention).await?;
-        let mut tasks = JoinSet::new();
-        let part = tokio::select! {
-            biased;
-            signal = signals.next() => Err(signal),
-            part = load.run(contention, &quorums, &mut tasks) => Ok(part?),
-        };
-        // Each task that a signal has interrupted releases what it holds before the flush.
-        tasks.shutdown().await;
-        for quorum in &quorums {
-            if let Err(error) = quorum.flush(CLEAN_UP_LIMIT).await {
-                say(error);
-            }
+    let mut clients = Clients::default();
+    let measured = signals.unless(load.measure(&mut clients)).await;
+    clients.clean_up(CLEAN_UP_LIMIT).await;
+    let parts = match measured {
+        Ok(Ok(Ok(parts))) => parts,
+        Ok(Ok(Err(error))) => {
+            say(format_args!("no lock was acquired: {error}"));
+            return Ok(ExitCode::from(exit::NO_MAJORITY));
         }
-        match part {
-            Ok(part) => parts.push(part),
-            Err(signal) => return Ok(exit::by(signal)),
-        }
-    }
+        Ok(Err(permanent)) => return Err(permanent),
+        Err(signal) => return Ok(exit::by(signal)),
+    };
     let report = Report { nodes: nodes.endpoints.len(), tasks: args.tasks, parts };
     report.print(args.json)?;
     Ok(ExitCode::SUCCESS)
