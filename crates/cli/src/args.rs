@@ -1,28 +1,45 @@
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 
+use crate::acquire::Acquire;
+use crate::bench::Bench;
+use crate::config::Defaults;
+use crate::duration::duration;
 use crate::exit;
+use crate::extend::Extend;
+use crate::nodes::{self, NodeArgs};
+use crate::release::Release;
+use crate::up::Up;
+
+/// How long a lock lasts when neither an option nor a file says so.
+pub(crate) const TTL: Duration = Duration::from_secs(10);
 
 /// Distributed locks on a majority of Redis or Valkey masters.
 #[derive(Parser)]
 #[command(
     name = "quorlock",
     version,
-    after_help = "To try it out: `quorlock up` in one terminal, `quorlock run KEY -- COMMAND` in another."
+    after_help = TRY_IT,
+    after_long_help = [nodes::HELP, TRY_IT].join("\n\n"),
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
 
+const TRY_IT: &str =
+    "To try it out: `quorlock up` in one terminal, `quorlock run KEY -- COMMAND` in another.";
+
 #[derive(Subcommand)]
 pub(crate) enum Verb {
     Run(Run),
+    Acquire(Acquire),
+    Extend(Extend),
+    Release(Release),
+    Bench(Bench),
     Up(Up),
 }
 
@@ -34,19 +51,18 @@ pub(crate) enum Verb {
 /// Other signals that reach quorlock are passed on to the command and to what it started: TERM, INT, HUP, QUIT, USR1 and
 /// USR2. Ctrl-C in a terminal reaches the command by itself.
 #[derive(clap::Args)]
-#[command(after_help = [RUN_VALUES, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
+#[command(after_help = [RUN_VALUES, nodes::POINTER, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
     pub(crate) key: OsString,
 
-    /// The masters, separated by commas; the same for everybody who uses the lock
-    #[arg(long, env = "QUORLOCK_NODES", value_name = "URLS", value_delimiter = ',', hide_env_values = true)]
-    nodes: Vec<String>,
+    #[command(flatten)]
+    pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies; it is extended whenever a third of that is over
-    #[arg(long, default_value = "10s", value_parser = duration, value_name = "TIME")]
-    pub(crate) ttl: Duration,
+    /// How long the lock lasts if this program dies; it is extended whenever a third of that is over [default: 10s]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    ttl: Option<Duration>,
 
     /// How long to wait for the lock [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -55,6 +71,10 @@ pub(crate) struct Run {
     /// Do not wait: try once, as with --wait 0
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
+
+    /// The wait of a configuration file.
+    #[arg(skip)]
+    default_wait: Option<Duration>,
 
     /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -70,13 +90,14 @@ pub(crate) struct Run {
 }
 
 const RUN_VALUES: &str = "Values:
-  TIME  a whole number with ms, s, m or h
+  TIME  a number with ms, s, m or h, such as 10s or 1.5s
   URLS  redis://[user:password@]host[:port][/db], rediss:// for TLS, or
         redis+unix:///path; host:port is short for redis://host:port.
-        Passwords belong in QUORLOCK_NODES: others see the command line";
+        Never write a password on the command line: others see it";
 
 const RUN_ENVIRONMENT: &str = "Environment:
-  QUORLOCK_NODES  read: the masters, if --nodes does not name them
+  QUORLOCK_NODES  not passed on to the command, and neither is
+                  QUORLOCK_PASSWORD: they may contain a password
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
                   earlier holder. What the command writes to can refuse
@@ -85,75 +106,29 @@ const RUN_ENVIRONMENT: &str = "Environment:
 const RUN_EXAMPLE: &str = "Example:
   quorlock run nightly-backup --wait 1s -- backup --to /mnt";
 
-/// Starts local masters with the lock module, for trying things out.
-///
-/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone after Ctrl-C. Standard output
-/// is one line for a shell, which names them to `quorlock run`.
-#[derive(clap::Args)]
-#[command(after_help = UP_HELP)]
-pub(crate) struct Up {
-    /// How many masters
-    #[arg(short = 'n', long = "masters", default_value_t = 5, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) masters: u16,
-
-    /// The server to run [default: redis-server, else valkey-server, from the PATH]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) server: Option<PathBuf>,
-
-    /// The module to load [default: libquorlock.so beside this program]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) module: Option<PathBuf>,
-}
-
-const UP_HELP: &str = "Environment:
-  QUORLOCK_SERVER  read: the server to run, if --server does not name it
-  QUORLOCK_MODULE  read: the module to load, if --module does not name it
-
-Exit codes:
-  0    a signal ended it, and all masters are stopped
-  125  a master did not start";
-
 impl Run {
-    /// How long to wait for the lock.
-    pub(crate) fn wait(&self) -> Duration {
-        if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) }
+    /// Takes from the configuration files what the command line does not give.
+    pub(crate) fn fill(&mut self, defaults: &Defaults) {
+        self.ttl = self.ttl.or(defaults.ttl);
+        self.default_wait = defaults.wait;
+        self.owner = self.owner.take().or_else(|| defaults.owner.clone());
     }
 
-    /// The URLs of the masters, whichever way they were given.
-    pub(crate) fn node_urls(&self) -> anyhow::Result<Vec<String>> {
-        let given = self.nodes.iter().map(|node| node.trim()).filter(|node| !node.is_empty());
-        let urls: Vec<_> = given
-            .map(|node| if node.contains("://") { node.to_owned() } else { format!("redis://{node}") })
-            .collect();
-        ensure!(
-            !urls.is_empty(),
-            "no masters are named: give their URLs with --nodes or in QUORLOCK_NODES, separated by commas, such as \
-             redis://a:6379,redis://b:6379,redis://c:6379; `quorlock up` starts some for trying things out"
-        );
-        Ok(urls)
+    /// How long the lock lasts without an extension.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl.unwrap_or(TTL)
+    }
+
+    /// How long to wait for the lock.
+    pub(crate) fn wait(&self) -> Duration {
+        let given = if self.no_wait { Some(Duration::ZERO) } else { self.wait };
+        given.or(self.default_wait).unwrap_or(Duration::MAX)
     }
 }
 
 /// An empty name is a variable that a script forgot to set.
-fn not_empty(key: OsString) -> Result<OsString, &'static str> {
+pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
-}
-
-/// `10s`, `500ms`, `2m`, `1h`; nothing is nothing in any unit.
-fn duration(text: &str) -> Result<Duration, &'static str> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let number: u64 = number.parse().map_err(|_| "give a whole number and a unit, such as 10s or 500ms")?;
-    let ms_per_unit = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "" if number == 0 => 0,
-        _ => return Err("the unit must be ms, s, m or h"),
-    };
-    number.checked_mul(ms_per_unit).map(Duration::from_millis).ok_or("that is too long")
 }
 
 #[cfg(test)]
@@ -172,18 +147,5 @@ mod tests {
                 assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
             }
         }
-    }
-
-    #[test]
-    fn a_time_is_a_number_with_a_unit() {
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        for nonsense in ["", "10", "s", "-1s", "1.5s", "1 s", "10d", "1h30m", "99999999999999999999s"] {
-            assert!(duration(nonsense).is_err(), "{nonsense}");
-        }
-        assert_eq!(duration("18446744073709551615h"), Err("that is too long"));
     }
 }

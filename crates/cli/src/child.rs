@@ -12,6 +12,8 @@ use rustix::termios::tcgetpgrp;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
+use crate::nodes::SECRET_VARIABLES;
+
 /// How often it is looked whether those whom the command left behind are gone.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -40,6 +42,9 @@ impl Child {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(environment).kill_on_drop(true);
+        for name in SECRET_VARIABLES {
+            command.env_remove(name);
+        }
         if group == Group::Own {
             command.process_group(0);
         }

@@ -7,8 +7,10 @@ use rustix::process::Signal;
 
 /// The lock was lost, and the child was stopped.
 pub(crate) const LOST: u8 = 120;
-/// The lock was not acquired, and the child was not started.
-pub(crate) const NOT_ACQUIRED: u8 = 121;
+/// Another has the lock, and the command was not started.
+pub(crate) const CONFLICT: u8 = 121;
+/// No majority of the masters voted, and the command was not started.
+pub(crate) const NO_MAJORITY: u8 = 122;
 /// Something failed that is neither the child's nor the lock's doing.
 pub(crate) const FAILED: u8 = 125;
 /// The command was found and could not be run.

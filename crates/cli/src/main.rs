@@ -1,24 +1,42 @@
 //! `quorlock`: runs a program under a lock that a majority of Redis or Valkey masters grants.
 //!
 //! - [`args`]: the command line.
+//! - [`nodes`]: where the nodes are named, and how they are reached; [`endpoint`] is one of them.
+//! - [`config`]: configuration files.
+//! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] is what they pass on.
+//! - [`bench`]: `quorlock bench`.
+//! - [`advice`]: what to do about an error, in terms of the command line.
+//! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
 //! - [`child`]: the command that it runs.
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
 //! - [`exit`]: what the exit codes mean.
 
+mod acquire;
+mod advice;
 mod args;
+mod bench;
 mod child;
+mod config;
+mod duration;
+mod endpoint;
 mod exit;
+mod extend;
+mod handle;
+mod nodes;
+mod release;
 mod run;
 mod signals;
 mod up;
 
+use std::env;
 use std::fmt::Display;
 use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use crate::args::{Args, Verb};
 
@@ -28,12 +46,19 @@ async fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
+            if error.kind() == ErrorKind::UnknownArgument && env::args_os().any(|word| word == "--nodes") {
+                say("if --nodes is followed by several nodes: separate them by commas, not by spaces");
+            }
             // Not clap's 2, which a command may well mean something by.
             return if error.use_stderr() { ExitCode::from(exit::FAILED) } else { ExitCode::SUCCESS };
         }
     };
     let outcome = match args.verb {
         Verb::Run(args) => run::run(args).await,
+        Verb::Acquire(args) => acquire::acquire(args).await,
+        Verb::Extend(args) => extend::extend(args).await,
+        Verb::Release(args) => release::release(args).await,
+        Verb::Bench(args) => bench::bench(args).await,
         Verb::Up(args) => up::up(args).await,
     };
     outcome.unwrap_or_else(|error| {

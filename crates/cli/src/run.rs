@@ -11,7 +11,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::args::Run;
 use crate::child::Child;
 use crate::signals::Signals;
-use crate::{exit, say};
+use crate::{advice, exit, say};
 
 /// How often in a ttl it is looked how much of it is left. Timers stand still while a machine sleeps, and the lock's time
 /// does not: this is how soon it is noticed.
@@ -21,25 +21,27 @@ const GLANCES_PER_TTL: u32 = 20;
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
 /// How long nodes that do not answer are waited for at the end. What they were sent is on its way, and what they hold ends
 /// by its ttl.
-const CLOSE_LIMIT: Duration = Duration::from_millis(250);
+pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
-pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     // From here on a signal cannot end this program while it holds something.
     let mut signals = Signals::listen()?;
+    let nodes = args.nodes.load()?;
+    args.fill(&nodes.defaults);
     ensure!(
-        args.node_limit.is_none_or(|limit| limit <= args.ttl / NODE_LIMITS_PER_TTL_MIN),
+        args.node_limit.is_none_or(|limit| limit <= args.ttl() / NODE_LIMITS_PER_TTL_MIN),
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
-    let quorum = Quorum::connect(args.node_urls()?).await?;
+    let quorum = nodes.connect().await?;
     let outcome = run_locked(&quorum, args, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
 }
 
 async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow::Result<ExitCode> {
-    let wait = args.wait();
+    let (ttl, wait) = (args.ttl(), args.wait());
     let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
+    let wanted = quorum.lock(args.key.clone().into_vec()).ttl(ttl).wait(wait).owner(owner);
     let mut wanted = wanted;
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
@@ -51,15 +53,15 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
     };
     let lock = match acquired {
         Ok(lock) => lock,
-        Err(error) if is_hopeless(&error) => return Err(error.into()),
+        Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
         Err(error) => {
             say(format_args!("not acquired: {error}"));
-            return Ok(ExitCode::from(exit::NOT_ACQUIRED));
+            return Ok(ExitCode::from(exit::CONFLICT));
         }
     };
     let fence = OsString::from(lock.fence().to_string());
     match Child::spawn(&args.command, [("QUORLOCK_KEY", args.key), ("QUORLOCK_FENCE", fence)]) {
-        Ok(child) => supervise(child, lock, args.ttl, signals).await,
+        Ok(child) => supervise(child, lock, ttl, signals).await,
         Err(error) => {
             say(format_args!("cannot run {}: {error}", args.command[0].display()));
             let missing = error.kind() == ErrorKind::NotFound;
@@ -69,7 +71,7 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
 }
 
 /// Tries once, says what is in the way, and waits.
-async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireError> {
+pub(crate) async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireError> {
     match wanted.try_acquire().await {
         Err(error) if !wait.is_zero() => match error {
             error if is_hopeless(&error) => return Err(error),
@@ -82,7 +84,7 @@ async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireEr
 }
 
 /// Whether it makes no sense to wait: so many nodes do not take what they are asked that the others are no majority.
-fn is_hopeless(error: &AcquireError) -> bool {
+pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
         AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
@@ -159,6 +161,6 @@ async fn keep(lock: &mut Lock, ttl: Duration) -> Result<(), Loss> {
     }
 }
 
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -28,6 +28,15 @@ impl Signals {
             .context("cannot listen for signals")
     }
 
+    /// Awaits `work`, unless a signal arrives first. Then `work` is dropped.
+    pub(crate) async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
+        tokio::select! {
+            biased;
+            signal = self.next() => Err(signal),
+            done = work => Ok(done),
+        }
+    }
+
     /// The next signal. Nothing is lost when this is not awaited to its end.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {

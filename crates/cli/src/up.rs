@@ -1,40 +1,164 @@
-use std::io::{Write as _, stdout};
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io::{Write as _, stderr, stdout};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, ensure};
-use quorlock_testkit::{Masters, StartError, find_server_binary, module_path};
+use anyhow::{Context as _, anyhow, bail, ensure};
+use indicatif::ProgressBar;
+use quorlock_testkit::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
-use crate::args::Up;
 use crate::signals::Signals;
 
+/// Starts local masters with the lock module, for trying things out.
+///
+/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone after
+/// Ctrl-C. Standard output is one line for a shell, which names them to the other verbs.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Up {
+    /// How many masters
+    #[arg(short = 'n', long = "masters", default_value_t = 5, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    masters: u16,
+
+    /// The port of the first master; the others have the next ones [default: free ports]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+
+    /// Keep the files of the masters in this folder, and go on with those that are there
+    ///
+    /// A master that is started again grants no locks for a minute, since it may have forgotten some.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+
+    /// The server to run [default: redis-server, else valkey-server, from the PATH]
+    #[arg(long, value_name = "FILE")]
+    server: Option<PathBuf>,
+
+    /// The module to load [default: libquorlock.so beside this program]
+    #[arg(long, value_name = "FILE")]
+    module: Option<PathBuf>,
+}
+
+const HELP: &str = "Environment:
+  QUORLOCK_SERVER  read: the server to run, if --server does not name it
+  QUORLOCK_MODULE  read: the module to load, if --module does not name it
+
+Exit codes:
+  0    a signal ended it, and all masters are stopped
+  125  a master did not start
+
+Example:
+  quorlock up --port 7001 --keep ~/locks
+  has the same addresses and the same data each time.";
+
+/// How often the sign of progress moves.
+const TICK: Duration = Duration::from_millis(100);
+/// Taken by the program that uses a folder.
+const LOCK_FILE: &str = "quorlock-up.lock";
+
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
+    let last_port = args.port.map_or(0, u32::from) + u32::from(args.masters) - 1;
+    ensure!(
+        u16::try_from(last_port).is_ok(),
+        "the last of {} masters would have port {last_port}: choose a smaller --port",
+        args.masters
+    );
+    let progress = ProgressBar::new_spinner().with_message("finding the server and the module");
+    progress.enable_steady_tick(TICK);
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
         Some(module) => existing(module)?,
         None => module_path()?,
     };
+    let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
+    let is_again = folder.as_ref().is_some_and(|folder| (0..args.masters).any(|index| folder.has(index)));
+
     // Before the first server is there: one that is interrupted must not leave any behind.
     let mut signals = Signals::listen()?;
-    let starting = tokio::task::spawn_blocking(move || {
-        Masters::start_with(args.masters.into(), |_, master| master.binary(&binary).module(&module).tcp())
-    });
-    let masters = starting.await?.map_err(|error| match error {
+    progress.set_message(format!("starting {} masters", args.masters));
+    let of_masters = folder.clone();
+    let configure = move |index: usize, master: ServerBuilder| {
+        let index = u16::try_from(index).unwrap_or(u16::MAX);
+        let master = master.binary(&binary).module(&module);
+        let master = args.port.map_or(master.clone().tcp(), |port| master.tcp_port(port + index));
+        match &of_masters {
+            Some(folder) => folder.configure(index, master),
+            None => master,
+        }
+    };
+    let starting = tokio::task::spawn_blocking(move || Masters::start_with(args.masters.into(), configure));
+    let started = starting.await?;
+    progress.finish_and_clear();
+    let mut masters = started.map_err(|error| match error {
         StartError::Spawn { .. } => anyhow!("{error}: name a redis-server or valkey-server with --server"),
+        StartError::Port { .. } => anyhow!("{error}: choose another --port"),
         _ => anyhow!("cannot start a master: {error}"),
     })?;
 
     let urls: Vec<_> = masters.iter().map(|master| master.url().trim_end_matches('/').to_owned()).collect();
     for (index, (master, url)) in masters.iter().zip(&urls).enumerate() {
-        eprintln!("master {}: {url} (process {})", index + 1, master.pid());
+        tell(format_args!("master {}: {url} (process {})", index + 1, master.pid()));
     }
-    eprintln!("Ready. In another terminal, paste the next line, and then: quorlock run KEY -- COMMAND");
+    if is_again {
+        tell("They were started before and may have forgotten locks: they grant none for the next 60 s.");
+    }
+    tell("Ready. In another terminal, paste the next line, and then: quorlock run KEY -- COMMAND");
     writeln!(stdout(), "export QUORLOCK_NODES={}", urls.join(",")).context("cannot print the masters")?;
-    eprintln!("Ctrl-C ends all.");
+    tell("Ctrl-C ends all.");
     signals.next().await;
+    if folder.is_some() {
+        // So that they write what they have.
+        for master in &mut masters {
+            master.shutdown();
+        }
+    }
     drop(masters);
-    eprintln!("All masters are stopped.");
+    tell("All masters are stopped.");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the files of the masters stay. One program at a time uses it.
+struct Folder {
+    path: PathBuf,
+    /// Locked until it is closed.
+    _lock: File,
+}
+
+impl Folder {
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))?;
+        let path = path.canonicalize()?;
+        let lock = File::create(path.join(LOCK_FILE))
+            .with_context(|| format!("cannot write to the folder {}", path.display()))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path, _lock: lock }),
+            Err(Errno::WOULDBLOCK) => {
+                bail!("another `quorlock up` uses {}: stop it, or choose another --keep", path.display())
+            }
+            Err(error) => Err(error).with_context(|| format!("cannot lock the folder {}", path.display())),
+        }
+    }
+
+    fn of_master(&self, index: u16) -> PathBuf {
+        self.path.join((index + 1).to_string())
+    }
+
+    /// Whether this master was started here before.
+    fn has(&self, index: u16) -> bool {
+        self.of_master(index).exists()
+    }
+
+    fn configure(&self, index: u16, master: ServerBuilder) -> ServerBuilder {
+        let master = master.dir(self.of_master(index)).arg("appendonly", "yes");
+        // The module's default: only a master that never ran has nothing to forget.
+        if self.has(index) { master.arg("lock.rejoin-delay", -1) } else { master }
+    }
 }
 
 fn existing(module: PathBuf) -> anyhow::Result<PathBuf> {
@@ -44,4 +168,9 @@ fn existing(module: PathBuf) -> anyhow::Result<PathBuf> {
         module.display()
     );
     Ok(module)
+}
+
+/// Tells the person. That nobody reads it is no reason to fail.
+fn tell(message: impl Display) {
+    let _ = writeln!(stderr(), "{message}");
 }

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::fs;
+
 use common::{code, quorlock, stderr, stdout};
 
 fn help_names(verb: &[&str], things: &[&str]) {
@@ -16,14 +18,35 @@ fn help_names(verb: &[&str], things: &[&str]) {
 
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
-    help_names(&[], &["run", "up", "quorlock run KEY -- COMMAND"]);
+    let verbs = ["run", "acquire", "extend", "release", "bench", "up", "quorlock run KEY -- COMMAND"];
+    help_names(&[], &verbs);
+    let table = [
+        ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"].as_slice(),
+        ["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD", "SSL_CERT_FILE"]
+            .as_slice(),
+        ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
+    ];
+    help_names(&[], &table.concat());
+    for verb in ["acquire", "extend", "release", "bench"] {
+        help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
+    }
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE"].as_slice(),
         ["128 +", "120 ", "121 ", "125 ", "126 ", "127 "].as_slice(),
     ];
     help_names(&["run"], &of_run.concat());
-    let of_up = ["-n, --masters", "--server", "--module", "QUORLOCK_SERVER", "QUORLOCK_MODULE", "0 ", "125 "];
+    let of_up = [
+        "-n, --masters",
+        "--port",
+        "--keep",
+        "--server",
+        "--module",
+        "QUORLOCK_SERVER",
+        "QUORLOCK_MODULE",
+        "0 ",
+        "125 ",
+    ];
     help_names(&["up"], &of_up);
 }
 
@@ -36,5 +59,25 @@ fn a_wrong_command_line_has_a_code_of_its_own_and_points_to_help() {
         assert_eq!(code(output.status), 125, "{wrong:?}");
         assert!(stderr(&output).contains("--help"), "{}", stderr(&output));
         assert!(output.stdout.is_empty());
+    }
+}
+
+/// The files in the help and in the documentation are ones that the program reads.
+#[test]
+fn files_of_the_help_and_of_the_documentation_are_read() {
+    let help = quorlock().arg("--help").output().unwrap();
+    let (_, of_help) = stdout(&help).split_once("File:\n").unwrap();
+    let page = include_str!("../../../docs/operations.md");
+    let (_, of_page) = page.split_once("```toml\n").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quorlock.toml");
+    for file in [of_help.split("\n\n").next().unwrap(), of_page.split("```").next().unwrap()] {
+        fs::write(&path, file).unwrap();
+        let mut command = quorlock();
+        let output = command.args(["run", "k", "--config"]).arg(&path).args(["--", "true"]).output().unwrap();
+        assert_eq!(code(output.status), 125);
+        // It was read, and the first file that it names is not there.
+        let error = "cannot read the password from /etc/quorlock.password";
+        assert!(stderr(&output).contains(error), "{}", stderr(&output));
     }
 }

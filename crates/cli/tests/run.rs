@@ -298,7 +298,8 @@ fn what_waiting_does_not_mend_is_not_waited_for() {
     let masters = Masters::start(3);
     let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("ttl must be between 1 and 60000 milliseconds"), "{}", stderr(&output));
+    let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
+    assert!(stderr(&output).contains(advice), "{}", stderr(&output));
     let without_module = Server::builder().without_module().start().unwrap();
     let output = run_on([without_module.url()]).args(["k", "--", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);

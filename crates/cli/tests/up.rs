@@ -4,7 +4,8 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{QUORLOCK, Running, code, is_alive, quorlock, stderr};
@@ -93,4 +94,96 @@ fn no_masters_and_too_many_are_refused() {
     for n in ["0", "65", "-1", "x"] {
         assert_eq!(code(quorlock().args(["up", "-n", n]).output().unwrap().status), 125);
     }
+}
+
+/// Starts masters in a folder, and returns their line and what was said.
+fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
+    let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
+    let line = up.line();
+    (up, line.strip_prefix("export QUORLOCK_NODES=").unwrap().to_owned())
+}
+
+#[track_caller]
+fn stop(up: Running) -> String {
+    up.signal(Signal::INT);
+    let output = up.end();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    stderr(&output).to_owned()
+}
+
+fn get(url: &str, key: &str) -> Option<String> {
+    redis::cmd("GET").arg(key).query(&mut Client::open(url).unwrap().get_connection().unwrap()).unwrap()
+}
+
+#[test]
+fn kept_masters_go_on_with_their_data_and_may_have_forgotten_locks() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("masters");
+    let (up, nodes) = up_in(&folder, &[]);
+    let url = nodes.split(',').next().unwrap();
+    redis::cmd("SET")
+        .arg("a")
+        .arg("1")
+        .exec(&mut Client::open(url).unwrap().get_connection().unwrap())
+        .unwrap();
+    let run = |nodes: &str| {
+        let output =
+            quorlock().args(["run", "--no-wait", "--nodes", nodes, "k", "--", "true"]).output().unwrap();
+        (code(output.status), stderr(&output).to_owned())
+    };
+    assert_eq!(run(&nodes).0, 0);
+    assert!(!stop(up).contains("forgotten"));
+
+    let (up, nodes) = up_in(&folder, &[]);
+    assert_eq!(get(nodes.split(',').next().unwrap(), "a").as_deref(), Some("1"));
+    let (code, error) = run(&nodes);
+    assert_ne!(code, 0);
+    assert!(error.contains("abstains"), "{error}");
+    assert!(stop(up).contains("may have forgotten locks"));
+}
+
+#[test]
+fn folder_is_used_by_one_program_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let (up, _) = up_in(folder.path(), &[]);
+    let output = quorlock().args(["up", "-n", "1", "--keep"]).arg(folder.path()).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("another `quorlock up`"), "{}", stderr(&output));
+    stop(up);
+    stop(up_in(folder.path(), &[]).0);
+}
+
+#[test]
+fn masters_have_the_ports_that_follow_the_first() {
+    // Of ports that are free now, some may be taken when the masters start.
+    let start = || {
+        let probe = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = probe.local_addr().unwrap().port().min(u16::MAX - 3);
+        drop(probe);
+        let mut up = Running::start(quorlock().args(["up", "-n", "3", "--port", &port.to_string()]));
+        up.try_line().map(|line| (up, line, port))
+    };
+    let (up, line, port) = (0..10).find_map(|_| start()).unwrap();
+    let urls: Vec<_> = (port..port + 3).map(|port| format!("redis://127.0.0.1:{port}")).collect();
+    assert_eq!(line, format!("export QUORLOCK_NODES={}", urls.join(",")));
+
+    let taken = quorlock().args(["up", "-n", "1", "--port", &port.to_string()]).output().unwrap();
+    assert_eq!(code(taken.status), 125);
+    assert!(stderr(&taken).contains("choose another --port"), "{}", stderr(&taken));
+    stop(up);
+    let beyond = quorlock().args(["up", "-n", "3", "--port", "65534"]).output().unwrap();
+    assert_eq!(code(beyond.status), 125);
+    assert!(stderr(&beyond).contains("choose a smaller --port"), "{}", stderr(&beyond));
+}
+
+#[test]
+fn valkey_server_alone_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = quorlock_testkit::find_server_binary().unwrap();
+    std::os::unix::fs::symlink(server, folder.path().join("valkey-server")).unwrap();
+    let mut command = Command::new(QUORLOCK);
+    command.env("PATH", folder.path()).env_remove("QUORLOCK_SERVER").args(["up", "-n", "1"]);
+    let mut up = Running::start(&mut command);
+    assert!(up.line().starts_with("export QUORLOCK_NODES="));
+    stop(up);
 }

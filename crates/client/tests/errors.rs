@@ -266,6 +266,14 @@ async fn key_of_another_type_is_refused_in_the_nodes_own_words() {
 }
 
 #[tokio::test]
+async fn ttl_above_the_limit_of_a_node_names_the_limit() {
+    let server = Server::with_module().arg("lock.max-ttl", 9000).start().unwrap();
+    let error = why_not(&server).await;
+    assert_eq!(error, NodeError::TtlTooLong { max_ms: 9000 });
+    assert!(error.is_permanent());
+}
+
+#[tokio::test]
 async fn clock_that_is_far_behind_is_named() {
     let ahead = WallClock::new();
     ahead.step_ms(3_600_000);

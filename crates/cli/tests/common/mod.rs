@@ -26,7 +26,11 @@ pub(crate) fn quorlock() -> Command {
     // A shell that runs the tests in the background has them ignore SIGINT, and all that they start.
     let mut command = Command::new("env");
     command.args(["--default-signal", QUORLOCK]);
-    command.env_remove("QUORLOCK_NODES").env_remove("QUORLOCK_KEY").env_remove("QUORLOCK_FENCE");
+    for variable in ["NODES", "KEY", "FENCE", "CONFIG", "USER", "PASSWORD"] {
+        command.env_remove(format!("QUORLOCK_{variable}"));
+    }
+    // No file of the user who runs the tests.
+    command.env("XDG_CONFIG_HOME", "/nowhere");
     command.stdin(Stdio::null()).process_group(0);
     command
 }
@@ -44,6 +48,27 @@ pub(crate) fn run_script(masters: &Masters, options: &[&str], script: &str) -> C
     let mut command = run_on(masters.urls());
     command.args(options).args(["k", "--", "sh", "-c", script]);
     command
+}
+
+/// The verb with these nodes.
+pub(crate) fn on(masters: &Masters, verb: &str) -> Command {
+    let mut command = quorlock();
+    command.arg(verb).arg("--nodes").arg(masters.urls().join(","));
+    command
+}
+
+/// Runs the command with this text as its standard input.
+pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program is there");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(input.as_bytes()).expect("the program reads");
+    drop(stdin);
+    child.wait_with_output().expect("it is ours")
 }
 
 /// A program that runs, and is ended when the test is over, so that it can end what it has started.
@@ -72,6 +97,12 @@ impl Running {
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
         self.stdout.next().expect("there is a line of standard output").trim_end().to_owned()
+    }
+
+    /// The same; none if the program ends without one.
+    #[track_caller]
+    pub(crate) fn try_line(&mut self) -> Option<String> {
+        self.stdout.next().map(|line| line.trim_end().to_owned())
     }
 
     /// Waits for the next line of standard error.

@@ -181,7 +181,7 @@ pub(crate) fn read_error(error: &RedisError) -> NodeError {
         Some("READONLY") => NodeError::Replica,
         Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => NodeError::Denied { reason: words(code) },
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
-        Some(code) => NodeError::Refused(words(code)),
+        Some(code) => NodeError::refused(words(code)),
         None if error.is_io_error() || error.is_unrecoverable_error() => {
             NodeError::Down { reason: error.to_string() }
         }

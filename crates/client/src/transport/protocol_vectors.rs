@@ -138,7 +138,7 @@ fn error(mut case: Fields) {
             NodeError::Replica => "replica",
             NodeError::Denied { .. } => "denied",
             NodeError::NoModule => "no module",
-            NodeError::Refused(_) => "refused",
+            NodeError::Refused(_) | NodeError::TtlTooLong { .. } => "refused",
             other => panic!("{other:?}: {}", case.text),
         };
         assert_eq!((found, error.is_permanent()), (&kind[..], permanent), "{}", case.text);

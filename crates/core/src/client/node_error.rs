@@ -72,6 +72,12 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
+    /// The ttl is above the node's `lock.max-ttl`.
+    #[error("it allows a ttl of at most {max_ms} ms: lower the ttl or raise lock.max-ttl")]
+    TtlTooLong {
+        /// The largest ttl that the node accepts, in milliseconds.
+        max_ms: u64,
+    },
     /// The node answered with an error.
     #[error("{0}")]
     Refused(
@@ -135,6 +141,15 @@ impl NodeError {
         Self::Down { reason: "the connection was lost".into() }
     }
 
+    /// An error of the server that has no variant of its own.
+    pub fn refused(words: String) -> Self {
+        let max_ms = words.strip_prefix("ERR ttl must be between 1 and ").and_then(|rest| {
+            let (max_ms, _) = rest.split_once(" milliseconds")?;
+            max_ms.parse().ok()
+        });
+        max_ms.map_or(Self::Refused(words), |max_ms| Self::TtlTooLong { max_ms })
+    }
+
     /// A node that has not answered within `limit`.
     pub fn timed_out(limit: Duration) -> Self {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
@@ -150,6 +165,7 @@ impl NodeError {
             | Self::Replica
             | Self::Denied { .. }
             | Self::NotAdmitted { .. }
+            | Self::TtlTooLong { .. }
             | Self::Misconfigured { .. } => true,
             Self::Refused(words) => ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind)),
             Self::Down { .. }
@@ -161,5 +177,19 @@ impl NodeError {
             | Self::HeldByLostRequest
             | Self::UnexpectedReply => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ttl_above_the_limit_of_a_node_names_that_limit() {
+        let words = "ERR ttl must be between 1 and 60000 milliseconds (lock.max-ttl)";
+        let error = NodeError::refused(words.into());
+        assert_eq!(error, NodeError::TtlTooLong { max_ms: 60_000 });
+        assert!(error.is_permanent());
+        assert_eq!(NodeError::refused("ERR other".into()), NodeError::Refused("ERR other".into()));
     }
 }

@@ -1,0 +1,108 @@
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use quorlock_client::{AcquireError, Quorum};
+
+use crate::args::{TTL, not_empty};
+use crate::config::Defaults;
+use crate::duration::duration;
+use crate::handle::Format;
+use crate::nodes::{self, NodeArgs};
+use crate::run::{self, CLOSE_LIMIT, is_hopeless};
+use crate::signals::Signals;
+use crate::{advice, exit, say};
+
+/// Acquires a lock for a script, and prints its handle.
+///
+/// The lock lasts for its ttl. `quorlock extend` makes it last longer, and `quorlock release`
+/// frees it. For one command that may take long, use `quorlock run`, which renews the lock and
+/// stops the command when the lock is lost.
+///
+/// The handle contains the lock's token. A program that knows it can extend and release the lock.
+/// Treat it as a password, and give it to the other verbs on standard input.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Acquire {
+    /// The lock's name: the key on every node
+    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    key: OsString,
+
+    #[command(flatten)]
+    format: Format,
+
+    /// How long the lock lasts unless it is extended [default: 10s]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    ttl: Option<Duration>,
+
+    /// How long to wait for the lock [default: for ever]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    wait: Option<Duration>,
+
+    /// Do not wait: try once, as with --wait 0
+    #[arg(long, conflicts_with = "wait")]
+    no_wait: bool,
+
+    /// Who holds the lock, for LOCK.INSPECT to show [default: host name and process id]
+    #[arg(long, value_name = "LABEL")]
+    owner: Option<String>,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the lock is held until its ttl is over
+  121  another has the lock
+  122  no majority of the nodes voted
+  125  quorlock itself failed, or its arguments are not understood, or not
+       accepted by the nodes
+  128 + the signal that ended the wait";
+
+const EXAMPLE: &str = "Example:
+  handle=$(quorlock acquire report --ttl 30s --wait 10s) || exit
+  trap 'echo \"$handle\" | quorlock release -' EXIT
+  echo first step
+  new=$(echo \"$handle\" | quorlock extend -) || exit
+  handle=$new
+  echo second step";
+
+pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
+    // From here on a signal cannot end this program while it holds something.
+    let mut signals = Signals::listen()?;
+    let nodes = args.nodes.load()?;
+    let quorum = match signals.unless(nodes.connect()).await {
+        Ok(connected) => connected?,
+        Err(signal) => return Ok(exit::by(signal)),
+    };
+    let outcome = signals.unless(hand_out(&quorum, args, nodes.defaults)).await;
+    let _ = quorum.flush(CLOSE_LIMIT).await;
+    outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
+}
+
+async fn hand_out(quorum: &Quorum, args: Acquire, defaults: Defaults) -> anyhow::Result<ExitCode> {
+    let wait = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(defaults.wait) };
+    let wait = wait.unwrap_or(Duration::MAX);
+    let ttl = args.ttl.or(defaults.ttl).unwrap_or(TTL);
+    let mut wanted = quorum.lock(args.key.into_vec()).ttl(ttl).wait(wait);
+    if let Some(owner) = args.owner.or(defaults.owner) {
+        wanted = wanted.owner(owner);
+    }
+    let code = match run::acquire(&wanted, wait).await {
+        Ok(lock) => {
+            args.format.hand_out(quorum, lock).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+        Err(error) => {
+            say(format_args!("not acquired: {error}"));
+            match error {
+                AcquireError::Held { .. } | AcquireError::TimedOut { .. } => exit::CONFLICT,
+                _ => exit::NO_MAJORITY,
+            }
+        }
+    };
+    Ok(ExitCode::from(code))
+}

@@ -1,0 +1,37 @@
+//! What to do about an error, in terms of the command line.
+
+use anyhow::anyhow;
+use quorlock_client::{AcquireError, AttachError, NodeError, Nodes};
+
+use crate::duration::text_of_ms;
+
+/// An acquisition that cannot succeed as it was asked for.
+pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
+    if let AcquireError::NoQuorum { nodes } = &error
+        && let Some(advice) = about_ttl(nodes)
+    {
+        return advice;
+    }
+    error.into()
+}
+
+/// The same for an attachment.
+pub(crate) fn on_attach(error: AttachError) -> anyhow::Error {
+    if let AttachError::NoQuorum { nodes } = &error
+        && let Some(advice) = about_ttl(nodes)
+    {
+        return advice;
+    }
+    error.into()
+}
+
+/// Names the option to change, if a limit for the ttl is in the way.
+fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
+    let limits = nodes.failed().filter_map(|(node, error)| match error {
+        NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),
+        _ => None,
+    });
+    let (max_ms, node) = limits.min()?;
+    let most = text_of_ms(max_ms);
+    Some(anyhow!("{node} allows no longer ttl: lower --ttl to at most {most} or raise lock.max-ttl"))
+}

@@ -1,0 +1,155 @@
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quorlock_client::{AcquireError, Quorum};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep, timeout_at};
+
+use super::report::Part;
+use crate::nodes::Nodes;
+use crate::run::is_hopeless;
+use crate::{advice, say};
+
+/// What the locks of the benchmark last at most.
+const TTL: Duration = Duration::from_secs(10);
+/// How often the progress bar moves.
+const TICK: Duration = Duration::from_millis(100);
+/// The pause of a task after an error.
+const ERROR_PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Contention {
+    /// Each task has a key of its own.
+    None,
+    /// All tasks want the same key.
+    All,
+}
+
+pub(super) struct Load<'a> {
+    pub(super) nodes: &'a Nodes,
+    pub(super) tasks: u16,
+    pub(super) duration: Duration,
+    /// How the keys begin: no other program uses such keys.
+    pub(super) key: String,
+}
+
+/// Who works. Outside of [`Load::measure`], so that it can be interrupted.
+#[derive(Default)]
+pub(super) struct Clients {
+    quorums: Vec<Quorum>,
+    tasks: JoinSet<anyhow::Result<Part>>,
+}
+
+impl Clients {
+    /// Stops the tasks, and releases what they hold.
+    pub(super) async fn clean_up(&mut self, limit: Duration) {
+        // Only when a task is gone its lock is with those that are flushed.
+        self.tasks.shutdown().await;
+        for quorum in &self.quorums {
+            if let Err(error) = quorum.flush(limit).await {
+                say(error);
+            }
+        }
+    }
+}
+
+impl Load<'_> {
+    /// Measures both parts, unless the nodes grant nothing. Permanent errors are on the outside.
+    pub(super) async fn measure(
+        &self,
+        clients: &mut Clients,
+    ) -> anyhow::Result<Result<Vec<Part>, AcquireError>> {
+        clients.quorums.push(self.nodes.connect().await?);
+        // Tasks would wait to the end for nodes that grant nothing.
+        let first = clients.quorums[0].lock(format!("{}first", self.key)).ttl(TTL).try_acquire().await;
+        match first {
+            Ok(lock) => {
+                lock.release().await?;
+            }
+            Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+            Err(error) => return Ok(Err(error)),
+        }
+        let uncontended = self.run(Contention::None, clients).await?;
+        // A client for each task, as processes would have.
+        while clients.quorums.len() < self.tasks.into() {
+            clients.quorums.push(self.nodes.connect().await?);
+        }
+        let contended = self.run(Contention::All, clients).await?;
+        Ok(Ok(vec![uncontended, contended]))
+    }
+
+    /// Spawns the tasks, and waits until they have ended.
+    async fn run(&self, contention: Contention, clients: &mut Clients) -> anyhow::Result<Part> {
+        let Clients { quorums, tasks } = clients;
+        let name = match contention {
+            Contention::None => "uncontended",
+            Contention::All => "contended",
+        };
+        let started = Instant::now();
+        let until = started + self.duration;
+        for (index, quorum) in quorums.iter().cycle().take(self.tasks.into()).enumerate() {
+            let key = match contention {
+                Contention::None => format!("{}{index}", self.key),
+                Contention::All => format!("{}all", self.key),
+            };
+            tasks.spawn(work(quorum.clone(), key, until));
+        }
+        let watching = async {
+            let bar = progress_bar(name, self.duration);
+            let mut ticks = interval(TICK);
+            loop {
+                ticks.tick().await;
+                bar.set_position(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX));
+            }
+        };
+        let working = async {
+            let mut part = Part::new(name);
+            while let Some(done) = tasks.join_next().await {
+                part.add(&done??);
+            }
+            anyhow::Ok(part)
+        };
+        let mut part = tokio::select! {
+            part = working => part?,
+            () = watching => unreachable!("it has no end"),
+        };
+        part.took = started.elapsed();
+        Ok(part)
+    }
+}
+
+/// Acquires and releases one key until the time is over.
+async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Part> {
+    let lock = quorum.lock(key).ttl(TTL).wait(Duration::MAX);
+    let mut part = Part::new("");
+    loop {
+        let asked = Instant::now();
+        // A wait that the end interrupts leaves the queue, and is not measured.
+        let Ok(acquired) = timeout_at(until, lock.acquire()).await else { return Ok(part) };
+        let acquire = asked.elapsed();
+        match acquired {
+            Ok(lock) => {
+                let asked = Instant::now();
+                if lock.release().await.is_ok() {
+                    part.record(acquire, asked.elapsed());
+                } else {
+                    part.failed += 1;
+                }
+            }
+            Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+            Err(error) => {
+                part.fail(&error);
+                sleep(ERROR_PAUSE).await;
+            }
+        }
+        if Instant::now() >= until {
+            return Ok(part);
+        }
+    }
+}
+
+fn progress_bar(name: &'static str, duration: Duration) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:11} {bar:30} {percent:>3} %").expect("it is well-formed");
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    ProgressBar::new(millis).with_style(style).with_message(name)
+}

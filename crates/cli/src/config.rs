@@ -1,0 +1,196 @@
+//! Configuration files: where they are, and what they may say.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fmt, fs};
+
+use anyhow::{Context as _, anyhow};
+use etcetera::BaseStrategy as _;
+use etcetera::base_strategy::Xdg;
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+
+use crate::duration;
+
+/// The file of the machine.
+const OF_THE_SYSTEM: &str = "/etc/quorlock.toml";
+/// The file of a user, in `XDG_CONFIG_HOME` or `~/.config`.
+const OF_THE_USER: &str = "quorlock.toml";
+/// Names the only file to read.
+const VARIABLE: &str = "QUORLOCK_CONFIG";
+/// A file that users other than the owner and the group can read.
+const READABLE_BY_OTHERS: u32 = 0o004;
+
+/// What a file says.
+#[expect(clippy::struct_field_names, reason = "the name in the file")]
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct File {
+    #[serde(deserialize_with = "node_list")]
+    pub(crate) nodes: Vec<String>,
+    pub(crate) user: Option<String>,
+    pub(crate) password_file: Option<PathBuf>,
+    pub(crate) tls: Tls,
+    pub(crate) defaults: Defaults,
+}
+
+/// Files in PEM for `rediss://` nodes.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Tls {
+    pub(crate) cacert: Option<PathBuf>,
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+}
+
+/// Values of options that the command line does not give.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Defaults {
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub(crate) ttl: Option<Duration>,
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub(crate) wait: Option<Duration>,
+    pub(crate) owner: Option<String>,
+}
+
+/// A file, and where it is.
+pub(crate) struct Loaded {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+}
+
+impl Defaults {
+    /// Takes what is missing here from `other`.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            ttl: self.ttl.or(other.ttl),
+            wait: self.wait.or(other.wait),
+            owner: self.owner.or(other.owner),
+        }
+    }
+}
+
+/// Reads the files that apply: the one that is named here or in `QUORLOCK_CONFIG`, or else those of
+/// the user and of the system that exist. The first one has precedence.
+pub(crate) fn load(named: Option<&Path>) -> anyhow::Result<Vec<Loaded>> {
+    let variable = || env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let Some(path) = named.map(Path::to_owned).or_else(variable) {
+        let file = read(&path)?;
+        let missing = || anyhow!("there is no configuration file {}", path.display());
+        return Ok(vec![file.ok_or_else(missing)?]);
+    }
+    let of_the_user = Xdg::new().ok().map(|base| base.config_dir().join(OF_THE_USER));
+    let paths = of_the_user.into_iter().chain([PathBuf::from(OF_THE_SYSTEM)]);
+    paths.filter_map(|path| read(&path).transpose()).collect()
+}
+
+/// Reads a file; `None` when it does not exist.
+fn read(path: &Path) -> anyhow::Result<Option<Loaded>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let hint = "make it readable, or name another file with --config";
+            return Err(error).with_context(|| format!("cannot read {} ({hint})", path.display()));
+        }
+    };
+    let mut file = parse(&text).map_err(|error| anyhow!("{}, {error}", path.display()))?;
+    let tls = &mut file.tls;
+    for relative in [&mut file.password_file, &mut tls.cacert, &mut tls.cert, &mut tls.key] {
+        if let (Some(relative), Some(folder)) = (relative, path.parent()) {
+            *relative = folder.join(&*relative);
+        }
+    }
+    Ok(Some(Loaded { path: path.to_owned(), file }))
+}
+
+/// Parses a file. The error names the line and does not quote it, since it may contain a password.
+fn parse(text: &str) -> Result<File, String> {
+    toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let message = error.message().replace('\n', "; ");
+        let hint = match message.as_str() {
+            message if message.starts_with("unknown field `password`") => {
+                ": write password-file = \"/path\", and the password into that file"
+            }
+            _ => "",
+        };
+        format!("line {line}: {message}{hint}")
+    })
+}
+
+/// Whether users other than the owner and the group can read the file.
+pub(crate) fn is_readable_by_others(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
+}
+
+/// A list of nodes, or one text with commas, as in `QUORLOCK_NODES`.
+///
+/// serde's own error for a text would quote it, password included.
+fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+    struct NodeList;
+    impl<'de> Visitor<'de> for NodeList {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of nodes, such as [\"redis://a:6379\", \"redis://b:6379\"]")
+        }
+
+        fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+            Ok(text.split(',').map(str::to_owned).collect())
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
+            let mut nodes = Vec::new();
+            while let Some(node) = sequence.next_element()? {
+                nodes.push(node);
+            }
+            Ok(nodes)
+        }
+    }
+    value.deserialize_any(NodeList)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_has_nodes_tls_user_and_defaults() {
+        let file = parse(
+            "nodes = ['rediss://a', 'rediss://b']\nuser = 'locker'\npassword-file = 'p'\n[tls]\ncacert = 'ca.pem'\n\
+             cert = 'c.pem'\nkey = 'c.key'\n[defaults]\nttl = '1.5s'\nwait = '0'\nowner = 'web-3'",
+        )
+        .unwrap();
+        assert_eq!(file.nodes, ["rediss://a", "rediss://b"]);
+        assert_eq!((file.user.as_deref(), file.defaults.owner.as_deref()), (Some("locker"), Some("web-3")));
+        assert_eq!(file.defaults.ttl, Some(Duration::from_millis(1500)));
+        assert_eq!(file.defaults.wait, Some(Duration::ZERO));
+        assert_eq!(file.tls.key, Some("c.key".into()));
+        assert_eq!(parse("nodes = 'a,b'").unwrap().nodes, ["a", "b"]);
+        assert!(parse("").unwrap().nodes.is_empty());
+    }
+
+    #[test]
+    fn error_names_the_line_and_what_to_write_and_no_password() {
+        for (text, hints) in [
+            ("\nnode = ['redis://:s3cret@a']", ["line 2", "`nodes`"]),
+            ("password = 's3cret'", ["line 1", "write password-file"]),
+            ("nodes = 's3cret'\nnodes = 's3cret'", ["line 2", "duplicate"]),
+            ("nodes = 5", ["line 1", "such as [\"redis://a:6379\""]),
+            ("nodes = ['s3cret', 5]", ["line 1", "expected a string"]),
+            ("user = 'a'\n[defaults]\nttl = 10", ["line 3", "a time in quotes, such as \"10s\""]),
+            ("[defaults]\n\nwait = '10'", ["line 3", "give a unit, such as 10s"]),
+            ("[tls]\nca = 'x'", ["line 2", "`cacert`"]),
+            ("nodes = [\"s3cret\n", ["line 1", ""]),
+        ] {
+            let Err(error) = parse(text) else { panic!("{text}") };
+            assert!(hints.iter().all(|hint| error.contains(hint)), "{text}: {error}");
+            assert!(!error.contains("s3cret"), "{error}");
+        }
+    }
+}

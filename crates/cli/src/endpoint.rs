@@ -1,0 +1,148 @@
+//! One node as the user names it: a URL, or short for one.
+
+use url::Url;
+
+/// What a client can connect to. The client says what is wrong with Sentinel and Cluster.
+const SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
+const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
+const WRITE: &str = "write redis://host:port, rediss://host:port for TLS, or redis+unix:///path";
+
+/// A node. It has no `Debug`, since its URL may contain a password.
+pub(crate) struct Endpoint {
+    url: Url,
+    has_scheme: bool,
+}
+
+impl Endpoint {
+    /// Reads a URL, or `host[:port]`, which is short for `redis://host[:port]`.
+    ///
+    /// The error does not show a password.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        if text.contains(char::is_whitespace) {
+            return Err("separate the nodes by commas, not by spaces, such as a:6379,b:6379,c:6379".into());
+        }
+        if text.starts_with('/') {
+            return Err(format!("{text} has no scheme: write redis+unix://{text}"));
+        }
+        let has_scheme = text.contains("://");
+        let url = if has_scheme { Url::parse(text) } else { Url::parse(&format!("redis://{text}")) };
+        let url = url.map_err(|error| format!("{}: {error}: {WRITE}", without_secrets(text)))?;
+        let scheme = url.scheme();
+        let is_known = SCHEMES.contains(&scheme) || scheme.contains("sentinel") || scheme.contains("cluster");
+        if !is_known {
+            return Err(format!("{scheme}:// is not the scheme of a node: {WRITE}"));
+        }
+        if !scheme.ends_with("unix") && url.host_str().is_none_or(str::is_empty) {
+            return Err(format!("{} names no host: {WRITE}", without_secrets(text)));
+        }
+        Ok(Self { url, has_scheme })
+    }
+
+    /// The URL. It may contain a password: never print it.
+    pub(crate) fn secret_url(&self) -> &str {
+        self.url.as_str()
+    }
+
+    /// The address, without user and password.
+    pub(crate) fn name(&self) -> String {
+        let port = self.url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        format!("{}{port}{}", self.url.host_str().unwrap_or_default(), self.url.path().trim_end_matches('/'))
+    }
+
+    pub(crate) fn has_scheme(&self) -> bool {
+        self.has_scheme
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        TLS_SCHEMES.contains(&self.url.scheme())
+    }
+
+    /// Whether the URL contains a password.
+    pub(crate) fn has_password(&self) -> bool {
+        self.url.password().is_some() || self.url.query_pairs().any(|(name, _)| name == "pass")
+    }
+
+    /// Adds the user and the password, unless the URL has a password. A user in the URL stays.
+    pub(crate) fn add_credentials(&mut self, user: Option<&str>, password: &str) {
+        if self.has_password() {
+            return;
+        }
+        if self.url.host_str().is_some_and(|host| !host.is_empty()) {
+            if let (Some(user), "") = (user, self.url.username()) {
+                let _ = self.url.set_username(user);
+            }
+            let _ = self.url.set_password(Some(password));
+            return;
+        }
+        let has_user = self.url.query_pairs().any(|(name, _)| name == "user");
+        let mut query = self.url.query_pairs_mut();
+        if let (Some(user), false) = (user, has_user) {
+            query.append_pair("user", user);
+        }
+        query.append_pair("pass", password);
+    }
+}
+
+/// What was written, without what may be a password: all before an `@`, and all after a `?`.
+fn without_secrets(text: &str) -> &str {
+    let address = text.split('?').next().unwrap_or_default();
+    address.rsplit('@').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_and_port_are_short_for_a_url() {
+        for (text, url) in [
+            ("a", "redis://a"),
+            ("a:6380", "redis://a:6380"),
+            ("[::1]:6380", "redis://[::1]:6380"),
+            ("rediss://a", "rediss://a"),
+            ("redis+unix:///tmp/s", "redis+unix:///tmp/s"),
+        ] {
+            let Ok(endpoint) = Endpoint::parse(text) else { panic!("{text}") };
+            assert_eq!(endpoint.secret_url(), url);
+        }
+    }
+
+    #[test]
+    fn error_says_what_to_write_and_shows_no_password() {
+        for (text, hint) in [
+            ("a:1 b:2", "a:6379,b:6379"),
+            ("/tmp/s", "write redis+unix:///tmp/s"),
+            ("http://u:s3cret@a", "http:// is not the scheme"),
+            ("u:s3cret@a:99999", "a:99999: invalid port"),
+            ("redis://u:s3cret@:6379", "redis://host:port"),
+            ("redis:///0", "names no host"),
+            (":6379", "redis://host:port"),
+            ("", "redis://host:port"),
+        ] {
+            let Err(error) = Endpoint::parse(text) else { panic!("{text} is a node") };
+            assert!(error.contains(hint) && !error.contains("s3cret"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn credentials_are_added_where_the_url_has_none() {
+        for (text, with) in [
+            ("a", "redis://u:p%2F%40@a"),
+            ("rediss://v@a/1", "rediss://v:p%2F%40@a/1"),
+            ("redis://v:q@a", "redis://v:q@a"),
+            ("redis://:q@a", "redis://:q@a"),
+            ("redis+unix:///s", "redis+unix:///s?user=u&pass=p%2F%40"),
+            ("redis+unix:///s?db=1&user=v", "redis+unix:///s?db=1&user=v&pass=p%2F%40"),
+            ("redis+unix:///s?pass=q", "redis+unix:///s?pass=q"),
+        ] {
+            let Ok(mut endpoint) = Endpoint::parse(text) else { panic!("{text}") };
+            endpoint.add_credentials(Some("u"), "p/@");
+            assert_eq!(endpoint.secret_url(), with);
+            assert!(
+                !endpoint.name().contains('@') && !endpoint.name().contains("pass"),
+                "{}",
+                endpoint.name()
+            );
+        }
+    }
+}

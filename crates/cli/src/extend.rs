@@ -1,0 +1,76 @@
+use std::process::ExitCode;
+use std::time::Duration;
+
+use quorlock_client::{AttachError, DetachedLock, Quorum};
+
+use crate::duration::duration;
+use crate::handle::{Format, HandleArg};
+use crate::nodes::{self, NodeArgs};
+use crate::run::CLOSE_LIMIT;
+use crate::signals::Signals;
+use crate::{advice, exit, say};
+
+/// Makes a lock of `quorlock acquire` last for its ttl from now, and prints its new handle.
+///
+/// From then on, only the new handle extends and releases the lock. Its fence is larger, and
+/// --json shows it. If the exit code is not 0, stop the work that the lock protects.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Extend {
+    #[command(flatten)]
+    handle: HandleArg,
+
+    #[command(flatten)]
+    format: Format,
+
+    /// How long the lock lasts from now [default: as before]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    ttl: Option<Duration>,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the lock is held until its ttl is over
+  120  the lock is lost: it had ended, or was extended or released with this
+       handle before
+  122  no majority of the nodes answered in time; the lock is given up
+  125  quorlock itself failed, or its arguments are not understood, or not
+       accepted by the nodes
+  128 + the signal that ended it; the lock is given up";
+
+pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
+    // From here on a signal cannot end this program while it holds something.
+    let mut signals = Signals::listen()?;
+    let handle = args.handle.read()?;
+    let quorum = match signals.unless(args.nodes.connect()).await {
+        Ok(connected) => connected?,
+        Err(signal) => return Ok(exit::by(signal)),
+    };
+    let outcome = signals.unless(hand_out(&quorum, handle, &args)).await;
+    let _ = quorum.flush(CLOSE_LIMIT).await;
+    outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
+}
+
+async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyhow::Result<ExitCode> {
+    let ttl = args.ttl.unwrap_or(handle.ttl());
+    let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
+        Ok(lock) => {
+            args.format.hand_out(quorum, lock).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(AttachError::NoQuorum { nodes }) if nodes.is_permanent() => {
+            return Err(advice::on_attach(AttachError::NoQuorum { nodes }));
+        }
+        Err(error) => {
+            say(format_args!("not extended: {error}"));
+            match error {
+                AttachError::Gone { .. } => exit::LOST,
+                AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => exit::NO_MAJORITY,
+                _ => exit::FAILED,
+            }
+        }
+    };
+    Ok(ExitCode::from(code))
+}

@@ -1,0 +1,113 @@
+//! The handle of a lock that no process holds: what `quorlock acquire` prints.
+
+use std::io::{Read as _, Write as _, stdin, stdout};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context as _, anyhow};
+use quorlock_client::{DetachedLock, Lock, Quorum};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+
+/// The most that is read from standard input: far more than a handle with 64 long keys.
+const INPUT_BYTES_MAX: u64 = 1024 * 1024;
+/// How long slow nodes are waited for, so that the lock is held on all that can be reached.
+const STRAGGLERS_LIMIT: Duration = Duration::from_millis(50);
+/// How often it is checked which nodes have answered.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Which lock.
+#[derive(clap::Args)]
+pub(crate) struct HandleArg {
+    /// The handle, as text or JSON as it was printed; `-` reads it from standard input
+    #[arg(value_name = "HANDLE")]
+    text: String,
+}
+
+/// How a handle is printed.
+#[derive(clap::Args)]
+pub(crate) struct Format {
+    /// Print JSON: handle, key, fence, `ttl_ms`, `expires_unix_ms`
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Printed<'a> {
+    handle: &'a str,
+    /// Bytes that are not UTF-8 are replaced. The handle has them all.
+    key: String,
+    fence: u64,
+    ttl_ms: u128,
+    expires_unix_ms: u128,
+}
+
+#[derive(Deserialize)]
+struct Given {
+    handle: String,
+}
+
+impl HandleArg {
+    /// Reads the handle. The error does not show it.
+    pub(crate) fn read(&self) -> anyhow::Result<DetachedLock> {
+        let mut input = String::new();
+        if self.text == "-" {
+            stdin()
+                .take(INPUT_BYTES_MAX)
+                .read_to_string(&mut input)
+                .context("cannot read the handle from standard input")?;
+        }
+        let text = if self.text == "-" { &input } else { &self.text };
+        let hint = "give what `quorlock acquire` or `quorlock extend` printed last";
+        if text.trim_start().starts_with('{') {
+            let given: Given = serde_json::from_str(text)
+                .map_err(|_| anyhow!("this JSON has no field \"handle\" that is text: {hint}"))?;
+            return given.handle.parse().context(hint);
+        }
+        text.parse().context(hint)
+    }
+}
+
+impl Format {
+    /// Prints the handle of the lock, which then lasts without this process.
+    ///
+    /// If it cannot be printed, no other process could release the lock: it is released.
+    pub(crate) async fn hand_out(&self, quorum: &Quorum, lock: Lock) -> anyhow::Result<()> {
+        wait_for_stragglers(quorum, &lock).await;
+        let detached = lock.detach();
+        let Err(error) = self.print(&detached) else { return Ok(()) };
+        let _ = quorum.release_detached(detached).await;
+        Err(error).context("cannot print the handle; the lock is released")
+    }
+
+    fn print(&self, detached: &DetachedLock) -> anyhow::Result<()> {
+        let handle = detached.to_secret_text();
+        let line = if self.json {
+            let expires = detached.until().duration_since(UNIX_EPOCH).unwrap_or_default();
+            serde_json::to_string(&Printed {
+                handle: &handle,
+                key: String::from_utf8_lossy(detached.key()).into_owned(),
+                fence: detached.fence().get(),
+                ttl_ms: detached.ttl().as_millis(),
+                expires_unix_ms: expires.as_millis(),
+            })?
+        } else {
+            handle
+        };
+        let mut stdout = stdout().lock();
+        writeln!(stdout, "{line}")?;
+        Ok(stdout.flush()?)
+    }
+}
+
+/// Waits until the lock is held on every node that can be reached: what is not sent when this
+/// process ends is never sent.
+async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
+    let until = Instant::now() + STRAGGLERS_LIMIT;
+    while Instant::now() < until {
+        let reachable = quorum.health().iter().filter(|node| node.error.is_none()).count();
+        if lock.coverage().held >= reachable {
+            return;
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}

@@ -1,0 +1,286 @@
+//! The nodes that a verb works on: where they are named, and the connection to them.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use quorlock_client::Quorum;
+
+use crate::config::{self, Defaults, File, Loaded, Tls};
+use crate::endpoint::Endpoint;
+use crate::say;
+
+/// The variables that may contain a password. `quorlock run` keeps them from its command.
+pub(crate) const SECRET_VARIABLES: [&str; 2] = [NODES_VARIABLE, PASSWORD_VARIABLE];
+
+const NODES_VARIABLE: &str = "QUORLOCK_NODES";
+const USER_VARIABLE: &str = "QUORLOCK_USER";
+const PASSWORD_VARIABLE: &str = "QUORLOCK_PASSWORD";
+
+const HEADING: &str = "Nodes";
+
+/// Options of every verb that reaches the nodes. Flatten them into the verb.
+#[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
+#[derive(clap::Args)]
+pub(crate) struct NodeArgs {
+    /// The masters, separated by commas; the same for every user of the lock [env: QUORLOCK_NODES]
+    #[arg(help_heading = HEADING, long, value_name = "URLS", value_delimiter = ',')]
+    nodes: Option<Vec<String>>,
+
+    /// The only configuration file to read [env: QUORLOCK_CONFIG]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// The user to log in as [env: QUORLOCK_USER]
+    #[arg(help_heading = HEADING, long, value_name = "NAME")]
+    user: Option<String>,
+
+    /// A file with the password; or give it in QUORLOCK_PASSWORD
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+
+    /// The certificates that rediss:// nodes are checked by, in PEM [default: SSL_CERT_FILE, or the system's]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    cacert: Option<PathBuf>,
+
+    /// The certificate of this client, in PEM
+    #[arg(help_heading = HEADING, long, value_name = "FILE", requires = "tls_key")]
+    cert: Option<PathBuf>,
+
+    /// The private key of --cert, in PEM
+    #[arg(help_heading = HEADING, long = "key", value_name = "FILE", requires = "cert")]
+    tls_key: Option<PathBuf>,
+}
+
+/// Shown by `--help` of every verb that has [`NodeArgs`].
+pub(crate) const POINTER: &str = "\
+Nodes, passwords, certificates and defaults also come from the environment and
+from files: see `quorlock --help`";
+
+/// Shown by `quorlock --help`.
+pub(crate) const HELP: &str = "\
+Where the nodes are (in each row, the first that has a value is used):
+  value     option           environment        file           default
+  file      --config         QUORLOCK_CONFIG                   see below
+  nodes     --nodes          QUORLOCK_NODES     nodes
+  user      --user           QUORLOCK_USER      user           default user
+  password  --password-file  QUORLOCK_PASSWORD  password-file  none
+  roots     --cacert                            tls.cacert     SSL_CERT_FILE,
+                                                               or the system's
+  cert      --cert, --key                       tls.cert/key   none
+  ttl       --ttl                               defaults.ttl   10s
+  wait      --wait                              defaults.wait  for ever
+  owner     --owner                             defaults.owner host and pid
+  A user and a password in a URL come before all of these. The files are
+  quorlock.toml in XDG_CONFIG_HOME (~/.config), and /etc/quorlock.toml; each
+  value is taken from the first file that has it. User, password and TLS of a
+  file are used only with the nodes of the same file.
+
+File:
+  nodes = [\"rediss://a:6380\", \"rediss://b:6380\", \"rediss://c:6380\"]
+  user = \"locker\"
+  password-file = \"/etc/quorlock.password\"
+  tls = { cacert = \"ca.pem\", cert = \"client.pem\", key = \"client.key\" }
+  defaults = { ttl = \"10s\", wait = \"1m\", owner = \"web-3\" }";
+
+/// The nodes, and how to reach them.
+pub(crate) struct Nodes {
+    /// At least one, in the order in which they are named.
+    pub(crate) endpoints: Vec<Endpoint>,
+    certificates: Certificates,
+    pub(crate) defaults: Defaults,
+}
+
+/// The nodes as the user names them.
+struct Named<'a> {
+    /// The option, the variable or the file.
+    by: String,
+    texts: Vec<String>,
+    /// The file that names them, if it is one.
+    file: Option<&'a Loaded>,
+}
+
+/// For nodes with TLS, in PEM.
+#[derive(Default)]
+struct Certificates {
+    /// By which nodes are checked. None: those of the system.
+    roots: Option<Vec<u8>>,
+    identity: Option<Identity>,
+}
+
+/// The certificate of this client and its key.
+struct Identity {
+    chain: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl NodeArgs {
+    /// Connects to the nodes.
+    pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
+        self.load()?.connect().await
+    }
+
+    /// Finds the nodes and the defaults in options, environment and files.
+    pub(crate) fn load(&self) -> anyhow::Result<Nodes> {
+        let files = config::load(self.config.as_deref())?;
+        let Named { by, texts, file } = self.named(&files)?;
+        let parse = |text: &String| Endpoint::parse(text).map_err(|error| anyhow!("{by}: {error}"));
+        let mut endpoints = texts.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(loaded) = file.filter(|_| endpoints.iter().any(Endpoint::has_password)) {
+            warn_if_readable(&loaded.path);
+        }
+        let file = file.map(|loaded| &loaded.file);
+        self.add_credentials(&mut endpoints, file)?;
+        let certificates = self.read_certificates(&endpoints, file.map(|file| &file.tls)).context(by)?;
+        let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
+        let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
+        Ok(Nodes { endpoints, certificates, defaults })
+    }
+
+    fn named<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<Named<'a>> {
+        if let Some(given) = &self.nodes {
+            let texts = not_blank(given.iter().map(String::as_str));
+            ensure!(!texts.is_empty(), "--nodes is empty: give URLs, such as --nodes a:6379,b:6379,c:6379");
+            return Ok(Named { by: "--nodes".into(), texts, file: None });
+        }
+        let texts = not_blank(variable(NODES_VARIABLE)?.unwrap_or_default().split(','));
+        if !texts.is_empty() {
+            return Ok(Named { by: NODES_VARIABLE.into(), texts, file: None });
+        }
+        for loaded in files {
+            let texts = not_blank(loaded.file.nodes.iter().map(String::as_str));
+            if !texts.is_empty() {
+                return Ok(Named { by: loaded.path.display().to_string(), texts, file: Some(loaded) });
+            }
+        }
+        bail!(
+            "no nodes are named: give their URLs with --nodes or in QUORLOCK_NODES, separated by commas, such as \
+             redis://a:6379,redis://b:6379,redis://c:6379, or as nodes = [...] in /etc/quorlock.toml; `quorlock up` \
+             starts some for trying things out"
+        )
+    }
+
+    fn add_credentials(&self, endpoints: &mut [Endpoint], of_file: Option<&File>) -> anyhow::Result<()> {
+        let user = match &self.user {
+            Some(user) => Some(user.clone()),
+            None => variable(USER_VARIABLE)?.or_else(|| of_file?.user.clone()),
+        };
+        let password_file = of_file.and_then(|file| file.password_file.as_deref());
+        let password = match (&self.password_file, variable(PASSWORD_VARIABLE)?) {
+            (Some(file), _) => Some(read_password(file)?),
+            (None, Some(password)) => Some(password),
+            (None, None) => password_file.map(read_password).transpose()?,
+        };
+        match (&user, &password) {
+            (_, Some(password)) => {
+                for node in endpoints {
+                    node.add_credentials(user.as_deref(), password);
+                }
+            }
+            (Some(user), None) => ensure!(
+                endpoints.iter().all(Endpoint::has_password),
+                "the user {user} needs a password: give --password-file or QUORLOCK_PASSWORD"
+            ),
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn read_certificates(
+        &self,
+        endpoints: &[Endpoint],
+        of_file: Option<&Tls>,
+    ) -> anyhow::Result<Certificates> {
+        let cacert = self.cacert.as_deref().or_else(|| of_file?.cacert.as_deref());
+        let (cert, key) = match (&self.cert, &self.tls_key) {
+            (Some(cert), Some(key)) => (Some(cert), Some(key)),
+            _ => (of_file.and_then(|tls| tls.cert.as_ref()), of_file.and_then(|tls| tls.key.as_ref())),
+        };
+        let identity = match (cert, key) {
+            (Some(cert), Some(key)) => {
+                warn_if_readable(key);
+                Some(Identity { chain: read_certificate(cert)?, key: read_pem(key, "PRIVATE KEY")? })
+            }
+            (None, None) => None,
+            _ => bail!("tls.cert and tls.key belong together: give both or none"),
+        };
+        if cacert.is_some() || identity.is_some() {
+            if let Some(node) = endpoints.iter().find(|node| !node.has_scheme()) {
+                let name = node.name();
+                bail!(
+                    "with certificates, {name} is ambiguous: write rediss://{name} for TLS, or redis://{name}"
+                );
+            }
+            ensure!(
+                endpoints.iter().any(Endpoint::has_tls),
+                "certificates are for nodes with TLS, and no node has it: write rediss://host:port"
+            );
+        }
+        Ok(Certificates { roots: cacert.map(read_certificate).transpose()?, identity })
+    }
+}
+
+impl Nodes {
+    /// Connects to the nodes.
+    pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
+        let mut builder = Quorum::builder().nodes(self.endpoints.iter().map(Endpoint::secret_url));
+        if let Some(roots) = &self.certificates.roots {
+            builder = builder.root_certificates(roots.clone());
+        }
+        if let Some(Identity { chain, key }) = &self.certificates.identity {
+            builder = builder.client_certificate(chain.clone(), key.clone());
+        }
+        Ok(builder.connect().await?)
+    }
+}
+
+fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
+    texts.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned).collect()
+}
+
+/// The value of a variable of the environment; an empty one counts as missing.
+fn variable(name: &str) -> anyhow::Result<Option<String>> {
+    let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    // Not the value: it may be a password.
+    value.into_string().map(Some).map_err(|_| anyhow!("{name} is not UTF-8: write its value in UTF-8"))
+}
+
+fn read_password(path: &Path) -> anyhow::Result<String> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read the password from {}", path.display()))?;
+    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    ensure!(
+        !password.is_empty(),
+        "the password file {} is empty: write the password into it",
+        path.display()
+    );
+    ensure!(!password.contains('\n'), "the password file {} has several lines: leave one", path.display());
+    warn_if_readable(path);
+    Ok(password.to_owned())
+}
+
+fn read_certificate(path: &Path) -> anyhow::Result<Vec<u8>> {
+    read_pem(path, "CERTIFICATE")
+}
+
+/// Reads a file that has at least one section of this kind.
+fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let is_begin =
+        |line: &str| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(&format!("{kind}-----"));
+    ensure!(
+        text.lines().any(is_begin),
+        "{} has no line `-----BEGIN {kind}-----`: TLS needs a file in PEM",
+        path.display()
+    );
+    Ok(text.into_bytes())
+}
+
+fn warn_if_readable(path: &Path) {
+    if config::is_readable_by_others(path) {
+        let path = path.display();
+        say(format_args!(
+            "warning: every user of this machine can read the secret in {path}: chmod 600 {path}"
+        ));
+    }
+}

@@ -1,0 +1,47 @@
+use std::process::ExitCode;
+
+use quorlock_client::Released;
+
+use crate::handle::HandleArg;
+use crate::nodes::{self, NodeArgs};
+use crate::run::CLOSE_LIMIT;
+use crate::{exit, say};
+
+/// Frees a lock of `quorlock acquire`.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Release {
+    #[command(flatten)]
+    handle: HandleArg,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the lock was held until now, and is free
+  120  the lock had ended before, or was extended with this handle: the work
+       was not protected to its end
+  122  no majority of the nodes answered; the lock ends by its ttl
+  125  quorlock itself failed, or its arguments are not understood, or not
+       accepted by the nodes";
+
+pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
+    let handle = args.handle.read()?;
+    let quorum = args.nodes.connect().await?;
+    let outcome = quorum.release_detached(handle).await;
+    // The nodes beyond the majority.
+    let _ = quorum.flush(CLOSE_LIMIT).await;
+    let code = match outcome {
+        Ok(Released::Released) => return Ok(ExitCode::SUCCESS),
+        Ok(Released::AlreadyOver) => {
+            say("the lock had ended before: what it protected was not protected to its end");
+            exit::LOST
+        }
+        Err(error) => {
+            say(error);
+            exit::NO_MAJORITY
+        }
+    };
+    Ok(ExitCode::from(code))
+}

@@ -1,0 +1,83 @@
+//! `quorlock bench`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::iter;
+
+use common::{PATIENCE, Running, code, on, stderr, stdout};
+use quorlock_testkit::{Masters, eventually};
+use redis::Commands as _;
+use rustix::process::Signal;
+use serde_json::Value;
+
+const SHORT: [&str; 4] = ["--duration", "300ms", "--tasks", "4"];
+
+fn keys(masters: &Masters) -> Vec<String> {
+    masters.iter().flat_map(|master| master.connection().keys::<_, Vec<String>>("*").unwrap()).collect()
+}
+
+fn grants(masters: &Masters) -> u64 {
+    let info: String = redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
+    info.lines().find_map(|line| line.strip_prefix("lock_grants:")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn json_has_rates_and_percentiles_of_both_parts() {
+    let masters = Masters::start(3);
+    let output = on(&masters, "bench").args(SHORT).arg("--json").output().unwrap();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert!(stderr(&output).contains("warning: this loads the 3 nodes"), "{}", stderr(&output));
+    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!((&json["nodes"], &json["tasks"]), (&3.into(), &4.into()));
+    let parts = json["parts"].as_array().unwrap();
+    assert_eq!(parts.iter().map(|part| &part["name"]).collect::<Vec<_>>(), ["uncontended", "contended"]);
+    let mut locks = 0;
+    for part in parts {
+        locks += part["locks"].as_u64().unwrap();
+        assert!(part["locks_per_second"].as_f64().unwrap() > 0.0);
+        for verb in ["acquire_us", "release_us"] {
+            let times = ["p50", "p90", "p99", "p99_9", "max"].map(|name| part[verb][name].as_f64().unwrap());
+            assert!(times[0] > 0.0 && times.is_sorted(), "{times:?}");
+        }
+    }
+    assert!(grants(&masters) >= locks);
+    assert!(keys(&masters).is_empty());
+}
+
+#[test]
+fn table_has_both_parts() {
+    let masters = Masters::start(1);
+    let output = on(&masters, "bench").args(SHORT).output().unwrap();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    for word in ["1 nodes, 4 tasks", "uncontended", "contended", "locks/s", "p99.9", "acquire", "release"] {
+        assert!(stdout(&output).contains(word), "no {word} in {}", stdout(&output));
+    }
+}
+
+#[test]
+fn keys_have_the_prefix_and_are_gone_after_a_signal() {
+    let masters = Masters::start(3);
+    let bench = Running::start(on(&masters, "bench").args(["--duration", "1h", "--prefix", "mine:"]));
+    let mut seen = Vec::new();
+    eventually(PATIENCE, "it has locks", || {
+        seen = keys(&masters);
+        !seen.is_empty()
+    });
+    assert!(seen.iter().all(|key| key.starts_with("mine:")), "{seen:?}");
+    bench.signal(Signal::INT);
+    assert_eq!(code(bench.end().status), 130);
+    // Long before their ttl.
+    assert!(keys(&masters).is_empty());
+}
+
+#[test]
+fn nodes_that_grant_nothing_are_an_error() {
+    let mut masters = Masters::start(3);
+    iter::zip(&mut masters, 0..2).for_each(|(master, _)| master.kill());
+    let output = on(&masters, "bench").args(SHORT).output().unwrap();
+    assert_eq!(code(output.status), 122);
+    assert!(stderr(&output).contains("not connected"), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "");
+}

@@ -1,0 +1,245 @@
+//! Where the nodes, the user, the password and the defaults come from.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{Holder, PATIENT, Running, code, quorlock, run_script, stderr, stdout};
+use quorlock_testkit::Masters;
+use tempfile::TempDir;
+
+const NOBODY: &str = "redis://127.0.0.1:1";
+const PASSWORD: &str = "s3cret/@ &";
+
+/// A folder for files that only their owner can read.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        self.allow(name, 0o600);
+        path
+    }
+
+    fn allow(&self, name: &str, mode: u32) {
+        fs::set_permissions(self.path(name), Permissions::from_mode(mode)).unwrap();
+    }
+}
+
+fn list(masters: &Masters) -> String {
+    format!("nodes = {:?}\n", masters.urls())
+}
+
+fn run(command: &mut Command) -> Output {
+    command.arg("run").args(PATIENT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
+}
+
+fn run_with(file: &Path) -> Output {
+    run(quorlock().env("QUORLOCK_CONFIG", file))
+}
+
+#[track_caller]
+fn succeeds(output: &Output) {
+    assert_eq!((code(output.status), stderr(output)), (0, ""));
+}
+
+/// It has used the nodes at [`NOBODY`].
+#[track_caller]
+fn finds_nobody(output: &Output) {
+    assert_ne!(code(output.status), 0);
+    assert!(stderr(output).contains("127.0.0.1:1: not connected"), "{}", stderr(output));
+}
+
+#[track_caller]
+fn fails(output: &Output, hints: &[&str]) {
+    assert_eq!(code(output.status), 125, "{}", stderr(output));
+    for hint in hints {
+        assert!(stderr(output).contains(hint), "no {hint} in {}", stderr(output));
+    }
+    assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
+}
+
+/// Masters on which only this user, with this password, may do anything.
+fn with_password() -> Masters {
+    let masters = Masters::start(3);
+    for master in &masters {
+        let mut connection = master.connection();
+        let rules = ["on", &format!(">{PASSWORD}"), "~*", "+@all"];
+        redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut connection).unwrap();
+        redis::cmd("ACL").arg("SETUSER").arg("default").arg("off").exec(&mut connection).unwrap();
+    }
+    masters
+}
+
+#[test]
+fn option_comes_before_environment_and_environment_before_files() {
+    let masters = Masters::start(3);
+    let files = Files::new();
+    let (here, nowhere) = (masters.urls().join(","), format!("nodes = ['{NOBODY}']"));
+    let good = files.write("quorlock.toml", &list(&masters));
+    let bad = files.write("bad.toml", &nowhere);
+    let of_user = || {
+        let mut command = quorlock();
+        command.env("XDG_CONFIG_HOME", files.path(""));
+        command
+    };
+    succeeds(&run(&mut of_user()));
+    succeeds(&run_with(&good));
+    finds_nobody(&run_with(&bad));
+    finds_nobody(&run(of_user().env("QUORLOCK_CONFIG", &bad)));
+    succeeds(&run(of_user().env("QUORLOCK_CONFIG", "")));
+    succeeds(&run(of_user().env("QUORLOCK_CONFIG", &bad).env("QUORLOCK_NODES", &here)));
+    finds_nobody(&run(of_user().env("QUORLOCK_NODES", NOBODY)));
+
+    let with_options = |options: &[&str]| {
+        let mut command = of_user();
+        command.args(["run", "--no-wait"]).args(PATIENT).env("QUORLOCK_NODES", NOBODY).args(options);
+        command.args(["k", "--", "true"]).output().unwrap()
+    };
+    succeeds(&with_options(&["--nodes", &here]));
+    fails(&with_options(&["--nodes", ""]), &["--nodes is empty"]);
+    let config = ["--config", good.to_str().unwrap()];
+    // The environment names the nodes.
+    finds_nobody(&with_options(&config));
+}
+
+#[test]
+fn defaults_come_from_the_file_and_options_replace_them() {
+    let masters = Masters::start(1);
+    let files = Files::new();
+    let defaults = "[defaults]\nttl = '30s'\nwait = '0'\nowner = 'the night watch'";
+    let file = files.write("f.toml", &(list(&masters) + defaults));
+    let seen_with = |options: &[&str]| {
+        let mut command = quorlock();
+        command.args(["run", "--config"]).arg(&file).args(PATIENT).args(options);
+        let mut running = Running::start(command.args(["k", "--", "sh", "-c", "echo held; read go"]));
+        assert_eq!(running.line(), "held");
+        let mut connection = masters[0].connection();
+        let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
+        let seen: redis::Value = redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
+        // Its wait is 0.
+        assert_eq!(code(run_with(&file).status), 121);
+        running.say("go");
+        assert_eq!(code(running.end().status), 0);
+        (ttl_ms > 12_000, format!("{seen:?}").contains("the night watch"))
+    };
+    assert_eq!(seen_with(&[]), (true, true));
+    assert_eq!(seen_with(&["--ttl", "10s", "--owner", "me"]), (false, false));
+}
+
+#[test]
+fn user_and_password_come_from_files_environment_or_options() {
+    let masters = with_password();
+    let files = Files::new();
+    files.write("password", &format!("{PASSWORD}\n"));
+    let file = files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    succeeds(&run_with(&file));
+
+    let urls = masters.urls().join(",");
+    let named = || {
+        let mut command = quorlock();
+        command.env("QUORLOCK_NODES", &urls);
+        command
+    };
+    succeeds(&run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", PASSWORD)));
+    fails(&run(named().env("QUORLOCK_USER", "locker")), &["needs a password", "--password-file"]);
+    fails(&run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", "s3cretive")), &["WRONGPASS"]);
+
+    let options = |file: &Path| {
+        let mut command = named();
+        command.args(["run", "--no-wait", "--user", "locker", "--password-file"]).arg(file).args(PATIENT);
+        command.args(["k", "--", "true"]).output().unwrap()
+    };
+    succeeds(&options(&files.path("password")));
+    fails(&options(&files.path("missing")), &["cannot read the password", "missing"]);
+    fails(&options(&files.write("empty", "\n")), &["is empty"]);
+}
+
+#[test]
+fn secret_that_others_can_read_is_warned_of() {
+    let masters = with_password();
+    let files = Files::new();
+    files.write("password", PASSWORD);
+    let file = files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    files.allow("password", 0o640);
+    succeeds(&run_with(&file));
+    files.allow("password", 0o644);
+    let output = run_with(&file);
+    assert_eq!(code(output.status), 0);
+    assert!(stderr(&output).contains("warning: ") && stderr(&output).contains("chmod 600"), "{output:?}");
+
+    let urls = masters.urls().join("','") + "?user=locker&pass=s3cret%2F%40%20%26";
+    let urls = urls.replace("','", "?user=locker&pass=s3cret%2F%40%20%26','");
+    let file = files.write("urls.toml", &format!("nodes = ['{urls}']"));
+    succeeds(&run_with(&file));
+    files.allow("urls.toml", 0o644);
+    let output = run_with(&file);
+    assert_eq!(code(output.status), 0);
+    assert!(stderr(&output).contains("chmod 600"), "{output:?}");
+}
+
+/// Otherwise anybody's nodes on the command line would be told the password.
+#[test]
+fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
+    let masters = Masters::start(3);
+    let files = Files::new();
+    files.write("password", PASSWORD);
+    let credentials = "user = 'locker'\npassword-file = 'password'\n";
+    let file = files.write("f.toml", &format!("nodes = ['{NOBODY}']\n{credentials}"));
+    succeeds(&run(quorlock().env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", masters.urls().join(","))));
+    let file = files.write("same.toml", &(list(&masters) + credentials));
+    fails(&run_with(&file), &["WRONGPASS"]);
+}
+
+#[test]
+fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
+    let files = Files::new();
+    for (text, hints) in [
+        ("nodes = ['a']\n\nttl = '10s'", ["f.toml, line 3", "`ttl`"]),
+        ("nodes = ['a']\n[defaults]\nttl = '10'", ["f.toml, line 3", "such as 10s"]),
+        ("password = 's3cret'", ["f.toml, line 1", "password-file"]),
+        ("nodes = ['a b']", ["by commas", "f.toml"]),
+        ("nodes = ['/tmp/s']", ["redis+unix:///tmp/s", "f.toml"]),
+        ("nodes = ['rediss://a']\ntls = { cert = 'x' }", ["tls.key", "f.toml"]),
+    ] {
+        let file = files.write("f.toml", text);
+        fails(&run_with(&file), &hints);
+    }
+    fails(&run_with(&files.path("missing.toml")), &["there is no configuration file", "missing.toml"]);
+    fails(&run_with(&files.path("")), &["cannot read", "--config"]);
+}
+
+#[test]
+fn command_does_not_inherit_what_may_contain_a_password() {
+    let masters = Masters::start(3);
+    let script = "echo \"${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none} $QUORLOCK_KEY\"";
+    let mut command = quorlock();
+    command.env("QUORLOCK_NODES", masters.urls().join(",")).env("QUORLOCK_PASSWORD", "");
+    let output = command.args(["run", "k", "--", "sh", "-c", script]).output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (0, "none none k\n"));
+}
+
+#[test]
+fn wait_of_a_file_is_no_obstacle_to_no_wait() {
+    let masters = Masters::start(3);
+    let files = Files::new();
+    let file = files.write("f.toml", &(list(&masters) + "[defaults]\nwait = '1h'"));
+    let holder = Holder::start(&masters, &PATIENT);
+    assert_eq!(code(run_with(&file).status), 121);
+    holder.let_go();
+    assert_eq!(code(run_script(&masters, &PATIENT, "true").status().unwrap()), 0);
+}

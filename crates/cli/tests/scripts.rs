@@ -1,0 +1,261 @@
+//! `quorlock acquire`, `extend` and `release`: locks for scripts.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use common::{
+    QUORLOCK, Running, becomes_free, code, holding, on, quorlock, run_script, stderr, stdout, with_input,
+};
+use quorlock_testkit::{Masters, Proxy, eventually};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// So that a busy machine does not end a lock early.
+const TTL: [&str; 2] = ["--ttl", "60s"];
+
+/// How long a client waits for nodes that do not answer.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+fn acquire(masters: &Masters) -> String {
+    let output = on(masters, "acquire").args(TTL).arg("k").output().unwrap();
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    stdout(&output).to_owned()
+}
+
+/// The exit code of a verb that gets the handle on its standard input, and what it prints.
+fn with_handle(masters: &Masters, verb: &str, handle: &str) -> (i32, String) {
+    let output = with_input(on(masters, verb).arg("-"), handle);
+    assert!(!stderr(&output).contains(token(handle)), "{}", stderr(&output));
+    (code(output.status), stdout(&output).to_owned())
+}
+
+fn token(handle: &str) -> &str {
+    handle.split(':').nth(2).unwrap_or("no token at all")
+}
+
+/// Whether another can have the lock.
+fn is_free(masters: &Masters) -> bool {
+    let code = code(run_script(masters, &["--no-wait"], "true").status().unwrap());
+    assert!([0, 121].contains(&code), "{code}");
+    code == 0
+}
+
+#[test]
+fn acquired_lock_is_held_without_a_process_until_it_is_released() {
+    let masters = Masters::start(3);
+    let handle = acquire(&masters);
+    assert_eq!(handle.lines().count(), 1);
+    assert_eq!(holding(&masters), 3, "on every node that can be reached");
+    assert!(!is_free(&masters));
+    assert_eq!(with_handle(&masters, "release", &handle), (0, String::new()));
+    becomes_free(&masters);
+    assert_eq!(with_handle(&masters, "release", &handle).0, 120);
+}
+
+#[test]
+fn handle_may_be_an_argument() {
+    let masters = Masters::start(3);
+    let handle = acquire(&masters);
+    assert_eq!(code(on(&masters, "release").arg(handle.trim()).status().unwrap()), 0);
+    becomes_free(&masters);
+}
+
+#[test]
+fn extended_lock_lasts_and_has_a_new_handle_that_alone_is_good() {
+    let masters = Masters::start(3);
+    let output = on(&masters, "acquire").args(["--ttl", "20s", "k"]).output().unwrap();
+    let old = stdout(&output);
+    let output = with_input(on(&masters, "extend").args(["--ttl", "50s", "-"]), old);
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    let new = stdout(&output).to_owned();
+    let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut masters[0].connection()).unwrap();
+    assert!(ttl_ms > 25_000, "{ttl_ms}");
+    assert_eq!(with_handle(&masters, "extend", old), (120, String::new()));
+    assert_eq!(with_handle(&masters, "release", old).0, 120);
+    assert!(!is_free(&masters));
+    let (code, third) = with_handle(&masters, "extend", &new);
+    assert_eq!(code, 0);
+    assert_eq!(with_handle(&masters, "release", &third).0, 0);
+}
+
+#[test]
+fn json_has_handle_key_fence_and_times() {
+    let masters = Masters::start(3);
+    let now_ms = || u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+    let before_ms = now_ms();
+    let output = on(&masters, "acquire").args(["--json", "--ttl", "30s", "a \"key\""]).output().unwrap();
+    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(json["key"], "a \"key\"");
+    assert_eq!(json["ttl_ms"], 30_000);
+    let fence = json["fence"].as_u64().unwrap();
+    let expires_ms = json["expires_unix_ms"].as_u64().unwrap();
+    assert!((before_ms..=now_ms() + 30_000).contains(&expires_ms), "{expires_ms}");
+
+    // Both forms of a handle are read.
+    let output = with_input(on(&masters, "extend").args(["--json", "-"]), stdout(&output));
+    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert!(json["fence"].as_u64().unwrap() > fence);
+    assert_eq!(with_handle(&masters, "release", json["handle"].as_str().unwrap()).0, 0);
+}
+
+#[test]
+fn lock_that_another_has_gives_121_and_no_handle() {
+    let masters = Masters::start(3);
+    let handle = acquire(&masters);
+    for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["--no-wait"]] {
+        let output = on(&masters, "acquire").args(wait).arg("k").output().unwrap();
+        assert_eq!((code(output.status), stdout(&output)), (121, ""));
+        assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
+    }
+    assert_eq!(with_handle(&masters, "release", &handle).0, 0);
+}
+
+#[test]
+fn lock_is_acquired_when_its_holder_releases_it() {
+    let masters = Masters::start(3);
+    let handle = acquire(&masters);
+    let waiting = Running::start(on(&masters, "acquire").args(TTL).arg("k"));
+    assert_eq!(with_handle(&masters, "release", &handle).0, 0);
+    let output = waiting.end();
+    assert_eq!(code(output.status), 0);
+    assert_eq!(with_handle(&masters, "release", stdout(&output)).0, 0);
+}
+
+#[test]
+fn missing_majority_gives_122() {
+    let mut masters = Masters::start(3);
+    let handle = acquire(&masters);
+    masters[0].kill();
+    masters[1].kill();
+    assert_eq!(code(on(&masters, "acquire").args(["--no-wait", "other"]).status().unwrap()), 122);
+    assert_eq!(with_handle(&masters, "extend", &handle), (122, String::new()));
+    assert_eq!(with_handle(&masters, "release", &handle).0, 122);
+}
+
+#[test]
+fn lock_that_has_ended_gives_120() {
+    let masters = Masters::start(3);
+    let output = on(&masters, "acquire").args(["--ttl", "500ms", "k"]).output().unwrap();
+    becomes_free(&masters);
+    assert_eq!(with_handle(&masters, "extend", stdout(&output)), (120, String::new()));
+    assert_eq!(with_handle(&masters, "release", stdout(&output)).0, 120);
+}
+
+#[test]
+fn signal_ends_the_wait_and_leaves_nothing_behind() {
+    let masters = Masters::start(3);
+    let handle = acquire(&masters);
+    let waiting = Running::start(on(&masters, "acquire").arg("k"));
+    let is_queued = || {
+        let seen: Vec<redis::Value> = masters
+            .iter()
+            .map(|master| redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap())
+            .collect();
+        format!("{seen:?}").contains("lock_waiters:1")
+    };
+    eventually(common::PATIENCE, "it waits", is_queued);
+    waiting.signal(Signal::TERM);
+    assert_eq!(code(waiting.end().status), 143);
+    assert_eq!(with_handle(&masters, "release", &handle).0, 0);
+    becomes_free(&masters);
+}
+
+#[test]
+fn signal_ends_the_attempt_to_connect() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", silent.local_addr().unwrap());
+    for verb in [["acquire", "k"].as_slice(), &["bench"]] {
+        let running = Running::start(quorlock().args(verb).args(["--nodes", &url]));
+        let connection = silent.accept().unwrap();
+        let sent = Instant::now();
+        running.signal(Signal::TERM);
+        assert_eq!(code(running.end().status), 143);
+        assert!(sent.elapsed() < CONNECT_LIMIT, "it has not waited for the node");
+        drop(connection);
+    }
+}
+
+#[test]
+fn handle_that_cannot_be_printed_does_not_block_the_lock() {
+    let masters = Masters::start(3);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut command = on(&masters, "acquire");
+    let output = command.args(TTL).arg("k").stdout(full).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("the lock is released"), "{}", stderr(&output));
+    becomes_free(&masters);
+}
+
+#[test]
+fn ttl_that_the_nodes_do_not_allow_names_the_option() {
+    let masters = Masters::start(3);
+    let output = on(&masters, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
+    assert!(stderr(&output).contains(advice), "{}", stderr(&output));
+    let handle = acquire(&masters);
+    let output = with_input(on(&masters, "extend").args(["--ttl", "5m", "-"]), &handle);
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains(advice), "{}", stderr(&output));
+}
+
+#[test]
+fn other_texts_are_no_handles_and_are_not_shown() {
+    let masters = Masters::start(1);
+    let handle = acquire(&masters);
+    let part = handle[..handle.len() - 20].to_owned();
+    for other in ["", "\n", &part, "{}", "{\"handle\": 5}", "{\"handle\": \"x\"}"] {
+        for verb in ["extend", "release"] {
+            let output = with_input(on(&masters, verb).arg("-"), other);
+            assert_eq!(code(output.status), 125, "{other}");
+            assert!(stderr(&output).contains("quorlock acquire"), "{}", stderr(&output));
+            assert!(!stderr(&output).contains(token(&handle)), "{}", stderr(&output));
+        }
+    }
+    assert!(!is_free(&masters));
+}
+
+#[test]
+fn node_that_is_cut_off_delays_nothing() {
+    let masters = Masters::start(3);
+    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    proxies[2].cut();
+    let mut command = quorlock();
+    let output = command.args(["acquire", "--nodes", &urls.join(","), "k"]).args(TTL).output().unwrap();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert_eq!(holding(&masters), 2);
+}
+
+#[test]
+fn example_of_the_help_works() {
+    let masters = Masters::start(3);
+    let help = quorlock().args(["acquire", "--help"]).output().unwrap();
+    let (_, example) = stdout(&help).split_once("Example:\n").unwrap();
+    let script = example.split("\n\n").next().unwrap();
+    assert!(script.contains("release -") && script.contains("extend -"), "{script}");
+    let folder = Path::new(QUORLOCK).parent().unwrap();
+    let path = std::env::join_paths(
+        std::iter::once(folder.to_owned()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let run = || {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(script).env("PATH", path.as_ref().unwrap()).env("XDG_CONFIG_HOME", "/nowhere");
+        shell.env("QUORLOCK_NODES", masters.urls().join(",")).output().unwrap()
+    };
+    let output = run();
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    assert_eq!(stdout(&output), "first step\nsecond step\n");
+    for master in &masters {
+        let keys: usize = redis::cmd("DBSIZE").query(&mut master.connection()).unwrap();
+        assert_eq!(keys, 0);
+    }
+    drop(masters);
+}

@@ -1,0 +1,34 @@
+//! Errors say what to write instead.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use common::{code, quorlock, stderr};
+
+#[track_caller]
+fn fails(arguments: &[&str], hint: &str) {
+    let output = quorlock().args(arguments).args(["k", "--", "true"]).output().unwrap();
+    assert_eq!(code(output.status), 125, "{arguments:?}");
+    assert!(stderr(&output).contains(hint), "no {hint} in {}", stderr(&output));
+    assert!(!stderr(&output).contains("s3cret"), "{}", stderr(&output));
+}
+
+#[test]
+fn list_of_nodes_has_commas_and_schemes() {
+    fails(&["run", "--nodes", "a:1 b:2 c:3"], "separate the nodes by commas");
+    fails(&["run", "--nodes", "redis://:s3cret@a redis://:s3cret@b"], "separate the nodes by commas");
+    fails(&["run", "--nodes", "a:1", "b:2", "c:3"], "separate them by commas");
+    fails(&["run", "--nodes", "/tmp/s"], "write redis+unix:///tmp/s");
+    fails(&["run", "--nodes", "http://:s3cret@a"], "write redis://host:port, rediss://host:port for TLS");
+    fails(&["run", "--nodes", "u:s3cret@a:b"], "write redis://host:port");
+    fails(&["run", "--nodes", "redis-sentinel://:s3cret@a"], "Sentinel");
+    fails(&["run"], "--nodes");
+}
+
+#[test]
+fn time_has_a_unit() {
+    fails(&["run", "--wait", "10"], "give a unit, such as 10s");
+    fails(&["run", "--ttl", "1.5"], "give a unit, such as 1.5s");
+    fails(&["run", "--ttl", "10d"], "ms, s, m or h");
+}
