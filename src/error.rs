@@ -26,12 +26,19 @@ pub(crate) enum CommandError {
     UnknownOption {
         takes: &'static str,
     },
+    UnknownWord {
+        takes: &'static str,
+    },
     RepeatedOption,
     WrongType,
     Abstaining {
         reason: Reason,
         left_ms: u64,
     },
+    Revoked {
+        left_ms: u64,
+    },
+    NoExpiry,
     NotWritten,
 }
 
@@ -49,6 +56,8 @@ impl From<node::CommandError> for CommandError {
             node::CommandError::OtherKeys => Self::OtherKeys,
             node::CommandError::BadFence(error) => Self::Fence(error),
             node::CommandError::QueueFull { max_waiters } => Self::QueueFull { max_waiters },
+            node::CommandError::Revoked { left_ms } => Self::Revoked { left_ms },
+            node::CommandError::NoExpiry => Self::NoExpiry,
             node::CommandError::NotWritten => Self::NotWritten,
         }
     }
@@ -90,6 +99,7 @@ impl fmt::Display for CommandError {
             Self::UnknownOption { takes } => {
                 write!(f, "ERR syntax error: after the ttl there may be {takes}")
             }
+            Self::UnknownWord { takes } => write!(f, "ERR syntax error: after the key there may be {takes}"),
             Self::RepeatedOption => write!(f, "ERR syntax error: an option is there twice; name each once"),
             Self::WrongType => write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value"),
             Self::Abstaining { reason, left_ms } => {
@@ -98,6 +108,14 @@ impl fmt::Display for CommandError {
                     "ABSTAIN {left_ms} {reason}: this server may have forgotten locks that are still held"
                 )
             }
+            Self::Revoked { left_ms } => write!(
+                f,
+                "REVOKED {left_ms} an operator revoked this lock: finish within {left_ms} ms, it cannot be extended"
+            ),
+            Self::NoExpiry => write!(
+                f,
+                "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL"
+            ),
             Self::NotWritten => write!(f, "ERR the server did not take the key; nothing was locked"),
         }
     }

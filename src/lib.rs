@@ -4,6 +4,7 @@
 //! server.
 //!
 //! - [`commands`]: the handler of each command.
+//! - [`inspection`]: what `LOCK.INSPECT` shows.
 //! - [`request`]: parses arguments.
 //! - [`error`]: the text of every error.
 //! - [`docs`]: what `COMMAND DOCS` and redis-cli show.
@@ -25,6 +26,7 @@ mod docs;
 mod error;
 mod ffi;
 mod info;
+mod inspection;
 mod keyspace;
 mod module;
 mod request;

@@ -44,7 +44,7 @@ pub(crate) struct Options<'a> {
 /// that cannot be told, every argument that may be one.
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
-        Keys::First => (2, false),
+        Keys::First | Keys::None => (2, false),
         // Behind the token there is a time, or nothing.
         Keys::Counted => match key_positions(args) {
             Some(keys)
@@ -133,6 +133,16 @@ pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options
 /// `… token`
 pub(crate) fn no_terms(Rest { args, from }: Rest<'_>) -> Result<(), CommandError> {
     if args.len() > from { Err(CommandError::Arity) } else { Ok(()) }
+}
+
+/// `command key [NOW]`: whether NOW is there.
+pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
+    match (args.get(2), args.len()) {
+        (None, _) => Ok(false),
+        (Some(word), 3) if word.as_bytes().eq_ignore_ascii_case(b"NOW") => Ok(true),
+        (Some(_), 3) => Err(CommandError::UnknownWord { takes: "NOW" }),
+        (Some(_), _) => Err(CommandError::Arity),
+    }
 }
 
 /// Calls `take` for each name and value after the ttl.

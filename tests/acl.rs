@@ -17,6 +17,9 @@ const LOCK_COMMANDS: [&str; 7] = [
     "lock.release",
 ];
 
+/// The commands for operators.
+const OPERATOR_COMMANDS: [&str; 1] = ["lock.revoke"];
+
 /// The user of the documentation, as the words of `ACL SETUSER`.
 fn documented_user() -> Vec<&'static str> {
     let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("user ")).expect("there is one");
@@ -164,6 +167,30 @@ fn the_category_has_the_commands_where_servers_let_modules_have_one() {
     let allowed: Vec<_> =
         may_run(connection, "by-category", "lock:1").difference(&for_all).cloned().collect();
     assert_eq!(allowed, LOCK_COMMANDS);
+}
+
+#[test]
+fn commands_for_operators_are_admin_and_dangerous_and_for_nobody_else() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let knows_categories = has_module_categories(connection);
+    for category in ["admin", "dangerous"].into_iter().filter(|_| knows_categories) {
+        let commands = names(cmd("ACL").arg("CAT").arg(category).query(connection).unwrap());
+        for command in OPERATOR_COMMANDS {
+            assert!(commands.contains(command), "{category}: {command}");
+        }
+        assert!(LOCK_COMMANDS.iter().all(|command| !commands.contains(*command)), "{category}");
+    }
+    set_user(connection, &["program", "on", "nopass", "~*", "+@all", "-@dangerous"]);
+    set_user(connection, &["operator", "on", "nopass", "~lock:*", "+lock.revoke"]);
+    if !knows_categories {
+        set_user(connection, &["program", "-lock.revoke"]);
+    }
+    let program = may_run(connection, "program", "lock:1");
+    assert!(OPERATOR_COMMANDS.iter().all(|command| !program.contains(*command)));
+    assert!(LOCK_COMMANDS.iter().all(|command| program.contains(*command)));
+    assert!(may_run(connection, "operator", "lock:1").contains("lock.revoke"));
+    assert!(!may_run(connection, "operator", "other:1").contains("lock.revoke"));
 }
 
 #[test]

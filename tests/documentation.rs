@@ -14,7 +14,7 @@ use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
 /// Each command and how it is written.
-const SYNTAX: [&str; 7] = [
+const SYNTAX: [&str; 8] = [
     "lock.acquire key token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [FENCE n] [TOKEN new]",
     "lock.release key token",
@@ -22,6 +22,7 @@ const SYNTAX: [&str; 7] = [
     "lock.macquire numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.mextend numkeys key [key ...] token ttl-ms [FENCE n] [TOKEN new]",
     "lock.mrelease numkeys key [key ...] token",
+    "lock.revoke key [NOW]",
 ];
 
 struct Documented {
@@ -88,7 +89,8 @@ fn the_documented_arguments_are_the_syntax() {
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
         let arguments = Documented::of(&mut cli, name).arguments.into_iter();
-        let written = arguments.map(|Argument { name, option, multiple, .. }| match option {
+        let written = arguments.map(|Argument { name, kind, option, multiple, .. }| match option {
+            Some(option) if kind == "pure-token" => format!("[{option}]"),
             Some(option) => format!("[{option} {name}]"),
             None if multiple => format!("{name} [{name} ...]"),
             None => name,
@@ -126,6 +128,7 @@ fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
             call.arg(option);
         }
         match &kind[..] {
+            "pure-token" => continue,
             "key" | "string" => call.arg("x"),
             "integer" if argument == "numkeys" => call.arg(1),
             "integer" => call.arg(1000),
@@ -146,6 +149,7 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
         ("lock.macquire", -5, vec!["blocking", "denyoom", "module", "movablekeys", "write"]),
         ("lock.mextend", -5, vec!["module", "movablekeys", "write"]),
         ("lock.mrelease", -4, vec!["module", "movablekeys", "write"]),
+        ("lock.revoke", -2, vec!["admin", "module", "write"]),
     ];
     for (name, arity, flags) in expected {
         let [info]: [Vec<Value>; 1] = cli.ask(&format!("COMMAND INFO {name}"));
@@ -166,6 +170,7 @@ fn the_key_is_found_in_each_command() {
         ("LOCK.EXTEND the-key a 1000 TOKEN b", ["RW", "access", "update"]),
         ("LOCK.RELEASE the-key a", ["RW", "access", "delete"]),
         ("LOCK.INSPECT the-key", ["RO", "access", ""]),
+        ("LOCK.REVOKE the-key NOW", ["RW", "access", "update"]),
     ];
     for (line, flags) in expected {
         assert_eq!(cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")), ["the-key"], "{line}");

@@ -14,7 +14,11 @@ fn every_error_is_documented_word_for_word() {
     let mut two = redis::cmd("LOCK.MACQUIRE");
     two.arg(2).arg("one").arg("two").arg("token").arg(9000).exec(connection).expect("a lock of two keys");
 
-    let provoked: [&[&str]; 20] = [
+    redis::cmd("LOCK.ACQUIRE").arg("revoked").arg("token").arg(9000).exec(connection).expect("a lock");
+    redis::cmd("LOCK.REVOKE").arg("revoked").exec(connection).expect("it is revoked");
+    redis::cmd("SET").arg("data").arg("x").exec(connection).expect("a string");
+
+    let provoked: [&[&str]; 26] = [
         &["LOCK.ACQUIRE", "k"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
         &["LOCK.ACQUIRE", "k", "token", "soon"],
@@ -35,6 +39,12 @@ fn every_error_is_documented_word_for_word() {
         &["LOCK.MACQUIRE", "0", "k", "token", "1000"],
         &["LOCK.MACQUIRE", "many", "k", "token", "1000"],
         &["LOCK.EXTEND", "one", "token", "1000"],
+        &["LOCK.REVOKE", "list"],
+        &["LOCK.REVOKE", "k", "SOON"],
+        &["LOCK.REVOKE", "k", "NOW", "NOW"],
+        &["LOCK.REVOKE", "data"],
+        &["LOCK.EXTEND", "revoked", "token", "1000"],
+        &["LOCK.EXTEND", "revoked", "token", "1000", "TOKEN", "new"],
     ];
     for command in provoked {
         let mut ask = redis::Cmd::new();
@@ -65,6 +75,13 @@ fn is_documented(command: &redis::Cmd, connection: &mut redis::Connection) {
     }
     if words[0] == "ABSTAIN" {
         "start:".clone_into(&mut words[2]);
+    }
+    if words[0] == "REVOKED" {
+        for word in &mut words[1..] {
+            if word.parse::<u64>().is_ok() {
+                "7".clone_into(word);
+            }
+        }
     }
     let text = words.join(" ");
     assert!(DOCUMENTED.contains(&format!("`{text}`")), "docs/commands.md lacks: {text}");

@@ -122,8 +122,14 @@ impl Server {
             Err(CommandError::BadFence(_)) => Answer::BadFence,
             // A client names all keys of its lock, so only the server of a mutant answers with `OtherKeys`.
             Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
-            Ok(Reply::Waits | Reply::Inspected(_))
-            | Err(CommandError::WrongType | CommandError::QueueFull { .. } | CommandError::NotWritten) => {
+            Err(CommandError::Revoked { .. }) => Answer::Revoked,
+            Ok(Reply::Waits | Reply::Inspected(_) | Reply::Revoked(_))
+            | Err(
+                CommandError::WrongType
+                | CommandError::QueueFull { .. }
+                | CommandError::NoExpiry
+                | CommandError::NotWritten,
+            ) => {
                 unreachable!("no client waits, all keys are strings, and all writes succeed: {reply:?}")
             }
         }

@@ -35,6 +35,7 @@ pub mod memory;
 mod propagation;
 mod queues;
 mod release;
+mod revoke;
 mod server_events;
 mod stats;
 mod wheel;
@@ -44,10 +45,11 @@ pub use answers::Left;
 pub use clock::{Monotonic, Now};
 pub use command::{
     Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX, Release, Reply,
-    Settings, WaitReply,
+    Revoke, Settings, ShownWaiter, WaitReply,
 };
 pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
+pub use leases::Mode;
 pub use machine::Node;
 pub use queues::Ticket;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};

@@ -560,6 +560,8 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
         CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients wait"),
+        CommandError::Revoked { .. } => "REVOKED ".into(),
+        CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
         CommandError::NotWritten => "ERR the server did not take".into(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quorlock_core::node::{Holder, Inspected, Now};
+use quorlock_core::node::{Holder, Inspected, Mode, Now};
 
 use super::command::{DBS, KEYS, Place};
 use super::model::{Expected, Model, is_error, places};
@@ -111,14 +111,22 @@ fn compare_inspected(
     let int = |number: usize| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
     is("waiters", int(inspected.waiters))?;
     let Some(&Reply::Int(ttl_ms)) = field("ttl") else { return Err("no ttl".into()) };
-    let is_ttl = |expected_ms: u64| match u64::try_from(ttl_ms) {
-        Ok(ttl_ms) if ttl_ms.abs_diff(expected_ms) <= TTL_TOLERANCE_MS + offsets.apart_ms => Ok(()),
-        _ => Err("another ttl".to_owned()),
+    let tolerance_ms = TTL_TOLERANCE_MS + offsets.apart_ms;
+    let is_near = |ms: i64, expected_ms: u64| {
+        u64::try_from(ms).is_ok_and(|ms| ms.abs_diff(expected_ms) <= tolerance_ms)
     };
+    let is_ttl = |expected_ms: u64| {
+        if is_near(ttl_ms, expected_ms) { Ok(()) } else { Err("another ttl".to_owned()) }
+    };
+    let labels = inspected.queue.iter().map(|waiter| waiter.owner.as_ref());
+    let labels = labels.map(|owner| owner.map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())));
+    is("queue", Reply::Array(labels.collect()))?;
     match &inspected.holder {
         Holder::Foreign { ttl_ms: expected_ms } => {
             is("owner", Reply::Nil)?;
             is("fence", Reply::Nil)?;
+            is("mode", Reply::Bulk(b"foreign".to_vec()))?;
+            is("held", Reply::Nil)?;
             is("keys", int(1))?;
             match expected_ms {
                 Some(expected_ms) => is_ttl(*expected_ms),
@@ -126,7 +134,21 @@ fn compare_inspected(
                 None => Err("a ttl".into()),
             }
         }
-        Holder::Lease { owner, fence, ttl_ms: expected_ms, keys } => {
+        Holder::Lease {
+            owner,
+            fence,
+            ttl_ms: expected_ms,
+            held_ms,
+            mode: Mode::Exclusive,
+            keys,
+            revoked,
+        } => {
+            is("mode", Reply::Bulk(b"exclusive".to_vec()))?;
+            is("revoked", int(usize::from(*revoked)))?;
+            match field("held") {
+                Some(&Reply::Int(held)) if is_near(held, *held_ms) => {}
+                _ => return Err("another held".into()),
+            }
             is("owner", owner.as_ref().map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())))?;
             is("keys", int(*keys))?;
             is_ttl(*expected_ms)?;
