@@ -7,10 +7,11 @@ use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::{Command, Spec};
 use crate::ffi::{Arg, Args, Ctx, Name, clock};
+use crate::help;
 use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
-use crate::request::{self, Named};
+use crate::request::{self, Named, ScanTerms};
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
@@ -20,6 +21,8 @@ pub(crate) struct AcquireAll;
 pub(crate) struct ExtendAll;
 pub(crate) struct ReleaseAll;
 pub(crate) struct Revoke;
+pub(crate) struct Scan;
+pub(crate) struct Help;
 
 impl Command for Acquire {
     const SPEC: Spec = docs::ACQUIRE;
@@ -98,6 +101,28 @@ impl Command for Revoke {
     }
 }
 
+impl Command for Scan {
+    const SPEC: Spec = docs::SCAN;
+
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
+        let scanned = request::scan_terms(args).and_then(|terms| {
+            let mut keyspace = ServerKeyspace::of_command(ctx);
+            let ScanTerms { cursor, pattern, count } = terms;
+            let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
+            execute(&node::Command::Scan(scan), &mut keyspace)
+        });
+        answer(ctx, scanned, false);
+    }
+}
+
+impl Command for Help {
+    const SPEC: Spec = docs::HELP;
+
+    fn run(ctx: &Ctx<'_>, _: Args<'_>) {
+        ctx.reply_lines(&help::lines());
+    }
+}
+
 fn acquire<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>, CommandError>) {
     let mut waits = false;
     let acquired = named.and_then(|Named { keys, token, rest }| {
@@ -163,6 +188,7 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
         Ok(Reply::Waits) => {}
         Ok(Reply::Released(yes) | Reply::Revoked(yes)) => ctx.reply_integer(yes.into()),
         Ok(Reply::Inspected(Some(inspected))) => inspection::reply(ctx, &inspected),
+        Ok(Reply::Scanned(scanned)) => inspection::reply_list(ctx, &scanned),
         Err(CommandError::Arity) => ctx.reply_wrong_arity(),
         Err(error) => ctx.reply_error(&error),
     }

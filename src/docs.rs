@@ -56,6 +56,24 @@ const NEW_TOKEN: ArgSpec = ArgSpec {
     summary: c"Hands the lock over: from then on only this token holds it, with a new fence",
     option: Some(c"TOKEN"),
 };
+const CURSOR: ArgSpec = ArgSpec {
+    name: c"cursor",
+    kind: ArgKind::Integer,
+    summary: c"Where to go on: 0 at first, and then what the last call returned",
+    option: None,
+};
+const MATCH: ArgSpec = ArgSpec {
+    name: c"pattern",
+    kind: ArgKind::Pattern,
+    summary: c"Lists only keys that match, as in SCAN: at most 255 bytes",
+    option: Some(c"MATCH"),
+};
+const COUNT: ArgSpec = ArgSpec {
+    name: c"count",
+    kind: ArgKind::Integer,
+    summary: c"How many locks to look at: 1 to 1000, 10 by default",
+    option: Some(c"COUNT"),
+};
 const NOW: ArgSpec = ArgSpec {
     name: c"now",
     kind: ArgKind::Flag,
@@ -166,3 +184,35 @@ pub(crate) const REVOKE: Spec = Spec {
     users: Users::Operators,
     args: &[KEY, NOW],
 };
+
+pub(crate) const SCAN: Spec = Spec {
+    name: c"lock.scan",
+    flags: c"readonly admin",
+    summary: c"Lists the locks of the selected database, a slice in each call: the next cursor, and what LOCK.INSPECT says of each",
+    complexity: c"O(1) for each call, O(N) for all of N locks",
+    since: SINCE,
+    arity: -2,
+    keys: Keys::None,
+    key: KeyFlags::empty(),
+    has_token: false,
+    users: Users::Operators,
+    args: &[CURSOR, MATCH, COUNT],
+};
+
+pub(crate) const HELP: Spec = Spec {
+    name: c"lock.help",
+    flags: c"fast allow-loading allow-stale",
+    summary: c"Says what the commands of the module are: a list of lines",
+    complexity: c"O(1)",
+    since: SINCE,
+    arity: 1,
+    keys: Keys::None,
+    key: KeyFlags::empty(),
+    has_token: false,
+    users: Users::Programs,
+    args: &[],
+};
+
+/// All commands, in the order of `LOCK.HELP`.
+pub(crate) const ALL: [&Spec; 10] =
+    [&ACQUIRE, &EXTEND, &RELEASE, &ACQUIRE_ALL, &EXTEND_ALL, &RELEASE_ALL, &INSPECT, &SCAN, &REVOKE, &HELP];

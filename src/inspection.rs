@@ -1,6 +1,6 @@
-//! What `LOCK.INSPECT` shows of a lock. docs/commands.md has the same fields.
+//! What `LOCK.INSPECT` and `LOCK.SCAN` show of a lock. docs/commands.md has the same fields.
 
-use quorlock_core::node::{Holder, Inspected, Mode, ShownWaiter};
+use quorlock_core::node::{Holder, Inspected, Listed, Mode, Scanned, ShownWaiter};
 
 use crate::commands::integer;
 use crate::ffi::{Blocked, Client, Ctx};
@@ -12,6 +12,19 @@ const FIELDS: i32 = 11;
 pub(crate) fn reply(ctx: &Ctx<'_>, inspected: &Inspected) {
     ctx.reply_map(FIELDS);
     reply_fields(ctx, inspected);
+}
+
+/// Replies as SCAN does, with a map for each lock.
+pub(crate) fn reply_list(ctx: &Ctx<'_>, Scanned { cursor, locks }: &Scanned) {
+    ctx.reply_array(2);
+    ctx.reply_bytes(cursor.to_string().as_bytes());
+    ctx.reply_array(i32::try_from(locks.len()).unwrap_or(0));
+    for Listed { key, inspected } in locks {
+        ctx.reply_map(1 + FIELDS);
+        ctx.reply_bytes(b"key");
+        ctx.reply_bytes(key);
+        reply_fields(ctx, inspected);
+    }
 }
 
 fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected) {
@@ -46,10 +59,14 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
     ctx.reply_integer(number(*waiters));
     ctx.reply_bytes(b"queue");
     ctx.reply_array(i32::try_from(queue.len()).unwrap_or(0));
-    queue.iter().for_each(|waiter| reply_text(ctx, waiter.owner.as_deref()));
+    for waiter in queue {
+        reply_text(ctx, waiter.owner.as_deref());
+    }
     ctx.reply_bytes(b"clients");
     ctx.reply_array(i32::try_from(queue.len()).unwrap_or(0));
-    queue.iter().for_each(|waiter| reply_client(ctx, waiter));
+    for waiter in queue {
+        reply_client(ctx, waiter);
+    }
     ctx.reply_bytes(b"keys");
     ctx.reply_integer(number(shown.keys));
     ctx.reply_bytes(b"revoked");

@@ -14,7 +14,7 @@ use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
 /// Each command and how it is written.
-const SYNTAX: [&str; 8] = [
+const SYNTAX: [&str; 10] = [
     "lock.acquire key token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [FENCE n] [TOKEN new]",
     "lock.release key token",
@@ -23,6 +23,8 @@ const SYNTAX: [&str; 8] = [
     "lock.mextend numkeys key [key ...] token ttl-ms [FENCE n] [TOKEN new]",
     "lock.mrelease numkeys key [key ...] token",
     "lock.revoke key [NOW]",
+    "lock.scan cursor [MATCH pattern] [COUNT count]",
+    "lock.help",
 ];
 
 struct Documented {
@@ -47,7 +49,9 @@ impl Documented {
         let mut docs: HashMap<String, Value> = cli.ask(&format!("COMMAND DOCS {name}"));
         let docs = HashMap::<String, Value>::from_redis_value(docs.remove(name).unwrap()).unwrap();
         let text = |field: &str| String::from_redis_value(docs[field].clone()).unwrap();
-        let arguments = Vec::<HashMap<String, Value>>::from_redis_value(docs["arguments"].clone()).unwrap();
+        // A command without arguments has no such field.
+        let arguments = docs.get("arguments").cloned().unwrap_or(Value::Array(Vec::new()));
+        let arguments = Vec::<HashMap<String, Value>>::from_redis_value(arguments).unwrap();
         Self {
             summary: text("summary"),
             complexity: text("complexity"),
@@ -101,6 +105,34 @@ fn the_documented_arguments_are_the_syntax() {
 }
 
 #[test]
+fn help_names_each_command_with_its_arguments_and_what_it_is_for() {
+    let (_server, mut cli) = server_and_cli();
+    let lines: Vec<String> = cli.ask("LOCK.HELP");
+    let (title, lines) = lines.split_first().unwrap();
+    assert!(title.starts_with("LOCK.<command> "), "{title}");
+    let commands: Vec<_> = lines.iter().step_by(2).map(|line| line.replace(['<', '>'], "")).collect();
+    let of = |name: &str| commands.iter().find(|line| line.split(' ').next() == Some(name));
+    for syntax in SYNTAX {
+        let (name, arguments) = syntax.split_once(' ').unwrap_or((syntax, ""));
+        let expected = format!("{} {arguments}", name.to_uppercase());
+        assert_eq!(of(&name.to_uppercase()).map(String::as_str), Some(expected.trim_end()), "{name}");
+        let docs = Documented::of(&mut cli, name);
+        assert!(lines.iter().any(|line| *line == format!("    {}.", docs.summary)), "{name}");
+    }
+    assert_eq!(lines.len(), 2 * SYNTAX.len());
+    assert!(cli.error("LOCK.HELP me").starts_with("ERR wrong number of arguments"));
+}
+
+#[test]
+fn module_list_has_the_version_of_the_package() {
+    let (_server, mut cli) = server_and_cli();
+    let [module]: [HashMap<String, Value>; 1] = cli.ask("MODULE LIST");
+    let mut version = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<i64>().unwrap());
+    let [major, minor, patch] = std::array::from_fn(|_| version.next().unwrap());
+    assert_eq!(module["ver"], Int(major * 10_000 + minor * 100 + patch));
+}
+
+#[test]
 fn a_call_as_documented_is_accepted() {
     let (_server, mut cli) = server_and_cli();
     for syntax in SYNTAX {
@@ -129,7 +161,7 @@ fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
         }
         match &kind[..] {
             "pure-token" => continue,
-            "key" | "string" => call.arg("x"),
+            "key" | "string" | "pattern" => call.arg("x"),
             "integer" if argument == "numkeys" => call.arg(1),
             "integer" => call.arg(1000),
             other => panic!("{name}: {other}"),
@@ -150,6 +182,8 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
         ("lock.mextend", -5, vec!["module", "movablekeys", "write"]),
         ("lock.mrelease", -4, vec!["module", "movablekeys", "write"]),
         ("lock.revoke", -2, vec!["admin", "module", "write"]),
+        ("lock.scan", -2, vec!["admin", "module", "readonly"]),
+        ("lock.help", 1, vec!["fast", "loading", "module", "stale"]),
     ];
     for (name, arity, flags) in expected {
         let [info]: [Vec<Value>; 1] = cli.ask(&format!("COMMAND INFO {name}"));
@@ -157,7 +191,8 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
         let mut known = Vec::<String>::from_redis_value(info[2].clone()).unwrap();
         known.sort();
         assert_eq!(known, flags, "{name}");
-        let one = i64::from(!flags.contains(&"movablekeys"));
+        let keyless = ["lock.scan", "lock.help"].contains(&name);
+        let one = i64::from(!keyless && !flags.contains(&"movablekeys"));
         assert_eq!(info[3..6], [Int(one), Int(one), Int(one)], "{name}: first key, last key, step");
     }
 }

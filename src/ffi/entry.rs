@@ -8,7 +8,9 @@ use redis_module::raw;
 use super::api::api;
 use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
-use crate::commands::{Acquire, AcquireAll, Extend, ExtendAll, Inspect, Release, ReleaseAll, Revoke};
+use crate::commands::{
+    Acquire, AcquireAll, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke, Scan,
+};
 use crate::{module, request};
 
 #[global_allocator]
@@ -99,6 +101,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         && command::register::<ExtendAll>(ctx)
         && command::register::<ReleaseAll>(ctx)
         && command::register::<Revoke>(ctx)
+        && command::register::<Scan>(ctx)
+        && command::register::<Help>(ctx)
         && info::register(ctx);
     if !known {
         ctx.log(

@@ -166,7 +166,7 @@ impl Server {
             // A client names all keys of its lock, so only the server of a mutant answers with `OtherKeys`.
             Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
             Err(CommandError::Revoked { .. }) => Answer::Revoked,
-            Ok(Reply::Waits | Reply::Inspected(_) | Reply::Revoked(_))
+            Ok(Reply::Waits | Reply::Inspected(_) | Reply::Revoked(_) | Reply::Scanned(_))
             | Err(
                 CommandError::WrongType
                 | CommandError::QueueFull { .. }

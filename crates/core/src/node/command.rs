@@ -1,6 +1,6 @@
 //! Commands and their replies.
 
-use super::{Mode, Reason, Ticket};
+use super::{Mode, Pattern, Reason, Ticket};
 use crate::{Fence, Ttl};
 
 /// The limits of a node.
@@ -44,6 +44,8 @@ pub enum Command<'a, N> {
     Inspect(Inspect<'a, N>),
     /// `LOCK.REVOKE`.
     Revoke(Revoke<'a, N>),
+    /// `LOCK.SCAN`.
+    Scan(Scan<'a>),
 }
 
 /// Takes a lock.
@@ -115,6 +117,19 @@ pub struct Revoke<'a, N> {
     pub ends_now: bool,
 }
 
+/// Lists the locks of a database, a slice in each call.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// The number of the database.
+    pub db: u32,
+    /// Where to go on: zero at first, and then what the last call returned.
+    pub cursor: u64,
+    /// What the keys match.
+    pub pattern: Option<&'a Pattern>,
+    /// How many leases to look at, at most.
+    pub count: u32,
+}
+
 /// The reply to a [`Command`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
@@ -134,6 +149,26 @@ pub enum Reply {
     Inspected(Option<Inspected>),
     /// Whether there was a lock to revoke.
     Revoked(bool),
+    /// The locks of one slice.
+    Scanned(Scanned),
+}
+
+/// The locks of one slice of a database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scanned {
+    /// Where the next call goes on; zero after the last slice.
+    pub cursor: u64,
+    /// The locks.
+    pub locks: Vec<Listed>,
+}
+
+/// A lock of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The key.
+    pub key: Box<[u8]>,
+    /// What INSPECT says of it.
+    pub inspected: Inspected,
 }
 
 /// The holder of a key.

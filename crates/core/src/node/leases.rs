@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 
 use foldhash::fast::FixedState;
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, Next};
 use super::index::HashIndex;
 use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
@@ -207,6 +207,12 @@ impl Leases {
 
     pub(super) fn len(&self) -> usize {
         self.items.len()
+    }
+
+    /// The first lease in `from` or a later slot, stale ones included. A lease that lives keeps its
+    /// slot.
+    pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
+        self.items.next_from(from, budget)
     }
 
     /// Whether the mirror of some lease is missing, or may be.
