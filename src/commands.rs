@@ -1,15 +1,17 @@
 //! The handler of each command: parse, execute, reply.
 
 use quorlock_core::Fence;
-use quorlock_core::node::{self, Holder, Inspected, Reply, Ticket, WaitReply};
+use quorlock_core::node::{self, Reply, Ticket, WaitReply};
 
 use crate::docs;
 use crate::error::CommandError;
 use crate::ffi::command::{Command, Spec};
 use crate::ffi::{Arg, Args, Ctx, Name, clock};
+use crate::help;
+use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
-use crate::request::{self, Named};
+use crate::request::{self, Named, ScanTerms};
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
@@ -18,6 +20,9 @@ pub(crate) struct Inspect;
 pub(crate) struct AcquireAll;
 pub(crate) struct ExtendAll;
 pub(crate) struct ReleaseAll;
+pub(crate) struct Revoke;
+pub(crate) struct Scan;
+pub(crate) struct Help;
 
 impl Command for Acquire {
     const SPEC: Spec = docs::ACQUIRE;
@@ -78,6 +83,43 @@ impl Command for Inspect {
             execute(&node::Command::Inspect(inspect), &mut keyspace)
         });
         answer(ctx, inspected, false);
+    }
+}
+
+impl Command for Revoke {
+    const SPEC: Spec = docs::REVOKE;
+
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
+        let revoked = args.get(1).ok_or(CommandError::Arity).and_then(|key| {
+            let ends_now = request::revoke_terms(args)?;
+            let (key, unknown) = (Name::from(key), Name::random());
+            let mut keyspace = ServerKeyspace::of_command(ctx);
+            let revoke = node::Revoke { db: keyspace.db(), key: &key, unknown: &unknown, ends_now };
+            execute(&node::Command::Revoke(revoke), &mut keyspace)
+        });
+        answer(ctx, revoked, false);
+    }
+}
+
+impl Command for Scan {
+    const SPEC: Spec = docs::SCAN;
+
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
+        let scanned = request::scan_terms(args).and_then(|terms| {
+            let mut keyspace = ServerKeyspace::of_command(ctx);
+            let ScanTerms { cursor, pattern, count } = terms;
+            let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
+            execute(&node::Command::Scan(scan), &mut keyspace)
+        });
+        answer(ctx, scanned, false);
+    }
+}
+
+impl Command for Help {
+    const SPEC: Spec = docs::HELP;
+
+    fn run(ctx: &Ctx<'_>, _: Args<'_>) {
+        ctx.reply_lines(&help::lines());
     }
 }
 
@@ -144,8 +186,9 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
         Ok(Reply::Granted(fence) | Reply::Extended(fence)) => ctx.reply_integer(integer(fence)),
         Ok(Reply::Refused | Reply::NotHeld | Reply::Inspected(None)) => ctx.reply_null(),
         Ok(Reply::Waits) => {}
-        Ok(Reply::Released(released)) => ctx.reply_integer(released.into()),
-        Ok(Reply::Inspected(Some(inspected))) => reply_inspected(ctx, &inspected),
+        Ok(Reply::Released(yes) | Reply::Revoked(yes)) => ctx.reply_integer(yes.into()),
+        Ok(Reply::Inspected(Some(inspected))) => inspection::reply(ctx, &inspected),
+        Ok(Reply::Scanned(scanned)) => inspection::reply_list(ctx, &scanned),
         Err(CommandError::Arity) => ctx.reply_wrong_arity(),
         Err(error) => ctx.reply_error(&error),
     }
@@ -172,27 +215,6 @@ fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: u64) {
     ctx.reply_integer(i64::try_from(waited_us).unwrap_or(i64::MAX));
 }
 
-fn reply_inspected(ctx: &Ctx<'_>, inspected: &Inspected) {
-    let (owner, fence, ttl_ms, keys) = match &inspected.holder {
-        Holder::Lease { owner, fence, ttl_ms, keys } => {
-            (owner.as_deref(), Some(*fence), Some(*ttl_ms), *keys)
-        }
-        Holder::Foreign { ttl_ms } => (None, None, *ttl_ms, 1),
-    };
-    ctx.reply_map(5);
-    ctx.reply_bytes(b"owner");
-    owner.map_or_else(|| ctx.reply_null(), |owner| ctx.reply_bytes(owner));
-    ctx.reply_bytes(b"fence");
-    fence.map_or_else(|| ctx.reply_null(), |fence| ctx.reply_integer(integer(fence)));
-    ctx.reply_bytes(b"ttl");
-    // As PTTL: −1 for a key that does not expire.
-    ctx.reply_integer(ttl_ms.map_or(-1, |ms| i64::try_from(ms).unwrap_or(i64::MAX)));
-    ctx.reply_bytes(b"waiters");
-    ctx.reply_integer(i64::try_from(inspected.waiters).unwrap_or(i64::MAX));
-    ctx.reply_bytes(b"keys");
-    ctx.reply_integer(i64::try_from(keys).unwrap_or(i64::MAX));
-}
-
-fn integer(fence: Fence) -> i64 {
+pub(crate) fn integer(fence: Fence) -> i64 {
     i64::try_from(fence.get()).expect("a fence is below 2^53")
 }

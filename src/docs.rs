@@ -1,6 +1,6 @@
 //! What `COMMAND DOCS` and the hints of redis-cli say. Arguments are shown by their names, so those are for people.
 
-use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec};
+use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
 
 const LOGARITHMIC: &std::ffi::CStr = c"O(1) without waiters, O(log N) with N clients that wait";
 const FOR_EACH_KEY: &std::ffi::CStr = c"O(K) for K keys without waiters, O(K log N) with N clients that wait";
@@ -56,6 +56,30 @@ const NEW_TOKEN: ArgSpec = ArgSpec {
     summary: c"Hands the lock over: from then on only this token holds it, with a new fence",
     option: Some(c"TOKEN"),
 };
+const CURSOR: ArgSpec = ArgSpec {
+    name: c"cursor",
+    kind: ArgKind::Integer,
+    summary: c"Where to go on: 0 at first, and then what the last call returned",
+    option: None,
+};
+const MATCH: ArgSpec = ArgSpec {
+    name: c"pattern",
+    kind: ArgKind::Pattern,
+    summary: c"Lists only keys that match, as in SCAN: at most 255 bytes",
+    option: Some(c"MATCH"),
+};
+const COUNT: ArgSpec = ArgSpec {
+    name: c"count",
+    kind: ArgKind::Integer,
+    summary: c"How many locks to look at: 1 to 1000, 10 by default",
+    option: Some(c"COUNT"),
+};
+const NOW: ArgSpec = ArgSpec {
+    name: c"now",
+    kind: ArgKind::Flag,
+    summary: c"Ends the lock at once, as DEL does, although its holder relies on it",
+    option: Some(c"NOW"),
+};
 
 pub(crate) const ACQUIRE: Spec = Spec {
     name: c"lock.acquire",
@@ -67,6 +91,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
     keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
     has_token: true,
+    users: Users::Programs,
     args: &[KEY, TOKEN, TTL, WAIT, FENCE, OWNER],
 };
 
@@ -91,6 +116,7 @@ pub(crate) const EXTEND: Spec = Spec {
     keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
     has_token: true,
+    users: Users::Programs,
     args: &[KEY, TOKEN, TTL, FENCE, NEW_TOKEN],
 };
 
@@ -115,6 +141,7 @@ pub(crate) const RELEASE: Spec = Spec {
     keys: Keys::First,
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
     has_token: true,
+    users: Users::Programs,
     args: &[KEY, TOKEN],
 };
 
@@ -140,5 +167,52 @@ pub(crate) const INSPECT: Spec = Spec {
     keys: Keys::First,
     key: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
     has_token: false,
+    users: Users::Programs,
     args: &[KEY],
 };
+
+pub(crate) const REVOKE: Spec = Spec {
+    name: c"lock.revoke",
+    flags: c"write admin",
+    summary: c"Takes a lock back: it can no longer be extended, and ends by its deadline; 1 when there was one, 0 when not",
+    complexity: FOR_EACH_KEY,
+    since: SINCE,
+    arity: -2,
+    keys: Keys::First,
+    key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
+    has_token: false,
+    users: Users::Operators,
+    args: &[KEY, NOW],
+};
+
+pub(crate) const SCAN: Spec = Spec {
+    name: c"lock.scan",
+    flags: c"readonly admin",
+    summary: c"Lists the locks of the selected database, a slice in each call: the next cursor, and what LOCK.INSPECT says of each",
+    complexity: c"O(1) for each call, O(N) for all of N locks",
+    since: SINCE,
+    arity: -2,
+    keys: Keys::None,
+    key: KeyFlags::empty(),
+    has_token: false,
+    users: Users::Operators,
+    args: &[CURSOR, MATCH, COUNT],
+};
+
+pub(crate) const HELP: Spec = Spec {
+    name: c"lock.help",
+    flags: c"fast allow-loading allow-stale",
+    summary: c"Says what the commands of the module are: a list of lines",
+    complexity: c"O(1)",
+    since: SINCE,
+    arity: 1,
+    keys: Keys::None,
+    key: KeyFlags::empty(),
+    has_token: false,
+    users: Users::Programs,
+    args: &[],
+};
+
+/// All commands, in the order of `LOCK.HELP`.
+pub(crate) const ALL: [&Spec; 10] =
+    [&ACQUIRE, &EXTEND, &RELEASE, &ACQUIRE_ALL, &EXTEND_ALL, &RELEASE_ALL, &INSPECT, &SCAN, &REVOKE, &HELP];

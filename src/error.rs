@@ -3,7 +3,7 @@
 use std::fmt;
 
 use quorlock_core::TtlError;
-use quorlock_core::node::{self, FenceError, KEYS_MAX, Reason};
+use quorlock_core::node::{self, FenceError, KEYS_MAX, PATTERN_BYTES_MAX, Reason, SCAN_COUNT_MAX};
 
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -24,14 +24,23 @@ pub(crate) enum CommandError {
     },
     Fence(FenceError),
     UnknownOption {
+        /// The argument after which options may come.
+        after: &'static str,
         takes: &'static str,
     },
+    Cursor,
+    PatternLength,
+    CountRange,
     RepeatedOption,
     WrongType,
     Abstaining {
         reason: Reason,
         left_ms: u64,
     },
+    Revoked {
+        left_ms: u64,
+    },
+    NoExpiry,
     NotWritten,
 }
 
@@ -49,6 +58,8 @@ impl From<node::CommandError> for CommandError {
             node::CommandError::OtherKeys => Self::OtherKeys,
             node::CommandError::BadFence(error) => Self::Fence(error),
             node::CommandError::QueueFull { max_waiters } => Self::QueueFull { max_waiters },
+            node::CommandError::Revoked { left_ms } => Self::Revoked { left_ms },
+            node::CommandError::NoExpiry => Self::NoExpiry,
             node::CommandError::NotWritten => Self::NotWritten,
         }
     }
@@ -87,17 +98,41 @@ impl fmt::Display for CommandError {
                 "QUEUEFULL {max_waiters} clients wait already (lock.max-waiters): try again later, or raise it"
             ),
             Self::Fence(error) => write!(f, "BADFENCE {error}"),
-            Self::UnknownOption { takes } => {
-                write!(f, "ERR syntax error: after the ttl there may be {takes}")
+            Self::UnknownOption { after, takes } => {
+                write!(f, "ERR syntax error: after the {after} there may be {takes}")
             }
+            Self::Cursor => {
+                write!(f, "ERR invalid cursor: begin with 0, and go on with what the last call replied")
+            }
+            Self::PatternLength => write!(f, "ERR MATCH must be at most {PATTERN_BYTES_MAX} bytes"),
+            Self::CountRange => write!(f, "ERR COUNT must be between 1 and {SCAN_COUNT_MAX}"),
             Self::RepeatedOption => write!(f, "ERR syntax error: an option is there twice; name each once"),
             Self::WrongType => write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value"),
             Self::Abstaining { reason, left_ms } => {
+                let why = match reason {
+                    Reason::Start => "started recently",
+                    Reason::Promotion => "was a replica until recently",
+                    Reason::SwapDb => "two databases were swapped recently",
+                    Reason::Replica => {
+                        return write!(
+                            f,
+                            "ABSTAIN {left_ms} {reason}: is a replica; grants no locks; ask its master"
+                        );
+                    }
+                };
                 write!(
                     f,
-                    "ABSTAIN {left_ms} {reason}: this server may have forgotten locks that are still held"
+                    "ABSTAIN {left_ms} {reason}: {why}; grants locks again in {left_ms} ms; ask the other nodes"
                 )
             }
+            Self::Revoked { left_ms } => write!(
+                f,
+                "REVOKED {left_ms} an operator revoked this lock: finish within {left_ms} ms, it cannot be extended"
+            ),
+            Self::NoExpiry => write!(
+                f,
+                "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL"
+            ),
             Self::NotWritten => write!(f, "ERR the server did not take the key; nothing was locked"),
         }
     }

@@ -36,6 +36,7 @@ pub(crate) fn write(section: &Section) {
             (c"releases", stats.releases),
             (c"ended_by_deadline", stats.ended_by_deadline),
             (c"ended_by_operator", stats.ended_by_operator),
+            (c"revoked", stats.revoked),
             (c"saved_from_clock_step", stats.saved_from_clock_step),
             (c"saved_from_eviction", stats.saved_from_eviction),
             (c"handovers", stats.handovers),

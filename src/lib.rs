@@ -4,8 +4,10 @@
 //! server.
 //!
 //! - [`commands`]: the handler of each command.
+//! - [`inspection`]: what `LOCK.INSPECT` and `LOCK.SCAN` show.
 //! - [`request`]: parses arguments.
 //! - [`error`]: the text of every error.
+//! - [`help`]: what `LOCK.HELP` says.
 //! - [`docs`]: what `COMMAND DOCS` and redis-cli show.
 //! - [`keyspace`]: the server's keys, as the node sees them.
 //! - [`server_events`]: passes on what the server reports.
@@ -24,7 +26,9 @@ mod config;
 mod docs;
 mod error;
 mod ffi;
+mod help;
 mod info;
+mod inspection;
 mod keyspace;
 mod module;
 mod request;

@@ -11,7 +11,14 @@ use crate::ffi::{Args, Ctx, DetachedClient, LogLevel, MainThread, Timer, clock};
 use crate::{config, server_events};
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
-pub(crate) const VERSION: i32 = 100;
+pub(crate) const VERSION: i32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
+    + 100 * number(env!("CARGO_PKG_VERSION_MINOR"))
+    + number(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn number(digits: &str) -> i32 {
+    let Ok(number) = i32::from_str_radix(digits, 10) else { panic!("Cargo checks that it is a number") };
+    number
+}
 
 /// A fixed number of fence counters: so few that they stay in a processor's cache, and so many that keys seldom share one.
 const FENCE_STRIPES: usize = 16_384;

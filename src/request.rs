@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use quorlock_core::node::KEYS_MAX;
+use quorlock_core::node::{KEYS_MAX, Pattern, SCAN_COUNT_MAX};
 use quorlock_core::{Fence, Ttl};
 
 use crate::error::CommandError;
@@ -44,7 +44,7 @@ pub(crate) struct Options<'a> {
 /// that cannot be told, every argument that may be one.
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
-        Keys::First => (2, false),
+        Keys::First | Keys::None => (2, false),
         // Behind the token there is a time, or nothing.
         Keys::Counted => match key_positions(args) {
             Some(keys)
@@ -108,7 +108,7 @@ pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Option
         } else if name.eq_ignore_ascii_case(b"WAIT") {
             once(&mut options.wait_ms, checked_wait(value)?)
         } else {
-            Err(CommandError::UnknownOption { takes: "WAIT ms, FENCE n and OWNER label" })
+            Err(CommandError::UnknownOption { after: "ttl", takes: "WAIT ms, FENCE n and OWNER label" })
         }
     })?;
     Ok((ttl, options))
@@ -124,7 +124,7 @@ pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
             once(&mut options.new_token, checked_token(value)?)
         } else {
-            Err(CommandError::UnknownOption { takes: "FENCE n and TOKEN new" })
+            Err(CommandError::UnknownOption { after: "ttl", takes: "FENCE n and TOKEN new" })
         }
     })?;
     Ok((ttl, options))
@@ -135,7 +135,49 @@ pub(crate) fn no_terms(Rest { args, from }: Rest<'_>) -> Result<(), CommandError
     if args.len() > from { Err(CommandError::Arity) } else { Ok(()) }
 }
 
-/// Calls `take` for each name and value after the ttl.
+/// `command key [NOW]`: whether NOW is there.
+pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
+    match (args.get(2), args.len()) {
+        (None, _) => Ok(false),
+        (Some(word), 3) if word.as_bytes().eq_ignore_ascii_case(b"NOW") => Ok(true),
+        (Some(_), 3) => Err(CommandError::UnknownOption { after: "key", takes: "NOW" }),
+        (Some(_), _) => Err(CommandError::Arity),
+    }
+}
+
+/// `command cursor [MATCH pattern] [COUNT n]`
+pub(crate) struct ScanTerms {
+    pub(crate) cursor: u64,
+    pub(crate) pattern: Option<Pattern>,
+    pub(crate) count: u32,
+}
+
+/// How many locks a call of `LOCK.SCAN` looks at when it does not say, as `SCAN` does.
+const COUNT_DEFAULT: u32 = 10;
+
+pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
+    let cursor = args.get(1).ok_or(CommandError::Arity)?;
+    let cursor = cursor.to_integer().and_then(|cursor| u64::try_from(cursor).ok());
+    let cursor = cursor.ok_or(CommandError::Cursor)?;
+    let (mut pattern, mut count) = (None, None);
+    each_option(Rest { args, from: 1 }, |name, value| {
+        if name.eq_ignore_ascii_case(b"MATCH") {
+            once(&mut pattern, Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?)
+        } else if name.eq_ignore_ascii_case(b"COUNT") {
+            once(&mut count, checked_count(value)?)
+        } else {
+            Err(CommandError::UnknownOption { after: "cursor", takes: "MATCH pattern and COUNT n" })
+        }
+    })?;
+    Ok(ScanTerms { cursor, pattern, count: count.unwrap_or(COUNT_DEFAULT) })
+}
+
+fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
+    let n = count.to_integer().ok_or(CommandError::NotAnInteger)?;
+    u32::try_from(n).ok().filter(|n| (1..=SCAN_COUNT_MAX).contains(n)).ok_or(CommandError::CountRange)
+}
+
+/// Calls `take` for each name and value after the argument at `from`.
 fn each_option<'a>(
     Rest { args, from }: Rest<'a>,
     mut take: impl FnMut(&[u8], Arg<'a>) -> Result<(), CommandError>,

@@ -7,15 +7,19 @@ use redis::{Cmd, Connection, Value, cmd};
 
 const OPERATIONS: &str = include_str!("../docs/operations.md");
 
-const LOCK_COMMANDS: [&str; 7] = [
+const LOCK_COMMANDS: [&str; 8] = [
     "lock.acquire",
     "lock.extend",
+    "lock.help",
     "lock.inspect",
     "lock.macquire",
     "lock.mextend",
     "lock.mrelease",
     "lock.release",
 ];
+
+/// The commands for operators.
+const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
 /// The user of the documentation, as the words of `ACL SETUSER`.
 fn documented_user() -> Vec<&'static str> {
@@ -80,13 +84,13 @@ fn the_documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
     // What a connection is made with is allowed to everybody.
     let for_all: BTreeSet<_> = {
         set_user(connection, &["nobody", "on", "nopass"]);
-        may_run(connection, "nobody", "lock:1")
+        may_run(connection, "nobody", "orders/1")
     };
-    let allowed: Vec<_> = may_run(connection, user[0], "lock:1").difference(&for_all).cloned().collect();
+    let allowed: Vec<_> = may_run(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
     // The client asks which server it is, and whether it is there.
     assert_eq!(allowed, [&["info"], &LOCK_COMMANDS[..], &["ping"]].concat());
-    let elsewhere: Vec<_> = may_run(connection, user[0], "other:1").difference(&for_all).cloned().collect();
-    assert_eq!(elsewhere, ["info", "ping"]);
+    let elsewhere: Vec<_> = may_run(connection, user[0], "other/1").difference(&for_all).cloned().collect();
+    assert_eq!(elsewhere, ["info", "lock.help", "ping"]);
     for command in &for_all {
         assert!(["auth", "hello", "quit", "reset"].contains(&command.as_str()), "{command}");
     }
@@ -103,18 +107,18 @@ fn the_documented_user_locks() {
 
     let line =
         |words: &[&str]| -> Cmd { words.iter().fold(Cmd::new(), |mut all, word| all.arg(word).take()) };
-    let fence: i64 = line(&["LOCK.ACQUIRE", "lock:1", "token", "9000"]).query(connection).unwrap();
-    assert_eq!(line(&["LOCK.EXTEND", "lock:1", "token", "9000"]).query::<i64>(connection).unwrap(), fence);
-    assert!(matches!(line(&["LOCK.INSPECT", "lock:1"]).query(connection).unwrap(), Value::Array(_)));
-    assert!(line(&["LOCK.RELEASE", "lock:1", "token"]).query::<bool>(connection).unwrap());
+    let fence: i64 = line(&["LOCK.ACQUIRE", "orders/1", "token", "9000"]).query(connection).unwrap();
+    assert_eq!(line(&["LOCK.EXTEND", "orders/1", "token", "9000"]).query::<i64>(connection).unwrap(), fence);
+    assert!(matches!(line(&["LOCK.INSPECT", "orders/1"]).query(connection).unwrap(), Value::Array(_)));
+    assert!(line(&["LOCK.RELEASE", "orders/1", "token"]).query::<bool>(connection).unwrap());
     for forbidden in [
-        &["LOCK.ACQUIRE", "other:1", "token", "9000"][..],
-        &["LOCK.EXTEND", "other:1", "token", "9000"],
-        &["LOCK.INSPECT", "other:1"],
-        &["LOCK.RELEASE", "other:1", "token"],
+        &["LOCK.ACQUIRE", "other/1", "token", "9000"][..],
+        &["LOCK.EXTEND", "other/1", "token", "9000"],
+        &["LOCK.INSPECT", "other/1"],
+        &["LOCK.RELEASE", "other/1", "token"],
         // Who could read the key would know the token.
-        &["GET", "lock:1"],
-        &["DEL", "lock:1"],
+        &["GET", "orders/1"],
+        &["DEL", "orders/1"],
         &["CONFIG", "SET", "lock.rejoin-delay", "0"],
     ] {
         let error = line(forbidden).exec(connection).unwrap_err();
@@ -126,7 +130,7 @@ fn the_documented_user_locks() {
 fn the_documented_user_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
-    let by_category = "user by-category on nopass ~lock:* +@lock";
+    let by_category = "user by-category on nopass ~orders/* +@lock";
     let knows_categories = has_module_categories(&mut Server::with_module().start().unwrap().connection());
     let mut lines = format!("user {}\n", documented_user().join(" "));
     if knows_categories {
@@ -138,7 +142,7 @@ fn the_documented_user_can_be_written_into_redis_conf() {
     for user in
         documented_user().first().copied().into_iter().chain(knows_categories.then_some("by-category"))
     {
-        let may: Vec<_> = may_run(connection, user, "lock:1").into_iter().collect();
+        let may: Vec<_> = may_run(connection, user, "orders/1").into_iter().collect();
         assert!(
             LOCK_COMMANDS.iter().all(|command| may.iter().any(|name| name == command)),
             "{user}: {may:?}"
@@ -159,11 +163,35 @@ fn the_category_has_the_commands_where_servers_let_modules_have_one() {
     assert_eq!(names(commands).into_iter().collect::<Vec<_>>(), LOCK_COMMANDS);
 
     set_user(connection, &["nobody", "on", "nopass"]);
-    set_user(connection, &["by-category", "on", "nopass", "~lock:*", "+@lock"]);
-    let for_all = may_run(connection, "nobody", "lock:1");
+    set_user(connection, &["by-category", "on", "nopass", "~orders/*", "+@lock"]);
+    let for_all = may_run(connection, "nobody", "orders/1");
     let allowed: Vec<_> =
-        may_run(connection, "by-category", "lock:1").difference(&for_all).cloned().collect();
+        may_run(connection, "by-category", "orders/1").difference(&for_all).cloned().collect();
     assert_eq!(allowed, LOCK_COMMANDS);
+}
+
+#[test]
+fn commands_for_operators_are_admin_and_dangerous_and_for_nobody_else() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    let knows_categories = has_module_categories(connection);
+    for category in ["admin", "dangerous"].into_iter().filter(|_| knows_categories) {
+        let commands = names(cmd("ACL").arg("CAT").arg(category).query(connection).unwrap());
+        for command in OPERATOR_COMMANDS {
+            assert!(commands.contains(command), "{category}: {command}");
+        }
+        assert!(LOCK_COMMANDS.iter().all(|command| !commands.contains(*command)), "{category}");
+    }
+    set_user(connection, &["program", "on", "nopass", "~*", "+@all", "-@dangerous"]);
+    set_user(connection, &["operator", "on", "nopass", "~orders/*", "+lock.revoke"]);
+    if !knows_categories {
+        set_user(connection, &["program", "-lock.revoke", "-lock.scan"]);
+    }
+    let program = may_run(connection, "program", "orders/1");
+    assert!(OPERATOR_COMMANDS.iter().all(|command| !program.contains(*command)));
+    assert!(LOCK_COMMANDS.iter().all(|command| program.contains(*command)));
+    assert!(may_run(connection, "operator", "orders/1").contains("lock.revoke"));
+    assert!(!may_run(connection, "operator", "other/1").contains("lock.revoke"));
 }
 
 #[test]

@@ -53,6 +53,9 @@ fn a_wrong_number_of_arguments_is_refused_in_the_servers_words() {
         ("extend", vec!["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
         ("release", vec!["", " k", " k s3cret 1000"]),
         ("inspect", vec!["", " k s3cret"]),
+        ("revoke", vec!["", " k NOW NOW"]),
+        ("scan", vec!["", " 0 MATCH", " 0 COUNT 1 MATCH"]),
+        ("help", vec![" me"]),
     ];
     let (_server, mut cli) = server_and_cli();
     for (name, lines) in lines {
@@ -236,7 +239,13 @@ fn a_key_of_another_type_is_refused_and_not_touched() {
         let key = line.split(' ').nth(1).unwrap();
         cli.reply(&format!("PEXPIRE {key} 60000"));
         let expires_at = cli.expires_at_ms(key);
-        for line in ["ACQUIRE {} s3cret 1000", "EXTEND {} s3cret 1000", "RELEASE {} s3cret", "INSPECT {}"] {
+        for line in [
+            "ACQUIRE {} s3cret 1000",
+            "EXTEND {} s3cret 1000",
+            "RELEASE {} s3cret",
+            "INSPECT {}",
+            "REVOKE {}",
+        ] {
             let line = format!("LOCK.{}", line.replace("{}", key));
             assert_eq!(refused(&mut cli, &command(&line)), WRONG_TYPE, "{line}");
         }
@@ -268,7 +277,7 @@ fn a_replica_refuses_all_but_inspect() {
     cli.reply("SET held s3cret PX 60000");
     // Nobody is there to be copied from, so that what it has stays.
     cli.reply("REPLICAOF 127.0.0.1 1");
-    for line in ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret"] {
+    for line in ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret", "REVOKE held"] {
         assert_eq!(
             refused(&mut cli, &command(&format!("LOCK.{line}"))),
             "READONLY You can't write against a read only replica."
@@ -298,6 +307,9 @@ fn huge_arguments_are_refused_without_being_copied() {
         }
         assert_eq!(cli.run::<Value>(command("LOCK.RELEASE").arg(huge).arg("s3cret")), Int(0));
         assert_eq!(cli.run::<Value>(command("LOCK.INSPECT").arg(huge)), Nil);
+        assert_eq!(cli.run::<Value>(command("LOCK.REVOKE").arg(huge)), Int(0));
+        let pattern = command("LOCK.SCAN 0 MATCH").arg(huge).clone();
+        assert_eq!(refused(cli, &pattern), "ERR MATCH must be at most 255 bytes");
     };
     // What the server itself makes of so many huge arguments, whatever the command. Now and then its housekeeping copies
     // what is being received; a copy of ours is there every time.

@@ -1,11 +1,14 @@
 //! What the commands do, as somebody at redis-cli sees it.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+
 mod common;
 
 use std::collections::HashMap;
 
 use common::{Cli, PATIENCE, command, server, server_and_cli};
-use quorlock_testkit::eventually;
+use quorlock_testkit::{Server, eventually};
+use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map, Nil};
 
 fn text(text: &str) -> Value {
@@ -104,18 +107,73 @@ fn inspect_shows_everything_but_the_token() {
 
     let fence = resp2.ask::<i64>("LOCK.ACQUIRE k a 60000 OWNER worker-7");
     let Map(lock) = resp3.reply("LOCK.INSPECT k") else { panic!("a map in RESP3") };
-    let [(k1, owner), (k2, shown), (k3, Int(ttl)), (k4, waiters), (k5, keys)] = &lock[..] else {
+    let names: Vec<_> = lock.iter().map(|(name, _)| name.clone()).collect();
+    let fields = ["owner", "fence", "ttl", "held", "mode", "holders", "waiters", "queue", "clients", "keys"];
+    assert_eq!(names, [&fields[..], &["revoked"]].concat().into_iter().map(text).collect::<Vec<_>>());
+    let [(_, owner), (_, shown), (_, Int(ttl)), (_, Int(held)), rest @ ..] = &lock[..] else {
         panic!("{lock:?}")
     };
-    let names = ["owner", "fence", "ttl", "waiters", "keys"].map(text);
-    assert!([k1, k2, k3, k4, k5].into_iter().eq(&names), "{lock:?}");
-    assert_eq!((owner, shown, waiters, keys), (&text("worker-7"), &Int(fence), &Int(0), &Int(1)));
-    assert!((1..=60_000).contains(ttl));
+    assert_eq!((owner, shown), (&text("worker-7"), &Int(fence)));
+    assert!((1..=60_000).contains(ttl) && (0..5000).contains(held));
+    let rest: Vec<_> = rest.iter().map(|(_, value)| value.clone()).collect();
+    let nobody = Array(Vec::new());
+    assert_eq!(rest, [text("exclusive"), Int(1), Int(0), nobody.clone(), nobody, Int(1), Int(0)]);
 
     let Array(flat) = resp2.reply("LOCK.INSPECT k") else { panic!("an array in RESP2") };
-    assert_eq!(flat.len(), 10, "{flat:?}");
+    assert_eq!(flat.len(), 22, "{flat:?}");
     let names = flat.iter().step_by(2).eq(lock.iter().map(|(name, _)| name));
     assert!(names && flat[1] == text("worker-7") && flat[3] == Int(fence), "{flat:?}");
+}
+
+#[test]
+fn inspect_names_the_first_ten_waiters_in_order() {
+    let (server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    let mut waiters = Vec::new();
+    for index in 0..12 {
+        let mut waiter = Cli::new(&server);
+        waiter.reply(&format!("CLIENT SETNAME app-{index}"));
+        let label = if index == 1 { String::new() } else { format!(" OWNER worker-{index}") };
+        let line = command(&format!("LOCK.ACQUIRE k w{index} 60000 WAIT 60000{label}"));
+        waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
+        waiters.push(waiter);
+        eventually(PATIENCE, "it waits", || {
+            cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["waiters"] == Int(index + 1)
+        });
+    }
+    let Map(shown) = Cli::resp3(&server).reply("LOCK.INSPECT k") else { panic!("a map in RESP3") };
+    let field = |name: &str| shown.iter().find(|(field, _)| *field == text(name)).unwrap().1.clone();
+    let owners = (0..10).map(|index| if index == 1 { Nil } else { text(&format!("worker-{index}")) });
+    assert_eq!(field("queue"), Array(owners.collect()));
+    let client = |index| {
+        let name = text(&format!("app-{index}"));
+        Map(vec![(text("client"), name), (text("user"), text("default")), (text("address"), text("unix"))])
+    };
+    assert_eq!(field("clients"), Array((0..10).map(client).collect()));
+    drop(waiters);
+    eventually(PATIENCE, "they are gone", || {
+        let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
+        shown["waiters"] == Int(0) && shown["queue"] == Array(Vec::new())
+    });
+}
+
+#[test]
+fn inspect_names_the_address_of_a_waiter() {
+    let server = Server::with_module().tcp().start().unwrap();
+    let (mut cli, mut waiter) = (Cli::new(&server), Cli::new(&server));
+    let address: String = waiter.ask("CLIENT INFO");
+    let address = address.split(' ').find_map(|field| field.strip_prefix("addr=")).unwrap().to_owned();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    let line = command("LOCK.ACQUIRE k b 60000 WAIT 60000");
+    waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
+    eventually(PATIENCE, "it waits", || {
+        let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
+        let clients = Vec::<HashMap<String, Value>>::from_redis_value(shown["clients"].clone()).unwrap();
+        clients.first().is_some_and(|client| {
+            assert_eq!((&client["address"], &client["client"]), (&text(&address), &Nil));
+            true
+        })
+    });
 }
 
 #[test]

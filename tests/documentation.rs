@@ -14,7 +14,7 @@ use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
 /// Each command and how it is written.
-const SYNTAX: [&str; 7] = [
+const SYNTAX: [&str; 10] = [
     "lock.acquire key token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [FENCE n] [TOKEN new]",
     "lock.release key token",
@@ -22,6 +22,9 @@ const SYNTAX: [&str; 7] = [
     "lock.macquire numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.mextend numkeys key [key ...] token ttl-ms [FENCE n] [TOKEN new]",
     "lock.mrelease numkeys key [key ...] token",
+    "lock.revoke key [NOW]",
+    "lock.scan cursor [MATCH pattern] [COUNT count]",
+    "lock.help",
 ];
 
 struct Documented {
@@ -46,7 +49,9 @@ impl Documented {
         let mut docs: HashMap<String, Value> = cli.ask(&format!("COMMAND DOCS {name}"));
         let docs = HashMap::<String, Value>::from_redis_value(docs.remove(name).unwrap()).unwrap();
         let text = |field: &str| String::from_redis_value(docs[field].clone()).unwrap();
-        let arguments = Vec::<HashMap<String, Value>>::from_redis_value(docs["arguments"].clone()).unwrap();
+        // A command without arguments has no such field.
+        let arguments = docs.get("arguments").cloned().unwrap_or(Value::Array(Vec::new()));
+        let arguments = Vec::<HashMap<String, Value>>::from_redis_value(arguments).unwrap();
         Self {
             summary: text("summary"),
             complexity: text("complexity"),
@@ -88,7 +93,8 @@ fn the_documented_arguments_are_the_syntax() {
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
         let arguments = Documented::of(&mut cli, name).arguments.into_iter();
-        let written = arguments.map(|Argument { name, option, multiple, .. }| match option {
+        let written = arguments.map(|Argument { name, kind, option, multiple, .. }| match option {
+            Some(option) if kind == "pure-token" => format!("[{option}]"),
             Some(option) => format!("[{option} {name}]"),
             None if multiple => format!("{name} [{name} ...]"),
             None => name,
@@ -96,6 +102,37 @@ fn the_documented_arguments_are_the_syntax() {
         let documented: Vec<_> = std::iter::once(name.to_owned()).chain(written).collect();
         assert_eq!(documented.join(" "), syntax);
     }
+}
+
+#[test]
+fn help_names_each_command_with_its_arguments_and_what_it_is_for() {
+    let (_server, mut cli) = server_and_cli();
+    let lines: Vec<String> = cli.ask("LOCK.HELP");
+    let (title, lines) = lines.split_first().unwrap();
+    assert!(title.starts_with("LOCK.<command> "), "{title}");
+    let commands: Vec<_> = lines.iter().step_by(2).map(|line| line.replace(['<', '>'], "")).collect();
+    let of = |name: &str| commands.iter().find(|line| line.split(' ').next() == Some(name));
+    for syntax in SYNTAX {
+        let (name, arguments) = syntax.split_once(' ').unwrap_or((syntax, ""));
+        let expected = format!("{} {arguments}", name.to_uppercase());
+        assert_eq!(of(&name.to_uppercase()).map(String::as_str), Some(expected.trim_end()), "{name}");
+        let docs = Documented::of(&mut cli, name);
+        assert!(lines.iter().any(|line| *line == format!("    {}.", docs.summary)), "{name}");
+    }
+    assert_eq!(lines.len(), 2 * SYNTAX.len());
+    assert!(cli.error("LOCK.HELP me").starts_with("ERR wrong number of arguments"));
+}
+
+#[test]
+fn module_list_has_the_version_of_the_package() {
+    let (_server, mut cli) = server_and_cli();
+    // Some servers bring modules of their own.
+    let modules: Vec<HashMap<String, Value>> = cli.ask("MODULE LIST");
+    let is_ours = |module: &&HashMap<String, Value>| module["name"] == Value::BulkString("lock".into());
+    let module = modules.iter().find(is_ours).expect("it is loaded");
+    let mut version = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<i64>().unwrap());
+    let [major, minor, patch] = std::array::from_fn(|_| version.next().unwrap());
+    assert_eq!(module["ver"], Int(major * 10_000 + minor * 100 + patch));
 }
 
 #[test]
@@ -126,7 +163,8 @@ fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
             call.arg(option);
         }
         match &kind[..] {
-            "key" | "string" => call.arg("x"),
+            "pure-token" => continue,
+            "key" | "string" | "pattern" => call.arg("x"),
             "integer" if argument == "numkeys" => call.arg(1),
             "integer" => call.arg(1000),
             other => panic!("{name}: {other}"),
@@ -146,6 +184,9 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
         ("lock.macquire", -5, vec!["blocking", "denyoom", "module", "movablekeys", "write"]),
         ("lock.mextend", -5, vec!["module", "movablekeys", "write"]),
         ("lock.mrelease", -4, vec!["module", "movablekeys", "write"]),
+        ("lock.revoke", -2, vec!["admin", "module", "write"]),
+        ("lock.scan", -2, vec!["admin", "module", "readonly"]),
+        ("lock.help", 1, vec!["fast", "loading", "module", "stale"]),
     ];
     for (name, arity, flags) in expected {
         let [info]: [Vec<Value>; 1] = cli.ask(&format!("COMMAND INFO {name}"));
@@ -153,7 +194,8 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
         let mut known = Vec::<String>::from_redis_value(info[2].clone()).unwrap();
         known.sort();
         assert_eq!(known, flags, "{name}");
-        let one = i64::from(!flags.contains(&"movablekeys"));
+        let keyless = ["lock.scan", "lock.help"].contains(&name);
+        let one = i64::from(!keyless && !flags.contains(&"movablekeys"));
         assert_eq!(info[3..6], [Int(one), Int(one), Int(one)], "{name}: first key, last key, step");
     }
 }
@@ -166,6 +208,7 @@ fn the_key_is_found_in_each_command() {
         ("LOCK.EXTEND the-key a 1000 TOKEN b", ["RW", "access", "update"]),
         ("LOCK.RELEASE the-key a", ["RW", "access", "delete"]),
         ("LOCK.INSPECT the-key", ["RO", "access", ""]),
+        ("LOCK.REVOKE the-key NOW", ["RW", "access", "update"]),
     ];
     for (line, flags) in expected {
         assert_eq!(cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")), ["the-key"], "{line}");

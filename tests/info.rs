@@ -136,6 +136,9 @@ fn everything_that_happens_to_locks_is_counted_once() {
         "saved_from_clock_step 1",
     ];
     assert_eq!(counted(connection), all);
+    tell(connection, "LOCK.REVOKE e");
+    let all = [&all[..7], &["revoked 1"], &all[7..]].concat();
+    assert_eq!(counted(connection), all);
     // Nothing of it happens again by itself. Two turns of the server's own clock are enough to see.
     let cron = |connection: &mut Connection| -> u64 {
         let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");

@@ -80,6 +80,10 @@ fn a_foreign_lock_has_neither_owner_nor_fence() {
     cli.reply("SET k theirs PX 60000");
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
     assert_eq!((&shown["owner"], &shown["fence"], &shown["waiters"]), (&Nil, &Nil, &Int(0)));
+    assert_eq!(
+        (&shown["mode"], &shown["held"], &shown["holders"]),
+        (&BulkString("foreign".into()), &Nil, &Int(1))
+    );
     assert!(matches!(shown["ttl"], Int(1..=60_000)), "{shown:?}");
     cli.reply("SET k theirs");
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");

@@ -306,6 +306,7 @@ fn every_change_counts_towards_save_points() {
             "LOCK.ACQUIRE k@ a 50000",
             "LOCK.EXTEND k@ a 60000",
             "LOCK.EXTEND k@ a 60000 TOKEN b",
+            "LOCK.REVOKE k@",
             "LOCK.RELEASE k@ b",
         ] {
             assert_eq!(changes_by(&mut cli, line), 100, "{line}, appendonly {appendonly}");

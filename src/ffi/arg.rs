@@ -95,6 +95,15 @@ impl Name<'_> {
         Self::Made(MadeString { string })
     }
 
+    /// 128 random bits in hexadecimal digits: a value that nobody knows.
+    pub(crate) fn random() -> Self {
+        const DIGITS: usize = 32;
+        let mut digits = [0_u8; DIGITS];
+        // SAFETY: a place for so many digits.
+        unsafe { api!(RedisModule_GetRandomHexChars(digits.as_mut_ptr().cast(), DIGITS)) };
+        Self::made(&digits)
+    }
+
     pub(crate) fn as_arg(&self) -> Arg<'_> {
         match self {
             Self::Lent(arg) => *arg,

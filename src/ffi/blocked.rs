@@ -20,6 +20,8 @@ pub(crate) struct Blocked {
     /// Those that the server may still ask about. It uses the address of a client again once it is
     /// gone, and a ticket is never used again.
     tickets: BTreeMap<usize, Ticket>,
+    /// What the server calls the clients that wait.
+    ids: BTreeMap<Ticket, u64>,
     /// The number of the last ticket.
     last: u64,
 }
@@ -44,13 +46,21 @@ impl Blocked {
             api!(RedisModule_SetDisconnectCallback(handle.as_ptr(), Some(on_disconnect)));
             handle
         };
+        // SAFETY: a live context of a command.
+        let id = unsafe { api!(RedisModule_GetClientId(ctx.as_ptr())) };
         Some(with_blocked(|blocked| {
             blocked.last += 1;
             let ticket = Ticket(blocked.last);
             blocked.handles.insert(ticket, handle);
             blocked.tickets.insert(handle.addr().get(), ticket);
+            blocked.ids.insert(ticket, id);
             ticket
         }))
+    }
+
+    /// What the server calls the client that waits.
+    pub(crate) fn client_id(ticket: Ticket) -> Option<u64> {
+        with_blocked(|blocked| blocked.ids.get(&ticket).copied())
     }
 
     /// Lets the server ask, by [`commands::reply_unblocked`], what the client is to be answered,
@@ -67,7 +77,11 @@ impl Blocked {
 
 /// The ticket of a client that the server asks about for the last time.
 fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
-    with_blocked(|blocked| blocked.tickets.remove(&handle.addr()))
+    with_blocked(|blocked| {
+        let ticket = blocked.tickets.remove(&handle.addr())?;
+        blocked.ids.remove(&ticket);
+        Some(ticket)
+    })
 }
 
 /// The client of a context that the server made for its answer.

@@ -32,7 +32,18 @@ pub(crate) struct Spec {
     pub(crate) key: KeyFlags,
     /// Whether it has a token, which is hidden from SLOWLOG and MONITOR.
     pub(crate) has_token: bool,
+    /// Who may run it by category.
+    pub(crate) users: Users,
     pub(crate) args: &'static [ArgSpec],
+}
+
+/// Whom a command is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// Programs that lock: it is in the category of the module.
+    Programs,
+    /// Operators: it is in `@admin` and `@dangerous`.
+    Operators,
 }
 
 /// Where the keys of a command are.
@@ -42,6 +53,8 @@ pub(crate) enum Keys {
     First,
     /// The first argument says how many follow.
     Counted,
+    /// There are none.
+    None,
 }
 
 /// One argument, as documentation and hints show it.
@@ -60,6 +73,9 @@ pub(crate) enum ArgKind {
     Keys,
     Text,
     Integer,
+    Pattern,
+    /// Nothing but the word of the option.
+    Flag,
 }
 
 bitflags! {
@@ -76,8 +92,11 @@ bitflags! {
     }
 }
 
-/// The ACL category of all commands of the module, on servers that let modules have one.
+/// The ACL category of the commands for programs, on servers that let modules have one.
 const CATEGORY: &CStr = c"lock";
+
+/// The ACL categories of the commands for operators, on servers where module commands have any.
+const OPERATOR_CATEGORIES: &CStr = c"admin dangerous";
 
 /// Adds the ACL category, which a server keeps when the module is unloaded. False when the server refuses it.
 pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
@@ -89,14 +108,17 @@ pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
     added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
 }
 
-/// Puts a command into the ACL category.
-fn categorize(command: *mut raw::RedisModuleCommand) -> bool {
+/// Puts a command into its ACL categories, on servers whose module commands have any.
+fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
     // SAFETY: written only while the module is being loaded; a command that was just created, and a name that is copied.
     unsafe {
-        match (raw::RedisModule_AddACLCategory, raw::RedisModule_SetCommandACLCategories) {
-            (Some(_), Some(set)) => set(command, CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32,
-            _ => true,
-        }
+        let categories = match (users, raw::RedisModule_AddACLCategory) {
+            (Users::Programs, None) => return true,
+            (Users::Programs, Some(_)) => CATEGORY,
+            (Users::Operators, _) => OPERATOR_CATEGORIES,
+        };
+        raw::RedisModule_SetCommandACLCategories
+            .is_none_or(|set| set(command, categories.as_ptr()) == raw::REDISMODULE_OK as i32)
     }
 }
 
@@ -109,7 +131,7 @@ pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
         // A range of arguments that are keys; what it cannot say comes with the description.
         let (first, last, step) = match spec.keys {
             Keys::First => (1, 1, 1),
-            Keys::Counted => (0, 0, 0),
+            Keys::Counted | Keys::None => (0, 0, 0),
         };
         api!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(entry::call::<C>), flags, first, last, step))
     };
@@ -128,6 +150,10 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
     let (end_of_args, mut key_specs) =
         unsafe { (std::mem::zeroed(), [key_spec(spec.keys, spec.key), std::mem::zeroed()]) };
     args.push(end_of_args);
+    let key_specs = match spec.keys {
+        Keys::None => ptr::null_mut(),
+        Keys::First | Keys::Counted => key_specs.as_mut_ptr(),
+    };
     let info = raw::RedisModuleCommandInfo {
         version: &raw const version,
         summary: spec.summary.as_ptr(),
@@ -136,7 +162,7 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
         history: ptr::null_mut(),
         tips: ptr::null(),
         arity: spec.arity,
-        key_specs: key_specs.as_mut_ptr(),
+        key_specs,
         args: args.as_mut_ptr(),
     };
     // SAFETY: the command was just created by this name; the server copies all that `info` points to.
@@ -144,7 +170,7 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
         let command = api!(RedisModule_GetCommand(ctx.as_ptr(), spec.name.as_ptr()));
         !command.is_null()
             && api!(RedisModule_SetCommandInfo(command, &raw const info)) == raw::REDISMODULE_OK as i32
-            && categorize(command)
+            && categorize(command, spec.users)
     }
 }
 
@@ -163,6 +189,8 @@ fn arg(spec: &ArgSpec) -> raw::RedisModuleCommandArg {
             ArgKind::Key | ArgKind::Keys => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
             ArgKind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
             ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+            ArgKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
+            ArgKind::Flag => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         },
         key_spec_index: if is_key { 0 } else { -1 },
         token: spec.option.map_or(ptr::null(), CStr::as_ptr),
@@ -182,7 +210,7 @@ fn key_spec(keys: Keys, flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
     match keys {
-        Keys::First => {
+        Keys::First | Keys::None => {
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
             spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
                 lastkey: 0,

@@ -72,6 +72,16 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplyWithMap(self.ctx, pairs.into())) };
     }
 
+    /// Answers an array of lines of text, as HELP does.
+    pub(crate) fn reply_lines(&self, lines: &[String]) {
+        self.reply_array(lines.len() as i32);
+        for line in lines {
+            let line = CString::new(line.as_str()).unwrap_or_default();
+            // SAFETY: as above; the text is copied.
+            unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx, line.as_ptr())) };
+        }
+    }
+
     pub(crate) fn reply_wrong_arity(&self) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_WrongArity(self.ctx)) };

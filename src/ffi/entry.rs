@@ -8,7 +8,9 @@ use redis_module::raw;
 use super::api::api;
 use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
-use crate::commands::{Acquire, AcquireAll, Extend, ExtendAll, Inspect, Release, ReleaseAll};
+use crate::commands::{
+    Acquire, AcquireAll, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke, Scan,
+};
 use crate::{module, request};
 
 #[global_allocator]
@@ -79,7 +81,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_RegisterStringConfig RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
         RedisModule_RedactClientCommandArgument RedisModule_IsKeysPositionRequest RedisModule_KeyAtPosWithFlags
         RedisModule_ReplicateVerbatim RedisModule_GetDetachedThreadSafeContext
-        RedisModule_FreeThreadSafeContext
+        RedisModule_FreeThreadSafeContext RedisModule_GetRandomHexChars RedisModule_GetClientId
+        RedisModule_GetClientNameById RedisModule_GetClientUserNameById RedisModule_GetClientInfoById
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
         let line =
@@ -97,6 +100,9 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         && command::register::<AcquireAll>(ctx)
         && command::register::<ExtendAll>(ctx)
         && command::register::<ReleaseAll>(ctx)
+        && command::register::<Revoke>(ctx)
+        && command::register::<Scan>(ctx)
+        && command::register::<Help>(ctx)
         && info::register(ctx);
     if !known {
         ctx.log(

@@ -5,6 +5,7 @@
 //! - [`Ctx`]: what a command can do: answer, replicate, notify.
 //! - [`Key`]: an open key; the keyspace as the decisions see it.
 //! - [`Blocked`]: the clients that wait.
+//! - [`Client`]: who a client is.
 //! - [`DetachedClient`]: the author of changes that no command made.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers what an operator can set.
@@ -29,6 +30,7 @@
 mod api;
 mod arg;
 mod blocked;
+mod client;
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod config;
@@ -43,6 +45,7 @@ mod timer;
 
 pub(crate) use arg::{Arg, Args, Name};
 pub(crate) use blocked::Blocked;
+pub(crate) use client::Client;
 pub(crate) use ctx::{Ctx, LogLevel};
 pub(crate) use detached_client::DetachedClient;
 pub(crate) use key::Key;

@@ -27,6 +27,7 @@ pub fn models(size: Size) -> Vec<Check> {
     checks.extend(holders(size));
     checks.extend(lost(size));
     checks.extend(several(size));
+    checks.extend(revoked(size));
     checks
 }
 
@@ -92,6 +93,36 @@ fn lost(size: Size) -> Vec<Check> {
         checks.push(holds("lost: 3 nodes, 2 clients, only the operator ends a lease", two));
     }
     checks
+}
+
+/// Locks that an operator revokes on one node after the other, with clocks and extensions.
+fn revoked(size: Size) -> Vec<Check> {
+    let crash = |world: World| World { disk: true, restarts: 1, ..world };
+    let mut checks = vec![
+        holds("revoked: 3 nodes, 1 holder, answers arrive at once", revoked_holder(1)),
+        holds("revoked: the same, and a node crashes and reads its keys again", crash(revoked_holder(1))),
+    ];
+    if size == Size::Full {
+        let unextended = World { rounds: Some(0), ..revoked_holder(2) };
+        checks.extend([
+            holds("revoked: 3 nodes, 2 clients, answers arrive at once", revoked_holder(2)),
+            holds("revoked: 2 clients, and a node crashes and reads its keys again", crash(unextended)),
+        ]);
+    }
+    checks
+}
+
+/// Clients whose locks an operator revokes.
+fn revoked_holder(clients: usize) -> World {
+    World {
+        answers: Answers::AtOnce,
+        sudden_ends: false,
+        releases: false,
+        rounds: Some(1),
+        revokes: true,
+        clocks: Some(clocks(2, 3)),
+        ..World::new(3, clients)
+    }
 }
 
 /// Several keys as one lock, among locks of one key.
@@ -164,6 +195,13 @@ pub fn twins() -> Vec<Check> {
         caught(Twin::ExtendRevives, Property::LostStaysLost, lost.clone()),
         caught(Twin::RepairAtOnce, Property::LostStaysLost, lost.clone()),
         caught(Twin::RepairOnLateGrant, Property::LostStaysLost, lost),
+        caught(Twin::RevokeFreesAtOnce, Property::OneHolder, World { rounds: Some(0), ..revoked_holder(2) }),
+        caught(
+            Twin::RevokeKeepsToken,
+            Property::RevokedStaysRevoked,
+            World { disk: true, restarts: 1, ..revoked_holder(1) },
+        ),
+        caught(Twin::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
     ]
 }
 

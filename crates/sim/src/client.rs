@@ -156,7 +156,7 @@ impl Client {
         let held = match answer {
             Answer::Held(_) | Answer::Released => Some(true),
             Answer::NotHeld => Some(false),
-            Answer::BadFence | Answer::Silent => None,
+            Answer::BadFence | Answer::Revoked | Answer::Silent => None,
         };
         match (&mut self.phase, request) {
             (Phase::Acquiring(agreement, asked), Request::Acquire(_)) => {

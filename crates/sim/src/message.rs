@@ -47,6 +47,8 @@ pub enum Answer {
     NotHeld,
     /// It does, but the node does not take this fence.
     BadFence,
+    /// It does, and can no longer extend it: an operator revoked the lock.
+    Revoked,
     /// The node abstains.
     Silent,
     /// RELEASE found the token holding the key.

@@ -9,6 +9,8 @@ pub enum Property {
     OneHolder,
     /// After an operator has deleted the lock on all nodes, no extension that begins then succeeds.
     LostStaysLost,
+    /// After a majority of nodes have revoked a lock, no extension that begins then succeeds.
+    RevokedStaysRevoked,
 }
 
 impl Property {
@@ -19,6 +21,7 @@ impl Property {
             Self::FencesGrow => "fences grow in the order of grants",
             Self::OneHolder => "one holder at a time",
             Self::LostStaysLost => "what is lost stays lost",
+            Self::RevokedStaysRevoked => "what is revoked stays revoked",
         }
     }
 }

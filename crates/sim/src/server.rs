@@ -1,6 +1,6 @@
 use quorlock_core::node::memory::{self, Name};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, Extend, KeyEvent, Monotonic, Now, Release, Reply, Settings,
+    Acquire, Command, CommandError, Extend, KeyEvent, Monotonic, Now, Release, Reply, Revoke, Settings,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -9,6 +9,19 @@ use crate::message::{Answer, Request};
 
 /// A token that no client has.
 const NOBODY: &[u8] = b"nobody";
+/// What takes the place of the token when a lock is revoked.
+const UNKNOWN: &[u8] = b"unknown";
+
+/// How an operator takes a lock back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Revocation {
+    /// As it is.
+    Marks,
+    /// It ends the lock at once.
+    Ends,
+    /// It marks the lease, and leaves the token in the mirror.
+    KeepsToken,
+}
 
 /// A server of the model: the real node on a keyspace in memory.
 ///
@@ -85,6 +98,36 @@ impl Server {
         self.turn(at);
     }
 
+    /// Starts again with the keys that were there, and nothing else.
+    pub(crate) fn restart_from_disk(&self, at: At, fence_stripes: usize) -> Self {
+        let mut restarted = Self::with_counters(at, 0, fence_stripes);
+        restarted.memory.keys = self.memory.keys.clone();
+        restarted.turn(at);
+        restarted
+    }
+
+    /// Revokes the lock on the first key. Returns the client that held it, if that was one.
+    pub(crate) fn revoke(&mut self, at: At, revocation: Revocation) -> Option<u8> {
+        let holder = self.holder_to_revoke()?;
+        let token = self.holder(Keys::A).map(Name::from_slice)?;
+        let key = &names(Keys::A)[0];
+        let unknown = if revocation == Revocation::KeepsToken { token } else { Name::from_slice(UNKNOWN) };
+        let ends_now = revocation == Revocation::Ends;
+        let revoke = Revoke { db: 0, key, unknown: &unknown, ends_now };
+        let reply = self.memory.execute(at.now, &Command::Revoke(revoke));
+        assert_eq!(reply, Ok(Reply::Revoked(true)), "the key is a held one");
+        self.turn(at);
+        Some(holder)
+    }
+
+    /// The client whose lock on the first key can be revoked.
+    pub(crate) fn holder_to_revoke(&self) -> Option<u8> {
+        match self.holder(Keys::A) {
+            Some(&[client, _attempt]) => Some(client),
+            _ => None,
+        }
+    }
+
     /// Returns one key of each lock that is held.
     pub(crate) fn held(&self) -> impl Iterator<Item = Keys> {
         let (a, b) = (self.holder(Keys::A), self.holder(Keys::B));
@@ -122,8 +165,14 @@ impl Server {
             Err(CommandError::BadFence(_)) => Answer::BadFence,
             // A client names all keys of its lock, so only the server of a mutant answers with `OtherKeys`.
             Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
-            Ok(Reply::Waits | Reply::Inspected(_))
-            | Err(CommandError::WrongType | CommandError::QueueFull { .. } | CommandError::NotWritten) => {
+            Err(CommandError::Revoked { .. }) => Answer::Revoked,
+            Ok(Reply::Waits | Reply::Inspected(_) | Reply::Revoked(_) | Reply::Scanned(_))
+            | Err(
+                CommandError::WrongType
+                | CommandError::QueueFull { .. }
+                | CommandError::NoExpiry
+                | CommandError::NotWritten,
+            ) => {
                 unreachable!("no client waits, all keys are strings, and all writes succeed: {reply:?}")
             }
         }

@@ -33,6 +33,12 @@ pub enum Twin {
     SomeOfTheKeys,
     /// The fence of several keys is above the counter of the first alone.
     FenceOfTheFirstKey,
+    /// REVOKE ends the lock at once, while its holder relies on it.
+    RevokeFreesAtOnce,
+    /// REVOKE leaves the token in the mirror.
+    RevokeKeepsToken,
+    /// EXTEND of a revoked lock extends it.
+    ExtendOfRevoked,
 }
 
 impl fmt::Display for Twin {
@@ -52,6 +58,9 @@ impl fmt::Display for Twin {
             Self::RepairAtOnce => "repair outside a majority of extends",
             Self::SomeOfTheKeys => "those of several keys that are free",
             Self::FenceOfTheFirstKey => "a fence above the first key's counter only",
+            Self::RevokeFreesAtOnce => "a revocation that frees the key at once",
+            Self::RevokeKeepsToken => "a revocation that leaves the token in the mirror",
+            Self::ExtendOfRevoked => "an extension of a revoked lock",
         })
     }
 }

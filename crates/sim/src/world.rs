@@ -10,7 +10,7 @@ use stateright::Model;
 use crate::client::{Client, Effect, Rules};
 use crate::message::{Answer, Body, Message, Request};
 use crate::pool::{Pool, Pooled};
-use crate::server::{At, Server};
+use crate::server::{At, Revocation, Server};
 use crate::{Keys, Property, Twin};
 
 /// A few clients and nodes, one lock or a few that have keys in common, and everything that may happen to them.
@@ -54,6 +54,10 @@ pub struct World {
     pub repair: bool,
     /// Whether an operator deletes the key on all nodes, once.
     pub operator: bool,
+    /// Whether an operator revokes the lock, on one node after the other, at any moment.
+    pub revokes: bool,
+    /// Whether a node that restarts reads its keys again, and votes at once.
+    pub disk: bool,
     /// Which clients never reach which nodes.
     pub cut: Vec<(u8, u8)>,
     /// What is broken.
@@ -112,6 +116,10 @@ struct History {
     before: Vec<Option<Fence>>,
     /// For each client: the first round of extensions that was begun after the operator deleted the lock.
     deleted_before_round: Vec<Option<u8>>,
+    /// For each client: the nodes that have revoked its lock, one bit each.
+    revoked_on: Vec<u8>,
+    /// For each client: the first round of extensions that was begun after a majority had.
+    revoked_before_round: Vec<Option<u8>>,
     /// What went wrong.
     broken: Option<Property>,
 }
@@ -139,6 +147,8 @@ pub enum Action {
     Restart(u8),
     /// An operator deletes the key on all nodes.
     Delete,
+    /// An operator revokes the lock on a node.
+    Revoke(u8),
     /// Time passes.
     Tick,
 }
@@ -161,6 +171,8 @@ impl World {
             releases: true,
             repair: false,
             operator: false,
+            revokes: false,
+            disk: false,
             cut: Vec::new(),
             twin: None,
             pool: Pool::default(),
@@ -271,6 +283,12 @@ impl World {
                     answer => answer,
                 }
             }
+            (Some(Twin::ExtendOfRevoked), Request::Extend(_)) => {
+                match server.execute(at, keys, token, request) {
+                    Answer::Revoked => Answer::Held(Fence::ZERO),
+                    answer => answer,
+                }
+            }
             (Some(Twin::SomeOfTheKeys), Request::Acquire(fence)) => {
                 server.turn(at);
                 server.take_some(at, keys, token, fence)
@@ -339,6 +357,10 @@ impl World {
                     if lost.is_some_and(|first| first <= round) {
                         state.history.broken = Some(Property::LostStaysLost);
                     }
+                    let revoked = state.history.revoked_before_round[index];
+                    if revoked.is_some_and(|first| first <= round) {
+                        state.history.broken = Some(Property::RevokedStaysRevoked);
+                    }
                 }
             }
         }
@@ -356,11 +378,33 @@ impl World {
         if self.twin == Some(Twin::ClockBackAtRestart) {
             at.now.wall_us = 0;
         }
+        if self.disk {
+            let stripes = self.fence_stripes();
+            self.change(state, node, |server| *server = server.restart_from_disk(at, stripes));
+            return;
+        }
         let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
         let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
         let restarted = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
         self.change(state, node, |server| *server = restarted);
         state.wall_us += self.wall_after_restart_us;
+    }
+
+    /// An operator revokes the lock on a node.
+    fn revoke(&self, state: &mut State, node: u8) {
+        let at = self.at(state);
+        let revocation = match self.twin {
+            Some(Twin::RevokeFreesAtOnce) => Revocation::Ends,
+            Some(Twin::RevokeKeepsToken) => Revocation::KeepsToken,
+            _ => Revocation::Marks,
+        };
+        let Some(client) = self.change(state, node, |server| server.revoke(at, revocation)) else { return };
+        let index = usize::from(client);
+        let (rounds, history) = (state.clients[index].rounds(), &mut state.history);
+        history.revoked_on[index] |= 1 << node;
+        if history.revoked_on[index].count_ones() as usize >= self.rules().majority.size() {
+            history.revoked_before_round[index].get_or_insert(rounds);
+        }
     }
 
     fn tick(&self, state: &mut State) {
@@ -398,6 +442,8 @@ impl Model for World {
             history: History {
                 before: vec![None; clients],
                 deleted_before_round: vec![None; clients],
+                revoked_on: vec![0; clients],
+                revoked_before_round: vec![None; clients],
                 ..History::default()
             },
             tick: 0,
@@ -447,6 +493,9 @@ impl Model for World {
         for (node, server) in (0..).zip(&state.servers) {
             if self.sudden_ends {
                 actions.extend(server.held().map(|key| Action::End(node, key)));
+            }
+            if self.revokes && server.holder_to_revoke().is_some() {
+                actions.push(Action::Revoke(node));
             }
             if state.restarts > 0 && self.may_touch(state, node) {
                 actions.push(Action::Restart(node));
@@ -504,6 +553,7 @@ impl Model for World {
                     state.history.deleted_before_round[index] = Some(client.rounds());
                 }
             }
+            Action::Revoke(node) => self.revoke(&mut state, node),
             Action::Tick => self.tick(&mut state),
         }
         Some(state)
@@ -516,6 +566,9 @@ impl Model for World {
                 Property::FencesGrow => |_: &Self, state: &State| !state.breaks(Property::FencesGrow),
                 Property::OneHolder => |world: &Self, state: &State| !state.has_two_holders(world),
                 Property::LostStaysLost => |_: &Self, state: &State| !state.breaks(Property::LostStaysLost),
+                Property::RevokedStaysRevoked => {
+                    |_: &Self, state: &State| !state.breaks(Property::RevokedStaysRevoked)
+                }
             };
             stateright::Property::always(property.name(), condition)
         });
@@ -523,6 +576,7 @@ impl Model for World {
             let condition = match name {
                 ALL_HAVE_WON => State::all_have_won,
                 SOMEBODY_IS_TOLD => State::somebody_is_told,
+                A_HOLDER_IS_REVOKED => State::a_holder_is_revoked,
                 _ => State::somebody_repairs,
             };
             stateright::Property::sometimes(name, condition)
@@ -533,6 +587,7 @@ impl Model for World {
 
 const ALL_HAVE_WON: &str = "each client wins a lock";
 const SOMEBODY_IS_TOLD: &str = "a node is told a fence";
+const A_HOLDER_IS_REVOKED: &str = "a lock that is held is revoked by a majority";
 const SOMEBODY_REPAIRS: &str = "a node is asked to repair a lock";
 
 impl World {
@@ -545,13 +600,18 @@ impl World {
         if self.operator {
             properties.push(Property::LostStaysLost);
         }
+        if self.revokes {
+            properties.push(Property::RevokedStaysRevoked);
+        }
         properties
     }
 
     /// What must be seen in some state, or nothing was checked.
     pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
         let told = (self.proposals.len() > 1).then_some(SOMEBODY_IS_TOLD);
-        [ALL_HAVE_WON].into_iter().chain(told).chain(self.repair.then_some(SOMEBODY_REPAIRS))
+        let revoked = self.revokes.then_some(A_HOLDER_IS_REVOKED);
+        let repaired = self.repair.then_some(SOMEBODY_REPAIRS);
+        [ALL_HAVE_WON].into_iter().chain(told).chain(repaired).chain(revoked)
     }
 }
 
@@ -588,6 +648,11 @@ impl State {
 
     fn somebody_is_told(_: &World, state: &Self) -> bool {
         state.asks(|request| matches!(request, Request::Tell(_)))
+    }
+
+    fn a_holder_is_revoked(_: &World, state: &Self) -> bool {
+        let revoked = state.clients.iter().zip(&state.history.revoked_before_round);
+        revoked.into_iter().any(|(client, revoked)| client.is_holding() && revoked.is_some())
     }
 
     fn somebody_repairs(_: &World, state: &Self) -> bool {

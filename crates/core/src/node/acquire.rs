@@ -132,7 +132,7 @@ impl Node {
         }
         let fence = self.fences.next(hashes, fence, now.wall_us);
         let deadline = now.monotonic.plus_us(ttl.us());
-        let new = NewLock { db, token: token.as_ref(), owner, fence, deadline };
+        let new = NewLock { db, token: token.as_ref(), owner, fence, granted: now.monotonic, deadline };
         self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
         // Only when all are written: what hears of one may do something to the others.
         for key in keys {

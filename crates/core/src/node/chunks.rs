@@ -16,6 +16,17 @@ pub(super) struct Chunks<T> {
     len: usize,
 }
 
+/// The next item of a walk through a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// In this slot.
+    Item(u32),
+    /// The budget did not suffice: the walk goes on from this slot.
+    Spent(u32),
+    /// There is none.
+    End,
+}
+
 /// Items in a chunk.
 const CHUNK_ITEMS: usize = 128;
 
@@ -77,6 +88,28 @@ impl<T> Chunks<T> {
     pub(super) fn get(&self, slot: u32) -> Option<&T> {
         let (chunk, index) = place_of(slot);
         self.slabs.get(chunk)?.get(index)
+    }
+
+    /// The first item in `from` or a later slot. A vacant slot and an empty chunk cost one each.
+    pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
+        let (first, mut index) = place_of(from);
+        for (chunk, items) in self.slabs.iter().enumerate().skip(first) {
+            // No item has an index at or above the capacity.
+            let end = if items.is_empty() { index + 1 } else { items.capacity().min(CHUNK_ITEMS) };
+            while index < end {
+                let slot = chunk * CHUNK_ITEMS + index;
+                if items.contains(index) {
+                    return Next::Item(slot_of(slot));
+                }
+                if *budget == 0 {
+                    return Next::Spent(slot_of(slot));
+                }
+                *budget -= 1;
+                index += 1;
+            }
+            index = 0;
+        }
+        Next::End
     }
 
     /// One above the largest slot in use.

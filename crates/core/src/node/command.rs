@@ -1,6 +1,6 @@
 //! Commands and their replies.
 
-use super::Reason;
+use super::{Mode, Pattern, Reason, Ticket};
 use crate::{Fence, Ttl};
 
 /// The limits of a node.
@@ -42,6 +42,10 @@ pub enum Command<'a, N> {
     Release(Release<'a, N>),
     /// `LOCK.INSPECT`.
     Inspect(Inspect<'a, N>),
+    /// `LOCK.REVOKE`.
+    Revoke(Revoke<'a, N>),
+    /// `LOCK.SCAN`.
+    Scan(Scan<'a>),
 }
 
 /// Takes a lock.
@@ -100,6 +104,32 @@ pub struct Inspect<'a, N> {
     pub key: &'a N,
 }
 
+/// Takes a lock back from its holder, on all its keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Revoke<'a, N> {
+    /// The number of the database.
+    pub db: u32,
+    /// One of the locked keys.
+    pub key: &'a N,
+    /// A value that nobody knows, which takes the place of the token in the mirror.
+    pub unknown: &'a N,
+    /// Whether the lock ends at once, and not at its deadline.
+    pub ends_now: bool,
+}
+
+/// Lists the locks of a database, a slice in each call.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// The number of the database.
+    pub db: u32,
+    /// Where to go on: zero at first, and then what the last call returned.
+    pub cursor: u64,
+    /// What the keys match.
+    pub pattern: Option<&'a Pattern>,
+    /// How many leases to look at, at most.
+    pub count: u32,
+}
+
 /// The reply to a [`Command`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
@@ -117,6 +147,28 @@ pub enum Reply {
     Released(bool),
     /// The holder of the key; `None` when it is free.
     Inspected(Option<Inspected>),
+    /// Whether there was a lock to revoke.
+    Revoked(bool),
+    /// The locks of one slice.
+    Scanned(Scanned),
+}
+
+/// The locks of one slice of a database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scanned {
+    /// Where the next call goes on; zero after the last slice.
+    pub cursor: u64,
+    /// The locks.
+    pub locks: Vec<Listed>,
+}
+
+/// A lock of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The key.
+    pub key: Box<[u8]>,
+    /// What INSPECT says of it.
+    pub inspected: Inspected,
 }
 
 /// The holder of a key.
@@ -124,8 +176,19 @@ pub enum Reply {
 pub struct Inspected {
     /// The number of clients that wait for it.
     pub waiters: usize,
+    /// The first of them, in the order in which they came.
+    pub queue: Vec<ShownWaiter>,
     /// What holds it.
     pub holder: Holder,
+}
+
+/// A client that waits for a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShownWaiter {
+    /// Names the client.
+    pub ticket: Ticket,
+    /// The label that it gave.
+    pub owner: Option<Box<[u8]>>,
 }
 
 /// What holds a key.
@@ -139,8 +202,14 @@ pub enum Holder {
         fence: Fence,
         /// The time left, in milliseconds.
         ttl_ms: u64,
+        /// The time since the grant, in milliseconds.
+        held_ms: u64,
+        /// Whether others may hold the key as well.
+        mode: Mode,
         /// The number of keys of its lock.
         keys: usize,
+        /// Whether an operator revoked it: it ends by its deadline at the latest.
+        revoked: bool,
     },
     /// A string with no lease behind it.
     Foreign {
@@ -171,7 +240,14 @@ pub enum CommandError {
         /// How many may.
         max_waiters: usize,
     },
-    /// The server did not take a key. Nothing is locked.
+    /// An operator revoked the lock. Its holder keeps it for this much longer, in milliseconds.
+    Revoked {
+        /// The time left.
+        left_ms: u64,
+    },
+    /// A string without an expiry is data, and no lock that can be revoked.
+    NoExpiry,
+    /// The server did not take a key. Nothing is locked, or revoked.
     NotWritten,
 }
 

@@ -6,7 +6,7 @@ use super::machine::PerKey;
 use super::{Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Node, Now, Reply};
 
 /// How soon a mirror is tried again that the server did not take, in microseconds.
-const RETRY_WRITE_US: u64 = 100_000;
+pub(super) const RETRY_WRITE_US: u64 = 100_000;
 
 impl Node {
     /// Moves the deadline of a lock forward, never back, and only while the token holds all of its
@@ -61,6 +61,10 @@ impl Node {
         entries: &mut [K::Entry],
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
+        if self.leases.get(first).is_revoked() {
+            let left_ms = self.leases.get(first).deadline.ms_since(now.monotonic);
+            return Err(CommandError::Revoked { left_ms });
+        }
         let fence_before = self.leases.get(first).fence;
         self.raise_fence(now, first, extend)?;
         let old = self.leases.get(first).deadline;
@@ -170,7 +174,14 @@ impl Node {
         let fence = self.fences.next(hashes, extend.fence, now.wall_us);
         let value = extend.new_token.unwrap_or(extend.token);
         let deadline = now.monotonic.plus_us(left_us);
-        let new = NewLock { db: extend.db, token: value.as_ref(), owner: None, fence, deadline };
+        let new = NewLock {
+            db: extend.db,
+            token: value.as_ref(),
+            owner: None,
+            fence,
+            granted: now.monotonic,
+            deadline,
+        };
         self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
         let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();

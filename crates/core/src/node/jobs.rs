@@ -225,7 +225,7 @@ impl Node {
         if keyspace.kind(entry) != Kind::Missing || left_us <= CLOCK_NOISE_US {
             return self.repair_later(now, lease);
         }
-        let value = keyspace.name(&self.leases.get(lease).token);
+        let value = keyspace.name(self.leases.get(lease).mirror_value());
         let expires_at_ms = now.wall_ms_after(left_us);
         if keyspace.set(entry, &value, expires_at_ms).is_err() {
             return self.repair_later(now, lease);

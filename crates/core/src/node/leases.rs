@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 
 use foldhash::fast::FixedState;
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, Next};
 use super::index::HashIndex;
 use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
@@ -19,6 +19,7 @@ pub(super) struct Lease {
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
     pub(super) deadline: Monotonic,
+    pub(super) granted: Monotonic,
     /// When the lease needs attention: at its deadline, or earlier for its mirror's sake.
     attend_at: Monotonic,
     hash: u64,
@@ -31,14 +32,15 @@ pub(super) struct Lease {
     next_holder: u32,
     link: Link,
     mirror: MirrorState,
-    mode: Mode,
-    /// An operator took the lock back: it can no longer be extended.
-    revoked: bool,
+    pub(super) mode: Mode,
+    /// What the mirror holds since an operator revoked the lock, which cannot be extended any more.
+    revoked: Option<Box<Token>>,
 }
 
 /// Whether others may hold the key as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Mode {
+pub enum Mode {
+    /// Nobody else holds the key.
     #[default]
     Exclusive,
 }
@@ -64,6 +66,21 @@ impl Lease {
         self.hash
     }
 
+    /// Whether an operator revoked the lock.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.is_some()
+    }
+
+    /// Revokes the lock on this key. From now on the mirror holds `value`, which is no token.
+    pub(super) fn revoke(&mut self, value: &[u8]) {
+        self.revoked = Some(Box::new(Token::from_slice(value)));
+    }
+
+    /// What the mirror holds: the token, or what took its place when the lock was revoked.
+    pub(super) fn mirror_value(&self) -> &[u8] {
+        self.revoked.as_ref().map_or(&self.token[..], |value| &value[..])
+    }
+
     /// Whether it ended with the lease of another key, before its own deadline.
     pub(super) fn ended_with_another(&self) -> bool {
         self.deadline == ENDED
@@ -76,6 +93,7 @@ impl Lease {
             owner,
             fence,
             deadline,
+            granted: _,
             attend_at,
             hash: _,
             db,
@@ -92,7 +110,8 @@ impl Lease {
         (
             (*db, key, next_key, next_holder),
             (token, owner.as_deref(), *fence),
-            (*deadline, *attend_at, *mirror, *mode, *revoked, leases.is_stale(self)),
+            (*deadline, *attend_at, *mirror, *mode, leases.is_stale(self)),
+            revoked.as_ref().map(|value| &value[..]),
         )
     }
 }
@@ -101,7 +120,8 @@ impl Lease {
 type LeaseState<'a> = (
     (u32, &'a [u8], &'a [u8], &'a [u8]),
     (&'a [u8], Option<&'a [u8]>, Fence),
-    (Monotonic, Monotonic, MirrorState, Mode, bool, bool),
+    (Monotonic, Monotonic, MirrorState, Mode, bool),
+    Option<&'a [u8]>,
 );
 
 impl Timed for Lease {
@@ -124,6 +144,7 @@ pub(super) struct NewLock<'a> {
     pub(super) token: &'a [u8],
     pub(super) owner: Option<&'a [u8]>,
     pub(super) fence: Fence,
+    pub(super) granted: Monotonic,
     pub(super) deadline: Monotonic,
 }
 
@@ -188,6 +209,12 @@ impl Leases {
         self.items.len()
     }
 
+    /// The first lease in `from` or a later slot, stale ones included. A lease that lives keeps its
+    /// slot.
+    pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
+        self.items.next_from(from, budget)
+    }
+
     /// Whether the mirror of some lease is missing, or may be.
     pub(super) fn lacks_mirrors(&self) -> bool {
         self.unmirrored > 0
@@ -216,7 +243,7 @@ impl Leases {
     }
 
     fn insert_one(&mut self, hash: u64, key: &[u8], new: &NewLock<'_>) -> u32 {
-        let &NewLock { db, token, owner, fence, deadline } = new;
+        let &NewLock { db, token, owner, fence, granted, deadline } = new;
         debug_assert!(self.find(hash, db, key).is_none(), "a key has one lease");
         let slot = self.items.insert(Lease {
             key: Key::from_slice(key),
@@ -224,6 +251,7 @@ impl Leases {
             owner: owner.map(Into::into),
             fence,
             deadline,
+            granted,
             attend_at: deadline,
             hash,
             db,
@@ -233,7 +261,7 @@ impl Leases {
             link: Link::default(),
             mirror: MirrorState::Written,
             mode: Mode::Exclusive,
-            revoked: false,
+            revoked: None,
         });
         let lease = &mut self.items[slot];
         (lease.next_key, lease.next_holder) = (slot, slot);

@@ -85,6 +85,8 @@ impl Node {
             Command::Extend(extend) => self.extend(now, extend, keyspace),
             Command::Release(release) => self.release(now, release, keyspace),
             Command::Inspect(inspect) => self.inspect(now, inspect, keyspace),
+            Command::Revoke(revoke) => self.revoke(now, revoke, keyspace),
+            Command::Scan(scan) => Ok(Reply::Scanned(self.scan(now, scan, keyspace))),
         };
         self.hear_all(now, keyspace);
         reply

@@ -22,6 +22,7 @@ mod clock;
 mod command;
 mod extend;
 mod fences;
+mod glob;
 mod hand_over;
 mod index;
 mod inspect;
@@ -35,6 +36,8 @@ pub mod memory;
 mod propagation;
 mod queues;
 mod release;
+mod revoke;
+mod scan;
 mod server_events;
 mod stats;
 mod wheel;
@@ -43,13 +46,16 @@ pub use abstention::Reason;
 pub use answers::Left;
 pub use clock::{Monotonic, Now};
 pub use command::{
-    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX, Release, Reply,
-    Settings, WaitReply,
+    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX, Listed,
+    Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
 };
+pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
+pub use leases::Mode;
 pub use machine::Node;
 pub use queues::Ticket;
+pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
 

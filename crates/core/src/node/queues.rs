@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::jobs::{Budget, COMMAND_UNITS};
-use super::{Key, Monotonic, Token};
+use super::{Key, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 
 /// Names a waiter. The caller chooses it, and never chooses the same twice.
@@ -173,6 +173,19 @@ impl Queues {
     pub(super) fn len(&self, queue: u32) -> usize {
         let queue = &self.by_slot[queue];
         queue.single.len() + queue.several.len()
+    }
+
+    /// The first `count` waiters for a key, in the order in which they came.
+    pub(super) fn first_waiters(&self, queue: u32, count: usize) -> Vec<ShownWaiter> {
+        let Queue { single, several, .. } = &self.by_slot[queue];
+        let mut first: Vec<_> = single.iter().take(count).chain(several.iter().take(count)).collect();
+        first.sort_unstable();
+        first.truncate(count);
+        let shown = first.into_iter().map(|(_, &place)| {
+            let Waiter { ticket, owner, .. } = &self.places[place].waiter;
+            ShownWaiter { ticket: *ticket, owner: owner.clone() }
+        });
+        shown.collect()
     }
 
     pub(super) fn key(&self, queue: u32) -> (u32, u64, &Key) {

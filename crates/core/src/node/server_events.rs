@@ -188,7 +188,7 @@ impl Node {
             KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
             // Compared before the turn ends: by the next use it may have expired, as by accident.
             KeyEvent::ExpirySet { value_bytes } => {
-                if value_bytes.is_some_and(|bytes| bytes != lease.token.len()) {
+                if value_bytes.is_some_and(|bytes| bytes != lease.mirror_value().len()) {
                     self.end_by_operator(slot);
                 } else {
                     self.leases.set_mirror(slot, MirrorState::Doubted, Monotonic::default());

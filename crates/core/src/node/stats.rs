@@ -15,6 +15,8 @@ pub struct Stats {
     pub ended_by_deadline: u64,
     /// Leases that somebody's explicit command ended.
     pub ended_by_operator: u64,
+    /// Leases and foreign strings that an operator revoked.
+    pub revoked: u64,
     /// Leases that outlived the expiry of their key, since the wall clock had been stepped.
     pub saved_from_clock_step: u64,
     /// Leases that outlived the eviction of their key.

@@ -4,8 +4,8 @@
 
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Monotonic, Node, Now,
-    Release, Reply, ServerEvent, Settings, Ticket, WaitReply,
+    self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Monotonic, Node,
+    Now, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -46,7 +46,11 @@ pub(crate) enum Extended {
     OtherKeys,
     BadFence(FenceError),
     Abstaining,
+    Revoked { left_ms: u64 },
 }
+
+/// What takes the place of a token in the mirror of a revoked lock.
+pub(crate) const UNKNOWN: &[u8] = b"a value that nobody knows";
 
 /// What INSPECT shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,6 +294,7 @@ impl Server {
             Err(CommandError::OtherKeys) => Extended::OtherKeys,
             Err(CommandError::BadFence(error)) => Extended::BadFence(error),
             Err(CommandError::Abstaining { .. }) => Extended::Abstaining,
+            Err(CommandError::Revoked { left_ms }) => Extended::Revoked { left_ms },
             other => unreachable!("there are only strings: {other:?}"),
         }
     }
@@ -308,6 +313,34 @@ impl Server {
         }
     }
 
+    /// REVOKE.
+    pub(crate) fn revoke(&mut self, key: &[u8]) -> Result<bool, CommandError> {
+        self.revoke_with(key, false)
+    }
+
+    /// REVOKE … NOW.
+    pub(crate) fn revoke_now(&mut self, key: &[u8]) -> Result<bool, CommandError> {
+        self.revoke_with(key, true)
+    }
+
+    fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
+        let (key, unknown) = (Name::from_slice(key), Name::from_slice(UNKNOWN));
+        match self.execute(&Command::Revoke(Revoke { db: 0, key: &key, unknown: &unknown, ends_now })) {
+            Ok(Reply::Revoked(revoked)) => Ok(revoked),
+            Ok(other) => unreachable!("{other:?}"),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What INSPECT shows, whole.
+    pub(crate) fn inspect_whole(&mut self, key: &[u8]) -> Option<node::Inspected> {
+        let key = Name::from_slice(key);
+        match self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key })) {
+            Ok(Reply::Inspected(inspected)) => inspected,
+            other => unreachable!("there are only strings: {other:?}"),
+        }
+    }
+
     pub(crate) fn inspect(&mut self, key: &[u8]) -> Inspected {
         let key = Name::from_slice(key);
         let reply = self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key }));
@@ -316,7 +349,7 @@ impl Server {
             Ok(Reply::Inspected(Some(inspected))) => {
                 let waiters = inspected.waiters;
                 match inspected.holder {
-                    Holder::Lease { fence, ttl_ms, keys, owner: _ } => {
+                    Holder::Lease { fence, ttl_ms, keys, .. } => {
                         Inspected::Lease { waiters, keys, fence, ttl_ms }
                     }
                     Holder::Foreign { ttl_ms } => Inspected::Foreign { waiters, ttl_ms },

@@ -165,7 +165,7 @@ impl Episode {
                 }
                 Meanwhile::Postponed { client, db, command } => {
                     // A command that writes nothing is not postponed.
-                    if matches!(command, Command::Lock(LockCommand::Inspect { .. })) {
+                    if command.is_readonly() {
                         continue;
                     }
                     self.note(format!("  client {client}: [{db}] {}", command.shown()));

@@ -50,7 +50,18 @@ pub(super) enum LockCommand {
     Inspect {
         key: KeyIndex,
     },
+    Revoke {
+        key: KeyIndex,
+        ends_now: bool,
+    },
+    /// All locks of the database whose keys match, in one call.
+    Scan {
+        pattern: Option<&'static str>,
+    },
 }
+
+/// What a key may have to match.
+pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
 
 /// The keys of a command, in the order in which they are sent.
 #[derive(Clone, Debug)]
@@ -148,6 +159,11 @@ impl Command {
         shown(&self.words())
     }
 
+    /// Whether it changes nothing, as the server sees it.
+    pub(super) fn is_readonly(&self) -> bool {
+        matches!(self, Self::Lock(LockCommand::Inspect { .. } | LockCommand::Scan { .. }))
+    }
+
     pub(super) fn may_wait(&self) -> bool {
         matches!(self, Self::Lock(LockCommand::Acquire { wait_ms: Some(1..), .. }))
     }
@@ -193,6 +209,13 @@ impl LockCommand {
                 all
             }
             Self::Inspect { key } => words(&format!("LOCK.INSPECT {}", KEYS[*key])),
+            Self::Revoke { key, ends_now } => {
+                words(&format!("LOCK.REVOKE {}{}", KEYS[*key], if *ends_now { " NOW" } else { "" }))
+            }
+            Self::Scan { pattern: None } => words("LOCK.SCAN 0 COUNT 1000"),
+            Self::Scan { pattern: Some(pattern) } => {
+                words(&format!("LOCK.SCAN 0 MATCH {pattern} COUNT 1000"))
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use quorlock_core::node::Now;
 use rand::RngExt as _;
 
 use super::command::{
-    Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, Place, PlainCommand, TOKENS,
+    Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, PATTERNS, Place, PlainCommand, TOKENS,
 };
 use super::episode::Episode;
 use super::model::MAX_CLOCK_SKEW_MS;
@@ -466,8 +466,12 @@ impl Draw<'_> {
                 let new_token = if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
                 LockCommand::Extend { keys, token, ttl_ms, fence, new_token }
             }
-            68..94 => LockCommand::Release { keys, token: self.token(place) },
-            _ => LockCommand::Inspect { key: place.1 },
+            68..90 => LockCommand::Release { keys, token: self.token(place) },
+            90..94 => LockCommand::Revoke { key: place.1, ends_now: self.chance(0.3) },
+            94..97 => LockCommand::Inspect { key: place.1 },
+            _ => LockCommand::Scan {
+                pattern: if self.chance(0.5) { Some(PATTERNS[self.below(PATTERNS.len())]) } else { None },
+            },
         }
     }
 

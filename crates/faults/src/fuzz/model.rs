@@ -49,13 +49,22 @@ pub(super) enum Expected {
     /// An error that begins like this.
     Error(String),
     Inspected(Place, Inspected),
+    /// All of a list, in the order of the keys.
+    Scanned(Vec<(Place, Inspected)>),
 }
+
+/// What the value of a revoked lock's key begins with in the model. The server draws its own.
+pub(super) const UNKNOWN: &str = "unknown-";
+/// The length of such a value, in bytes.
+pub(super) const UNKNOWN_BYTES: usize = 32;
 
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) server: Server,
     pub(super) flavor: Flavor,
     max_ttl: Ttl,
+    /// How many values were drawn for revoked locks.
+    revocations: u64,
     /// When the model did something last.
     last: Monotonic,
 }
@@ -84,7 +93,7 @@ impl Model {
             hash_seed: 0,
             defer_wakes: flavor.defers_wakes,
         };
-        Self { server: Server::new(settings, now), flavor, max_ttl, last: now.monotonic }
+        Self { server: Server::new(settings, now), flavor, max_ttl, revocations: 0, last: now.monotonic }
     }
 
     /// Everything that happens by itself until now, each thing in its time.
@@ -179,7 +188,7 @@ impl Model {
     }
 
     fn lock(&mut self, now: Now, keys_now: Now, db: u32, command: &LockCommand) -> Expected {
-        let Self { server, max_ttl, .. } = self;
+        let Self { server, max_ttl, revocations, .. } = self;
         let mut execute = |command: &node::Command<'_, Name>| {
             server.keys.set_wall_ms(keys_now.wall_ms());
             server.node.execute(now, command, &mut server.keys)
@@ -231,6 +240,29 @@ impl Model {
             LockCommand::Release { keys, token } => {
                 let release = node::Release { db, keys: &names(&keys.sorted()), token: &name(token) };
                 expected(execute(&node::Command::Release(release)))
+            }
+            LockCommand::Revoke { key, ends_now } => {
+                *revocations += 1;
+                let digits = UNKNOWN_BYTES - UNKNOWN.len();
+                let unknown = name(&format!("{UNKNOWN}{revocations:0digits$}"));
+                let revoke =
+                    node::Revoke { db, key: &name(KEYS[*key]), unknown: &unknown, ends_now: *ends_now };
+                expected(execute(&node::Command::Revoke(revoke)))
+            }
+            LockCommand::Scan { pattern } => {
+                let pattern = pattern.and_then(|pattern| node::Pattern::new(pattern.as_bytes()));
+                let count = node::SCAN_COUNT_MAX;
+                let scan = node::Scan { db, cursor: 0, pattern: pattern.as_ref(), count };
+                let Ok(node::Reply::Scanned(scanned)) = execute(&node::Command::Scan(scan)) else {
+                    unreachable!("SCAN is always carried out")
+                };
+                assert_eq!(scanned.cursor, 0, "one call looks at more keys than there are");
+                let place = |key: &[u8]| KEYS.iter().position(|known| known.as_bytes() == key);
+                let locks = scanned.locks.into_iter();
+                let mut locks: Vec<_> =
+                    locks.filter_map(|lock| Some(((db, place(&lock.key)?), lock.inspected))).collect();
+                locks.sort_by_key(|(place, _)| *place);
+                Expected::Scanned(locks)
             }
             LockCommand::Inspect { key } => {
                 let name = name(KEYS[*key]);
@@ -545,7 +577,7 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
     match reply {
         Ok(node::Reply::Waits) => Expected::Blocked,
         Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => Expected::Nil,
-        Ok(node::Reply::Released(released)) => Expected::Int(released.into()),
+        Ok(node::Reply::Released(yes) | node::Reply::Revoked(yes)) => Expected::Int(yes.into()),
         Ok(reply) => unreachable!("{reply:?} names a fence or a holder"),
         Err(error) => Expected::Error(error_code(&error)),
     }
@@ -560,6 +592,8 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
         CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients wait"),
+        CommandError::Revoked { .. } => "REVOKED ".into(),
+        CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
         CommandError::NotWritten => "ERR the server did not take".into(),
     }
 }

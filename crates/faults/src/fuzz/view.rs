@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use quorlock_core::node::{Holder, Inspected, Now};
+use quorlock_core::node::{Holder, Inspected, Mode, Now};
 
-use super::command::{DBS, KEYS, Place};
-use super::model::{Expected, Model, is_error, places};
+use super::command::{DBS, KEYS, KeyIndex, Place};
+use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, places};
 use super::wire::{Reply, Words, words};
 
 /// By how much the time left of a lease may differ, in milliseconds.
@@ -68,7 +68,7 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets)
     match (expected, reply) {
         (Expected::Nil, Reply::Nil) | (Expected::SomeInt, Reply::Int(_)) => Ok(()),
         (Expected::Int(expected), Reply::Int(int)) if expected == int => Ok(()),
-        (Expected::Bulk(expected), Reply::Bulk(bulk)) if expected == bulk => Ok(()),
+        (Expected::Bulk(expected), Reply::Bulk(bulk)) if same_value(expected, bulk) => Ok(()),
         (Expected::Ok, Reply::Status(status)) if status == "OK" => Ok(()),
         (Expected::Error(expected), Reply::Error(error)) if is_error(expected, error) => Ok(()),
         (Expected::Fence { places, fence, waits }, reply) => {
@@ -90,8 +90,45 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets)
             compare_inspected(*place, inspected, items, offsets)
                 .map_err(|why| format!("{why}: the server replied {reply:?}, the model expects {expected:?}"))
         }
+        (Expected::Scanned(locks), Reply::Array(items)) => {
+            let [Reply::Bulk(cursor), Reply::Array(found)] = &items[..] else { return differs() };
+            let mut found: Vec<_> = found.iter().filter_map(listed).collect();
+            found.sort_by_key(|(key, _)| *key);
+            let keys = |places: &[(Place, Inspected)]| -> Vec<_> {
+                places.iter().map(|((_, key), _)| *key).collect()
+            };
+            let found_keys: Vec<_> = found.iter().map(|(key, _)| *key).collect();
+            if cursor != b"0" || found_keys != keys(locks) {
+                return differs();
+            }
+            locks.iter().zip(found).try_for_each(|((place, inspected), (_, fields))| {
+                compare_inspected(*place, inspected, fields, offsets).map_err(|why| {
+                    format!("{why}: the server replied {reply:?}, the model expects {expected:?}")
+                })
+            })
+        }
         _ => differs(),
     }
+}
+
+/// The key and the fields of a lock of a list.
+fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
+    let Reply::Array(fields) = lock else { return None };
+    let [Reply::Bulk(name), Reply::Bulk(key), fields @ ..] = &fields[..] else { return None };
+    let index = KEYS.iter().position(|known| known.as_bytes() == &key[..])?;
+    (name == b"key").then_some((index, fields))
+}
+
+/// Whether the values of a key are the same, but for those that are drawn when a lock is revoked.
+fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
+    fn is_drawn(value: &[u8]) -> bool {
+        value.starts_with(UNKNOWN.as_bytes())
+            || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
+    }
+    if is_drawn(of_model) && is_drawn(of_server) {
+        return of_model[UNKNOWN_BYTES..] == of_server[UNKNOWN_BYTES..];
+    }
+    of_model == of_server
 }
 
 fn compare_inspected(
@@ -111,14 +148,22 @@ fn compare_inspected(
     let int = |number: usize| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
     is("waiters", int(inspected.waiters))?;
     let Some(&Reply::Int(ttl_ms)) = field("ttl") else { return Err("no ttl".into()) };
-    let is_ttl = |expected_ms: u64| match u64::try_from(ttl_ms) {
-        Ok(ttl_ms) if ttl_ms.abs_diff(expected_ms) <= TTL_TOLERANCE_MS + offsets.apart_ms => Ok(()),
-        _ => Err("another ttl".to_owned()),
+    let tolerance_ms = TTL_TOLERANCE_MS + offsets.apart_ms;
+    let is_near = |ms: i64, expected_ms: u64| {
+        u64::try_from(ms).is_ok_and(|ms| ms.abs_diff(expected_ms) <= tolerance_ms)
     };
+    let is_ttl = |expected_ms: u64| {
+        if is_near(ttl_ms, expected_ms) { Ok(()) } else { Err("another ttl".to_owned()) }
+    };
+    let labels = inspected.queue.iter().map(|waiter| waiter.owner.as_ref());
+    let labels = labels.map(|owner| owner.map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())));
+    is("queue", Reply::Array(labels.collect()))?;
     match &inspected.holder {
         Holder::Foreign { ttl_ms: expected_ms } => {
             is("owner", Reply::Nil)?;
             is("fence", Reply::Nil)?;
+            is("mode", Reply::Bulk(b"foreign".to_vec()))?;
+            is("held", Reply::Nil)?;
             is("keys", int(1))?;
             match expected_ms {
                 Some(expected_ms) => is_ttl(*expected_ms),
@@ -126,7 +171,21 @@ fn compare_inspected(
                 None => Err("a ttl".into()),
             }
         }
-        Holder::Lease { owner, fence, ttl_ms: expected_ms, keys } => {
+        Holder::Lease {
+            owner,
+            fence,
+            ttl_ms: expected_ms,
+            held_ms,
+            mode: Mode::Exclusive,
+            keys,
+            revoked,
+        } => {
+            is("mode", Reply::Bulk(b"exclusive".to_vec()))?;
+            is("revoked", int(usize::from(*revoked)))?;
+            match field("held") {
+                Some(&Reply::Int(held)) if is_near(held, *held_ms) => {}
+                _ => return Err("another held".into()),
+            }
             is("owner", owner.as_ref().map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())))?;
             is("keys", int(*keys))?;
             is_ttl(*expected_ms)?;
@@ -154,8 +213,8 @@ pub(super) struct View {
 }
 
 /// The figures that are compared.
-const FIGURES: [&str; 8] =
-    ["leases", "waiters", "grants", "refusals", "abstained", "extends", "releases", "handovers"];
+const FIGURES: [&str; 9] =
+    ["leases", "waiters", "grants", "refusals", "abstained", "extends", "releases", "revoked", "handovers"];
 
 impl View {
     /// The commands whose replies [`View::parse`] takes.
@@ -224,7 +283,10 @@ impl View {
                     return Some(format!("{db} {key}: the server has nothing, the model {expected:?}"));
                 }
                 (Some(expected), Some(seen)) => {
-                    let same_text = expected.text.as_deref() == seen.text.as_deref();
+                    let same_text = match (&expected.text, &seen.text) {
+                        (Some(expected), Some(seen)) => same_value(expected, seen),
+                        (expected, seen) => expected.is_none() && seen.is_none(),
+                    };
                     let same_expiry = match (expected.expires_at_ms, seen.expires_at_ms) {
                         (None, None) => true,
                         (Some(expected), Some(seen)) => expected.abs_diff(seen) <= tolerance_ms(expected),
@@ -248,6 +310,7 @@ impl View {
             stats.abstained,
             stats.extends,
             stats.releases,
+            stats.revoked,
             stats.handovers,
         ];
         FIGURES.iter().zip(expected).find_map(|(name, expected)| {

@@ -498,6 +498,9 @@ fn failed(error: &CommandError) -> Response {
         }
         CommandError::WrongType => NodeError::Refused("WRONGTYPE Operation".into()),
         CommandError::OtherKeys => NodeError::Refused("ERR other keys".into()),
+        // The time left would make every error another one.
+        CommandError::Revoked { .. } => NodeError::Refused("REVOKED an operator revoked this lock".into()),
+        CommandError::NoExpiry => NodeError::Refused("ERR no expiry".into()),
         CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
     })
 }

@@ -1,0 +1,157 @@
+//! REVOKE: an operator takes a lock back.
+
+use super::extend::RETRY_WRITE_US;
+use super::key_state::KeyState;
+use super::leases::MirrorState;
+use super::machine::PerKey;
+use super::{Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke};
+
+/// A key of a lock that is revoked, and its lease.
+struct LockedKey<K: Keyspace> {
+    name: K::Name,
+    entry: K::Entry,
+    lease: u32,
+    mirrored: bool,
+}
+
+impl Node {
+    /// Revokes the lock on a key, and with it the lock's other keys.
+    ///
+    /// From now on nobody extends it. Its keys stay taken until its deadline, because its holder
+    /// relies on it until then. Their mirrors hold a value that nobody knows, so that the holder
+    /// does not adopt the lock after a crash either.
+    pub(super) fn revoke<K: Keyspace>(
+        &mut self,
+        now: Now,
+        revoke: &Revoke<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        self.refuse_on_replica(now.monotonic)?;
+        let &Revoke { db, key, unknown, ends_now } = revoke;
+        let entry = keyspace.open(db, key, Access::Write);
+        self.hear_all(now, keyspace);
+        let hash = self.leases.hash(db, key.as_ref());
+        match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry) {
+            KeyState::Free | KeyState::Ended { .. } => return Ok(Reply::Revoked(false)),
+            KeyState::WrongType => return Err(CommandError::WrongType),
+            KeyState::Foreign => self.revoke_foreign(revoke, hash, entry, keyspace)?,
+            KeyState::Held { lease, .. } => {
+                drop(entry);
+                let Some(keys) = self.open_keys_of(now, lease, keyspace) else {
+                    return Ok(Reply::Revoked(false));
+                };
+                self.stats.revoked += if self.leases.get(lease).is_revoked() { 0 } else { keys.len() as u64 };
+                if ends_now {
+                    self.end_lock(lease, keys, keyspace);
+                } else if !self.leases.get(lease).is_revoked() {
+                    self.mark_revoked(now, lease, keys, unknown, keyspace);
+                }
+            }
+        }
+        Ok(Reply::Revoked(true))
+    }
+
+    /// Takes a string that is the lock of every client that knows it away from all of them.
+    fn revoke_foreign<K: Keyspace>(
+        &mut self,
+        revoke: &Revoke<'_, K::Name>,
+        hash: u64,
+        mut entry: K::Entry,
+        keyspace: &mut K,
+    ) -> Result<(), CommandError> {
+        let &Revoke { db, key, unknown, ends_now } = revoke;
+        let expires_at_ms = keyspace.expires_at_ms(&entry).ok_or(CommandError::NoExpiry)?;
+        let written = if ends_now {
+            keyspace.delete(&mut entry);
+            Ok(Change::Delete)
+        } else {
+            let set = Change::Set { value: unknown, expires_at_ms };
+            keyspace.set(&mut entry, unknown, expires_at_ms).map(|()| set)
+        };
+        // A string that cannot be written is gone.
+        self.publish(keyspace, key, written.unwrap_or(Change::Delete), Author::Client);
+        if keyspace.kind(&entry) == Kind::Missing
+            && let Some(queue) = self.queues.find(hash, db, key.as_ref())
+        {
+            self.queues.saw_no_foreign(queue);
+            self.queues.look_if_wanted(queue, Monotonic::default());
+        }
+        written.map_err(|_| CommandError::NotWritten)?;
+        self.stats.revoked += 1;
+        Ok(())
+    }
+
+    /// Opens all keys of a lock. `None` when one of them was overwritten, which has ended the lock.
+    fn open_keys_of<K: Keyspace>(
+        &mut self,
+        now: Now,
+        first: u32,
+        keyspace: &mut K,
+    ) -> Option<PerKey<LockedKey<K>>> {
+        let db = self.leases.get(first).db;
+        let mut names: PerKey<K::Name> = PerKey::new();
+        let mut lease = first;
+        loop {
+            names.push(keyspace.name(&self.leases.get(lease).key));
+            lease = self.leases.next_key(lease);
+            if lease == first {
+                break;
+            }
+        }
+        let entries = self.open_all(now, db, &names, keyspace);
+        let mut keys = PerKey::new();
+        for (name, entry) in names.into_iter().zip(entries) {
+            let hash = self.leases.hash(db, name.as_ref());
+            let state = self.key_state(now.monotonic, (hash, db, name.as_ref()), keyspace, &entry);
+            let KeyState::Held { lease, mirrored } = state else { return None };
+            keys.push(LockedKey { name, entry, lease, mirrored });
+        }
+        Some(keys)
+    }
+
+    fn mark_revoked<K: Keyspace>(
+        &mut self,
+        now: Now,
+        first: u32,
+        mut keys: PerKey<LockedKey<K>>,
+        unknown: &K::Name,
+        keyspace: &mut K,
+    ) {
+        self.leases.change_all(first, |lease| lease.revoke(unknown.as_ref()));
+        let left_us = self.leases.get(first).deadline.us_since(now.monotonic);
+        let expires_at_ms = now.wall_ms_after(left_us);
+        let set = Change::Set { value: unknown, expires_at_ms };
+        let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
+        for key in &mut keys {
+            // What an accident left room for is not about the lease.
+            if !key.mirrored && keyspace.kind(&key.entry) != Kind::Missing {
+                changes.push(None);
+            } else if keyspace.set(&mut key.entry, unknown, expires_at_ms).is_ok() {
+                self.leases.regain_mirror(key.lease);
+                changes.push(Some(set));
+            } else {
+                let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+                self.leases.set_mirror(key.lease, MirrorState::Lost, retry_at);
+                // The token must not be read back from the append-only file.
+                changes.push(Some(Change::Delete));
+            }
+        }
+        for (key, change) in keys.iter().zip(changes) {
+            match change {
+                Some(change) => self.publish(keyspace, &key.name, change, Author::Client),
+                // INSPECT shows that it is revoked.
+                None => keyspace.invalidate(&key.name, Author::Client),
+            }
+        }
+    }
+
+    fn end_lock<K: Keyspace>(&mut self, first: u32, mut keys: PerKey<LockedKey<K>>, keyspace: &mut K) {
+        self.end_by_operator(first);
+        for key in keys.iter_mut().filter(|key| key.mirrored) {
+            keyspace.delete(&mut key.entry);
+        }
+        for key in keys.iter().filter(|key| key.mirrored) {
+            self.publish(keyspace, &key.name, Change::Delete, Author::Client);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! SCAN: what lives from the first call to the last is listed, whatever happens in between.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use quorlock_core::Ttl;
+use quorlock_core::node::memory::Name;
+use quorlock_core::node::{
+    Acquire, Command, Holder, Pattern, Reply, SCAN_COUNT_MAX, Scan, Scanned, ServerEvent,
+};
+use support::Server;
+
+fn scan_in(server: &mut Server, db: u32, cursor: u64, pattern: Option<&[u8]>, count: u32) -> Scanned {
+    let pattern = pattern.map(|pattern| Pattern::new(pattern).unwrap());
+    let scan = Scan { db, cursor, pattern: pattern.as_ref(), count };
+    match server.execute(&Command::Scan(scan)) {
+        Ok(Reply::Scanned(scanned)) => scanned,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// All keys that are listed from the first call to the last.
+fn keys(server: &mut Server, db: u32, pattern: Option<&[u8]>, count: u32) -> BTreeSet<Vec<u8>> {
+    let (mut keys, mut cursor) = (BTreeSet::new(), 0);
+    loop {
+        let scanned = scan_in(server, db, cursor, pattern, count);
+        keys.extend(scanned.locks.into_iter().map(|lock| lock.key.into_vec()));
+        cursor = scanned.cursor;
+        if cursor == 0 {
+            return keys;
+        }
+    }
+}
+
+fn key(number: usize) -> Vec<u8> {
+    format!("key/{number}").into_bytes()
+}
+
+#[test]
+fn all_locks_of_the_database_are_listed_with_what_inspect_says() {
+    let mut server = Server::new();
+    for number in 0..500 {
+        server.acquire(&key(number), b"t", 10_000, None).unwrap();
+    }
+    server.acquire_all(&[b"a", b"b"], b"t", 10_000, None).unwrap();
+    let elsewhere = Name::from_slice(b"elsewhere");
+    let ttl = Ttl::from_ms(1000).unwrap();
+    let (token, keys_of_lock) = (Name::from_slice(b"t"), [elsewhere]);
+    let acquire =
+        Acquire { db: 1, keys: &keys_of_lock, token: &token, ttl, owner: None, fence: None, wait_ms: 0 };
+    server.execute(&Command::Acquire(acquire)).unwrap();
+    server.set(b"theirs", b"t", Some(10_000));
+    let expected: BTreeSet<_> = (0..500).map(key).chain([b"a".to_vec(), b"b".to_vec()]).collect();
+    for count in [1, 7, 10, 5000] {
+        assert_eq!(keys(&mut server, 0, None, count), expected, "{count}");
+    }
+    assert_eq!(keys(&mut server, 1, None, 10), BTreeSet::from([b"elsewhere".to_vec()]));
+    let hundreds = keys(&mut server, 0, Some(b"key/4??"), 10);
+    assert_eq!(hundreds, (400..500).map(key).collect());
+    server.revoke(b"a").unwrap();
+    let both = scan_in(&mut server, 0, 500, None, 10).locks;
+    let both: Vec<_> = both.into_iter().map(|lock| (lock.key, lock.inspected.holder)).collect();
+    assert!(
+        matches!(
+            &both[..],
+            [
+                (_, Holder::Lease { keys: 2, revoked: true, .. }),
+                (_, Holder::Lease { keys: 2, revoked: true, .. })
+            ]
+        ),
+        "{both:?}"
+    );
+}
+
+#[test]
+fn one_call_looks_at_a_bounded_slice() {
+    let mut server = Server::new();
+    for number in 0..5000 {
+        server.acquire(&key(number), b"t", 10_000, None).unwrap();
+    }
+    let scanned = scan_in(&mut server, 0, 0, None, u32::MAX);
+    assert_eq!((scanned.locks.len(), scanned.cursor), (SCAN_COUNT_MAX as usize, SCAN_COUNT_MAX.into()));
+    assert_eq!(scan_in(&mut server, 0, 0, Some(b"none"), 10).cursor, 10, "what does not match is looked at");
+    // One lock is left in each chunk of 128, and then one alone.
+    for (spares, at_least, at_most) in [(128, 40, 60), (4999, 1, 2)] {
+        for number in (0..5000).filter(|number| number % spares != spares - 1) {
+            server.release(&key(number), b"t");
+        }
+        let (mut cursor, mut calls, mut found) = (0, 0, 0);
+        loop {
+            let scanned = scan_in(&mut server, 0, cursor, None, 10);
+            (calls, found, cursor) = (calls + 1, found + scanned.locks.len(), scanned.cursor);
+            if cursor == 0 {
+                break;
+            }
+        }
+        assert_eq!(found, server.node().leases());
+        assert!((at_least..=at_most).contains(&calls), "{found} locks in {calls} calls");
+    }
+}
+
+#[test]
+fn long_keys_end_a_slice_early() {
+    let mut server = Server::new();
+    let long: Vec<_> = (0..10_u8).map(|number| vec![b'a' + number; 100_000]).collect();
+    for key in &long {
+        server.acquire(key, b"t", 10_000, None).unwrap();
+    }
+    let scanned = scan_in(&mut server, 0, 0, Some(b"*a*b*c*"), 1000);
+    assert_eq!(scanned.cursor, 3);
+    assert_eq!(keys(&mut server, 0, None, 1000).len(), 10);
+}
+
+#[test]
+fn what_has_ended_is_not_listed() {
+    let mut server = Server::new();
+    server.acquire(b"over", b"t", 10, None).unwrap();
+    server.acquire(b"overwritten", b"t", 10_000, None).unwrap();
+    server.acquire(b"held", b"t", 10_000, None).unwrap();
+    server.pass_ms(10);
+    server.set(b"overwritten", b"data", None);
+    assert_eq!(keys(&mut server, 0, None, 10), BTreeSet::from([b"held".to_vec()]));
+    server.hear(&ServerEvent::Flush(None));
+    server.clear();
+    assert_eq!(keys(&mut server, 0, None, 10), BTreeSet::new());
+}
+
+#[test]
+fn any_cursor_is_answered() {
+    let mut server = Server::new();
+    server.acquire(b"k", b"t", 10_000, None).unwrap();
+    for cursor in [1, 100, 127, 128, 1_000_000, u64::from(u32::MAX), u64::MAX] {
+        assert_eq!(scan_in(&mut server, 0, cursor, None, 10), Scanned { cursor: 0, locks: Vec::new() });
+    }
+}
+
+/// What happens between two calls.
+#[derive(Clone, Debug)]
+enum Step {
+    Scan(u32),
+    Acquire(usize),
+    AcquireTwo(usize, usize),
+    /// Many, so that chunks fill.
+    AcquireMany(usize),
+    Release(usize),
+    ReleaseMany(usize),
+    Revoke(usize),
+    HandOver(usize),
+    Pass(u64),
+    Turn,
+}
+
+const KEYS: usize = 600;
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1..40_u32).prop_map(Step::Scan),
+        3 => (0..KEYS).prop_map(Step::Acquire),
+        2 => (0..KEYS, 0..KEYS).prop_map(|(a, b)| Step::AcquireTwo(a, b)),
+        1 => (0..KEYS).prop_map(Step::AcquireMany),
+        3 => (0..KEYS).prop_map(Step::Release),
+        1 => (0..KEYS).prop_map(Step::ReleaseMany),
+        1 => (0..KEYS).prop_map(Step::Revoke),
+        1 => (0..KEYS).prop_map(Step::HandOver),
+        1 => (1..300_u64).prop_map(Step::Pass),
+        1 => Just(Step::Turn),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// The keys of all locks that are held.
+fn held(server: &mut Server) -> BTreeSet<Vec<u8>> {
+    let is_held = |key: &Vec<u8>| server.inspect_whole(key).is_some();
+    (0..KEYS).map(key).filter(is_held).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn lock_that_lives_from_first_to_last_call_is_listed(steps in steps(), last in 1..50_u32) {
+        let mut server = Server::new();
+        let mut cursor = 0;
+        // Those that were held at the first call and ever since, and those that were listed.
+        let mut lives: Option<BTreeSet<Vec<u8>>> = None;
+        let mut listed = BTreeSet::new();
+        let mut ended: BTreeSet<Vec<u8>> = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Scan(count) => {
+                    if lives.is_none() {
+                        lives = Some(held(&mut server));
+                        ended.clear();
+                    }
+                    let scanned = scan_in(&mut server, 0, cursor, None, count);
+                    listed.extend(scanned.locks.into_iter().map(|lock| lock.key.into_vec()));
+                    cursor = scanned.cursor;
+                    if cursor == 0 {
+                        let all = lives.take().unwrap();
+                        let missed: Vec<_> = all.iter().filter(|key| !ended.contains(*key) && !listed.contains(*key)).collect();
+                        prop_assert!(missed.is_empty(), "{missed:?}");
+                        listed.clear();
+                    }
+                }
+                Step::Acquire(n) => drop(server.acquire(&key(n), b"t", 900, None)),
+                Step::AcquireTwo(a, b) => {
+                    let (a, b) = (key(a), key(b));
+                    let (first, second) = (a.clone().min(b.clone()), a.max(b));
+                    if first != second {
+                        server.acquire_all(&[&first, &second], b"t", 900, None);
+                    }
+                }
+                Step::AcquireMany(from) => {
+                    for n in from..KEYS.min(from + 200) {
+                        server.acquire(&key(n), b"t", 900, None);
+                    }
+                }
+                Step::Release(n) => {
+                    let before = held(&mut server);
+                    server.release(&key(n), b"t");
+                    let after = held(&mut server);
+                    ended.extend(before.difference(&after).cloned());
+                }
+                Step::ReleaseMany(from) => {
+                    let before = held(&mut server);
+                    for n in from..KEYS.min(from + 150) {
+                        server.release(&key(n), b"t");
+                    }
+                    let after = held(&mut server);
+                    ended.extend(before.difference(&after).cloned());
+                }
+                Step::Revoke(n) => drop(server.revoke(&key(n))),
+                Step::HandOver(n) => drop(server.extend_with(&key(n), b"t", 900, None, Some(b"t"))),
+                Step::Pass(ms) => {
+                    let before = held(&mut server);
+                    server.pass_ms(ms);
+                    let after = held(&mut server);
+                    ended.extend(before.difference(&after).cloned());
+                }
+                Step::Turn => server.turn(),
+            }
+        }
+        // What still lives is found by a walk without a break.
+        let expected = held(&mut server);
+        prop_assert_eq!(keys(&mut server, 0, None, last), expected);
+    }
+}
