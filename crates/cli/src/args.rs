@@ -52,9 +52,21 @@ pub(crate) struct Run {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
+    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
+    #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
+    wait_seconds: Option<Duration>,
+
     /// Do not wait: try once, as with --wait 0
-    #[arg(long, conflicts_with = "wait")]
+    #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
+
+    /// The exit code when another has the lock
+    #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
+    pub(crate) conflict_exit_code: u8,
+
+    /// Keep the lock for at least this long, even if the command ends sooner; a signal ends that at once. The exit code is the command's
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub(crate) hold_at_least: Option<Duration>,
 
     /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -64,9 +76,17 @@ pub(crate) struct Run {
     #[arg(long, value_name = "LABEL")]
     pub(crate) owner: Option<String>,
 
+    /// Say when the lock was acquired and released
+    #[arg(long)]
+    pub(crate) verbose: bool,
+
+    /// A command line for the shell, which is run as `sh -c STRING`
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command")]
+    shell_command: Option<OsString>,
+
     /// The command to run, and its arguments
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<OsString>,
+    #[arg(last = true, required_unless_present = "shell_command")]
+    command: Vec<OsString>,
 }
 
 const RUN_VALUES: &str = "Values:
@@ -80,10 +100,17 @@ const RUN_ENVIRONMENT: &str = "Environment:
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
                   earlier holder. What the command writes to can refuse
-                  smaller ones, and so whoever comes too late";
+                  smaller ones, and so whoever comes too late
+  QUORLOCK_TTL_MS set for the command: the ttl in milliseconds";
 
-const RUN_EXAMPLE: &str = "Example:
-  quorlock run nightly-backup --wait 1s -- backup --to /mnt";
+const RUN_EXAMPLE: &str = "Examples:
+  quorlock run nightly-backup -- backup --to /mnt
+  quorlock run deploy -w 30 -c 'git pull && make install'
+
+  In the crontab of many machines, of which one is to run the job. The hold is
+  longer than their clocks differ, so that a late machine finds the lock held
+  even when the job is over; -E 0 keeps the others from failing:
+  0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
 
 /// Starts local masters with the lock module, for trying things out.
 ///
@@ -117,7 +144,16 @@ Exit codes:
 impl Run {
     /// How long to wait for the lock.
     pub(crate) fn wait(&self) -> Duration {
-        if self.no_wait { Duration::ZERO } else { self.wait.unwrap_or(Duration::MAX) }
+        let given = if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
+        given.unwrap_or(Duration::MAX)
+    }
+
+    /// The program to run and its arguments.
+    pub(crate) fn command(&self) -> Vec<OsString> {
+        match &self.shell_command {
+            Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
+            None => self.command.clone(),
+        }
     }
 
     /// The URLs of the masters, whichever way they were given.
@@ -156,6 +192,12 @@ fn duration(text: &str) -> Result<Duration, &'static str> {
     number.checked_mul(ms_per_unit).map(Duration::from_millis).ok_or("that is too long")
 }
 
+/// `10`, `0.5`: seconds, as `flock -w` takes them.
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "give a number of seconds that is not negative")
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -185,5 +227,15 @@ mod tests {
             assert!(duration(nonsense).is_err(), "{nonsense}");
         }
         assert_eq!(duration("18446744073709551615h"), Err("that is too long"));
+    }
+
+    #[test]
+    fn seconds_may_be_fractions_and_are_never_negative() {
+        assert_eq!(seconds("0"), Ok(Duration::ZERO));
+        assert_eq!(seconds("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for nonsense in ["", "-1", "1s", "NaN", "inf", "1e30"] {
+            assert!(seconds(nonsense).is_err(), "{nonsense}");
+        }
     }
 }

@@ -7,8 +7,10 @@ use rustix::process::Signal;
 
 /// The lock was lost, and the child was stopped.
 pub(crate) const LOST: u8 = 120;
-/// The lock was not acquired, and the child was not started.
-pub(crate) const NOT_ACQUIRED: u8 = 121;
+/// Another has the lock, and the command was not started. `--conflict-exit-code` replaces it.
+pub(crate) const CONFLICT: u8 = 121;
+/// No majority of the masters voted, and the command was not started.
+pub(crate) const NO_MAJORITY: u8 = 122;
 /// Something failed that is neither the child's nor the lock's doing.
 pub(crate) const FAILED: u8 = 125;
 /// The command was found and could not be run.
@@ -21,8 +23,12 @@ pub(crate) const RUN_HELP: &str = "Exit codes:
   the command's own, or 128 + the signal that killed it;
   128 + the signal, too, when one ended the wait for the lock
   120  the lock was lost; the command was stopped
-  121  the lock was not acquired; the command was not started
-  125  quorlock itself failed, or its arguments are not understood, or not accepted by the masters
+  121  another has the lock; the command was not started (-E replaces this code)
+  122  no majority of the masters voted: they are down, abstain or refuse;
+       the command was not started
+  125  quorlock itself failed, or its arguments are not understood, or so many
+       masters refuse for good that waiting does not help: a wrong password,
+       an unknown certificate, no module, a replica
   126  the command could not be run
   127  the command was not found";
 

@@ -1,12 +1,12 @@
-use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal as _, stderr};
 use std::os::unix::ffi::OsStringExt as _;
+use std::pin::pin;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum, Released};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use crate::args::Run;
 use crate::child::Child;
@@ -38,30 +38,53 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
 
 async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
-    let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
-    let mut wanted = wanted;
+    let owner = args.owner.clone().unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
+    let mut wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl).wait(wait).owner(owner);
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
+    let called = Instant::now();
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::by(signal)),
-        acquired = acquire(&wanted, wait) => acquired,
+        acquired = acquire(&wanted, wait, args.verbose) => acquired,
     };
     let lock = match acquired {
         Ok(lock) => lock,
         Err(error) if is_hopeless(&error) => return Err(error.into()),
         Err(error) => {
             say(format_args!("not acquired: {error}"));
-            return Ok(ExitCode::from(exit::NOT_ACQUIRED));
+            return Ok(ExitCode::from(code_of(&error, args.conflict_exit_code)));
         }
     };
-    let fence = OsString::from(lock.fence().to_string());
-    match Child::spawn(&args.command, [("QUORLOCK_KEY", args.key), ("QUORLOCK_FENCE", fence)]) {
-        Ok(child) => supervise(child, lock, args.ttl, signals).await,
+    let held_since = Instant::now();
+    if args.verbose {
+        let (after, coverage) = (held_since - called, lock.coverage());
+        say(format_args!("acquired after {after:.1?}, held on {coverage}, fence {}", lock.fence()));
+    }
+    let outcome = run_child(&args, lock, held_since, signals).await;
+    if args.verbose && outcome.is_ok() {
+        say(format_args!("released after {:.1?}", held_since.elapsed()));
+    }
+    outcome
+}
+
+async fn run_child(
+    args: &Run,
+    lock: Lock,
+    held_since: Instant,
+    signals: &mut Signals,
+) -> anyhow::Result<ExitCode> {
+    let command = args.command();
+    let environment = [
+        ("QUORLOCK_KEY", args.key.clone()),
+        ("QUORLOCK_FENCE", lock.fence().to_string().into()),
+        ("QUORLOCK_TTL_MS", args.ttl.as_millis().to_string().into()),
+    ];
+    match Child::spawn(&command, environment) {
+        Ok(child) => supervise(child, lock, args, held_since, signals).await,
         Err(error) => {
-            say(format_args!("cannot run {}: {error}", args.command[0].display()));
+            say(format_args!("cannot run {}: {error}", command[0].display()));
             let missing = error.kind() == ErrorKind::NotFound;
             Ok(ExitCode::from(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN }))
         }
@@ -69,11 +92,11 @@ async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow
 }
 
 /// Tries once, says what is in the way, and waits.
-async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireError> {
+async fn acquire(wanted: &LockBuilder, wait: Duration, verbose: bool) -> Result<Lock, AcquireError> {
     match wanted.try_acquire().await {
         Err(error) if !wait.is_zero() => match error {
             error if is_hopeless(&error) => return Err(error),
-            error if is_usual(&error) && !stderr().is_terminal() => {}
+            error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
             error => say(format_args!("waiting: {error}")),
         },
         decided => return decided,
@@ -90,6 +113,15 @@ fn is_hopeless(error: &AcquireError) -> bool {
     }
 }
 
+/// The exit code of a lock that was not acquired.
+fn code_of(error: &AcquireError, conflict: u8) -> u8 {
+    match error {
+        AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
+        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => exit::NO_MAJORITY,
+        _ => exit::FAILED,
+    }
+}
+
 /// Whether it is nothing but a lock that is in use: of interest to a person who wonders, and not to the mails of cron. So it
 /// is where a master is missing and not to blame, because a majority can vote without it.
 fn is_usual(error: &AcquireError) -> bool {
@@ -103,27 +135,17 @@ fn is_usual(error: &AcquireError) -> bool {
 async fn supervise(
     mut child: Child,
     mut lock: Lock,
-    ttl: Duration,
+    args: &Run,
+    held_since: Instant,
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
-    let mut glance = interval(ttl / GLANCES_PER_TTL);
-    glance.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
+    let mut glance = glances(args.ttl);
+    let status = loop {
         tokio::select! {
             biased;
-            ended = child.ended() => {
-                let status = ended.context("cannot wait for the command")?;
-                match lock.release().await {
-                    Ok(Released::Released) => {}
-                    Ok(Released::AlreadyOver) => {
-                        say("the lock had ended before the command did: it was not protected to its end");
-                    }
-                    Err(error) => say(error),
-                }
-                return Ok(exit::of(status));
-            }
+            ended = child.ended() => break ended.context("cannot wait for the command")?,
             _ = glance.tick() => {
-                if let Err(Loss { error, grace }) = keep(&mut lock, ttl).await {
+                if let Err(Loss { error, grace }) = keep(&mut lock, args.ttl).await {
                     child.stop(grace).await.context("cannot stop the command")?;
                     // Only now: a reader of stderr that is stuck must not delay it.
                     say(format_args!("the command was stopped: {error}"));
@@ -132,7 +154,47 @@ async fn supervise(
             }
             signal = signals.next() => child.pass_on(signal),
         }
+    };
+    if let Some(hold) = args.hold_at_least {
+        let left = hold.saturating_sub(held_since.elapsed());
+        if let Err(error) = hold_on(&mut lock, args.ttl, left, signals).await {
+            say(format_args!("the command has ended, and the lock before --hold-at-least was over: {error}"));
+            return Ok(exit::of(status));
+        }
     }
+    match lock.release().await {
+        Ok(Released::Released) => {}
+        Ok(Released::AlreadyOver) => {
+            say("the lock had ended before the command did: it was not protected to its end");
+        }
+        Err(error) => say(error),
+    }
+    Ok(exit::of(status))
+}
+
+/// Keeps the lock for the time that is left of `--hold-at-least`, or until a signal arrives.
+async fn hold_on(
+    lock: &mut Lock,
+    ttl: Duration,
+    left: Duration,
+    signals: &mut Signals,
+) -> Result<(), ExtendError> {
+    let mut glance = glances(ttl);
+    let mut over = pin!(sleep(left));
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut over => return Ok(()),
+            _ = signals.next() => return Ok(()),
+            _ = glance.tick() => keep(lock, ttl).await.map_err(|loss| loss.error)?,
+        }
+    }
+}
+
+fn glances(ttl: Duration) -> Interval {
+    let mut glances = interval(ttl / GLANCES_PER_TTL);
+    glances.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    glances
 }
 
 /// A lock that can be kept no longer, and how long the child may take to end by itself.

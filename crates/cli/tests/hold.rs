@@ -1,0 +1,93 @@
+//! `--hold-at-least`: a job that one of many machines is to run.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::process::ExitStatus;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Running, code, holding, run_script, stderr, stdout};
+use quorlock_testkit::Masters;
+use rustix::process::Signal;
+
+const JOB: &str = "sleep 0.05; echo ran; exit 3";
+/// As far as the clocks of five machines may differ.
+const STAGGER: Duration = Duration::from_millis(600);
+
+/// How many of five machines, which start one after the other, run the job.
+fn machines_that_run(options: &[&str]) -> usize {
+    let masters = Masters::start(5);
+    let machine = |number| {
+        thread::sleep(STAGGER * number);
+        let output = run_script(&masters, &[&["--wait", "1s"], options].concat(), JOB).output().unwrap();
+        let ran = stdout(&output) == "ran\n";
+        let expected = if ran { 3 } else { 121 };
+        assert_eq!(code(output.status), expected, "{}", stderr(&output));
+        ran
+    };
+    thread::scope(|scope| {
+        let machines: Vec<_> = (0..5).map(|number| scope.spawn(move || machine(number))).collect();
+        machines.into_iter().map(|machine| machine.join().unwrap()).filter(|ran| *ran).count()
+    })
+}
+
+#[test]
+fn held_job_is_run_by_one_of_five_machines() {
+    assert_eq!(machines_that_run(&["--hold-at-least", "5s"]), 1);
+}
+
+#[test]
+fn job_that_is_not_held_is_run_by_several_machines() {
+    assert!(machines_that_run(&[]) > 1);
+}
+
+#[test]
+fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
+    let masters = Masters::start(3);
+    let options = ["--hold-at-least", "2500ms", "--ttl", "1s", "--node-limit", "100ms"];
+    let started = Instant::now();
+    let mut running = Running::start(&mut run_script(&masters, &options, "echo over; exit 7"));
+    assert_eq!(running.line(), "over");
+    while started.elapsed() < Duration::from_secs(2) {
+        assert!(holding(&masters) >= 2, "after {:?}", started.elapsed());
+        thread::sleep(Duration::from_millis(10));
+    }
+    let output = running.end();
+    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert!(started.elapsed() >= Duration::from_millis(2500));
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn signal_during_the_hold_releases_the_lock_at_once() {
+    let masters = Masters::start(3);
+    let mut running =
+        Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo $$; exit 7"));
+    let command = running.pid_line();
+    quorlock_testkit::eventually(common::PATIENCE, "the command is over", || !common::is_alive(command));
+    assert!(holding(&masters) >= 2);
+    running.signal(Signal::TERM);
+    let output = running.end();
+    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn command_that_cannot_be_run_is_not_held_for() {
+    let masters = Masters::start(1);
+    let mut run = common::run_on(masters.urls());
+    let status: ExitStatus =
+        run.args(["--hold-at-least", "1h", "k", "--", "/no/such/command"]).status().unwrap();
+    assert_eq!(code(status), 127);
+}
+
+#[test]
+fn longer_command_is_not_held_for() {
+    let masters = Masters::start(1);
+    let started = Instant::now();
+    let output = run_script(&masters, &["--hold-at-least", "1ms"], "sleep 0.1").output().unwrap();
+    assert_eq!(code(output.status), 0);
+    assert!(started.elapsed() < common::PATIENCE);
+}
