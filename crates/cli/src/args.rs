@@ -28,8 +28,13 @@ pub(crate) enum Verb {
 
 /// Runs a command while holding a lock: waits for the lock, keeps it, and gives it back when the command ends.
 ///
-/// When the lock cannot be kept, the command is stopped before anybody else can have it: with SIGTERM, then with SIGKILL.
-/// Only if quorlock itself is killed with SIGKILL does the command go on, without the lock.
+/// When the lock cannot be kept, the command and everything that it started is stopped before another can acquire the
+/// lock: with SIGTERM when a third of the ttl is left, or early enough for --kill-after, and with SIGKILL when a 20th of
+/// the ttl is left. If the masters say that the lock has ended, the grace is at most a 20th of the ttl. A second process,
+/// the watchdog, does so too if quorlock itself is stopped or killed with SIGKILL.
+///
+/// When the command ends by itself, the lock is released. Processes that it left in the background then run without the
+/// lock, unless --wait-all is given.
 ///
 /// Other signals that reach quorlock are passed on to the command and to what it started: TERM, INT, HUP, QUIT, USR1 and
 /// USR2. Ctrl-C in a terminal reaches the command by itself.
@@ -67,6 +72,14 @@ pub(crate) struct Run {
     /// Keep the lock for at least this long, even if the command ends sooner; a signal ends that at once. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
+
+    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl; then it is killed [default: as long as the lock is valid]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub(crate) kill_after: Option<Duration>,
+
+    /// Keep the lock until everything that the command started has ended, too
+    #[arg(long)]
+    pub(crate) wait_all: bool,
 
     /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
