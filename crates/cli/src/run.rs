@@ -193,9 +193,11 @@ async fn supervise(
                 Some(Report::Ended(_)) if is_stopped => return Ok(Ended::WithTheLock),
                 Some(Report::Ended(status)) => return Ok(Ended::ByItself(status)),
                 None => {
-                    guard.handle_abandoned(clock::now());
+                    let now = clock::now();
+                    let is_overdue = now.has_reached(guard.overdue_at());
+                    guard.handle_abandoned(now);
                     watchdog.replace(&mut guard).await?;
-                    return Ok(Ended::WithTheWatchdog);
+                    return Ok(if is_overdue { Ended::WithTheLock } else { Ended::WithTheWatchdog });
                 }
             },
             () = clock::reach(guard.overdue_at()) => {

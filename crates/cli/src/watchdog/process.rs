@@ -126,3 +126,29 @@ fn let_go_of_stdio() -> io::Result<()> {
     dup2_stderr(&nothing)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quorlock_core::Ttl;
+
+    use super::*;
+    use crate::family::Group;
+
+    #[tokio::test]
+    async fn command_is_not_started_with_too_little_validity_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("trace");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (orders, reports) = theirs.into_split();
+        let mut watchdog = Watchdog { orders: BufReader::new(orders).lines(), reports };
+        let ttl = Ttl::from_ms(10_000).unwrap();
+        let deadline = clock::now().plus(Duration::from_secs(1));
+        let begin = Begin { ttl, kill_after: None, group: Group::Own, wait_all: false, deadline };
+        watchdog.run(begin, &["touch".into(), trace.clone().into()]).await.unwrap();
+        let line = BufReader::new(ours).lines().next_line().await.unwrap().unwrap();
+        assert_eq!(Report::parse(&line), Some(Report::TooLate));
+        assert!(!trace.exists());
+    }
+}
