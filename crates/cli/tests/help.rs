@@ -21,7 +21,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]
             .as_slice(),
-        ["--hold-at-least", "0 3 * * *"].as_slice(),
+        ["--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all", "background", "watchdog"].as_slice(),
         ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"].as_slice(),
         ["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "].as_slice(),
     ];
