@@ -31,7 +31,11 @@ pub(crate) async fn run(args: Run) -> anyhow::Result<ExitCode> {
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl.as_millis()).unwrap_or(u64::MAX))?;
     Guard::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
-    let quorum = Quorum::connect(args.node_urls()?).await?;
+    let quorum = tokio::select! {
+        biased;
+        signal = signals.next() => return Ok(exit::by(signal)),
+        connected = Quorum::connect(args.node_urls()?) => connected?,
+    };
     let outcome = run_locked(&quorum, args, ttl, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome

@@ -8,8 +8,8 @@ use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Running, code, holding, run_script, stderr, stdout};
-use quorlock_testkit::Masters;
+use common::{PATIENCE, Running, code, holding, is_alive, run_script, stderr, stdout};
+use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
 const JOB: &str = "sleep 0.05; echo ran; exit 3";
@@ -66,7 +66,7 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
     let mut running =
         Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo $$; exit 7"));
     let command = running.pid_line();
-    quorlock_testkit::eventually(common::PATIENCE, "the command is over", || !common::is_alive(command));
+    eventually(PATIENCE, "the command is over", || !is_alive(command));
     assert!(holding(&masters) >= 2);
     running.signal(Signal::TERM);
     let output = running.end();
@@ -89,5 +89,18 @@ fn longer_command_is_not_held_for() {
     let started = Instant::now();
     let output = run_script(&masters, &["--hold-at-least", "1ms"], "sleep 0.1").output().unwrap();
     assert_eq!(code(output.status), 0);
-    assert!(started.elapsed() < common::PATIENCE);
+    assert!(started.elapsed() < PATIENCE);
+}
+
+#[test]
+fn loss_during_the_hold_is_told_and_changes_no_exit_code() {
+    let masters = Masters::start(1);
+    let options = ["--hold-at-least", "1h", "--ttl", "1s"];
+    let mut running = Running::start(&mut run_script(&masters, &options, "echo $$; exit 7"));
+    let command = running.pid_line();
+    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
+    let output = running.end();
+    assert_eq!(code(output.status), 7);
+    assert!(stderr(&output).contains("before --hold-at-least was over"), "{}", stderr(&output));
 }

@@ -1,4 +1,4 @@
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::fs::File;
 use std::io::{self, IoSliceMut, stdin};
 use std::mem::MaybeUninit;
@@ -22,10 +22,14 @@ use crate::signals::Signals;
 /// The first argument of a watchdog. The others are the command.
 pub(crate) const VERB: &str = "__watchdog";
 
+const NAME: &CStr = c"quorlock-watch";
+
 /// Runs the command for `quorlock run`, which is at the other end of standard input.
 pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     // What a service manager or `killall` sends to all processes is passed on by `quorlock run`.
     let _signals = Signals::listen()?;
+    // What `top` shows; by default it is the name of the link in /proc.
+    let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
     let stdin = receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
     dup2_stdin(stdin)?;
