@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 /// The lock was lost, and the child was stopped.
 pub(crate) const LOST: u8 = 120;
-/// Another has the lock, and the command was not started. `--conflict-exit-code` replaces it.
+/// Another has the lock, and the command was not started.
 pub(crate) const CONFLICT: u8 = 121;
 /// No majority of the masters voted, and the command was not started.
 pub(crate) const NO_MAJORITY: u8 = 122;
