@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Guard, Ttl};
+use rustix::process::Signal;
 
 use crate::args::Run;
 use crate::family::Group;
@@ -69,8 +70,8 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
     }
     let fence = lock.fence();
     let mut keeper = Keeper::new(lock, args.ttl);
-    let status = match supervise(&args, ttl, fence, &mut keeper, signals).await? {
-        Ended::ByItself(status) => status,
+    let (status, is_asked) = match supervise(&args, ttl, fence, &mut keeper, signals).await? {
+        Ended::ByItself { status, is_asked } => (status, is_asked),
         // Only now that it is gone: a reader of stderr that is stuck must not delay that.
         Ended::WithTheLock => {
             say(format_args!("the command was stopped: {}", keeper.reason()));
@@ -91,7 +92,7 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
         }
     };
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
-    let was_held = hold(&mut keeper, hold_until, signals).await;
+    let was_held = is_asked || hold(&mut keeper, hold_until, signals).await;
     match keeper.release().await {
         Ok(Released::Released) if args.verbose => {
             let after = clock::now().since(held_since);
@@ -151,7 +152,11 @@ fn is_usual(error: &AcquireError) -> bool {
 
 /// How the command ended.
 enum Ended {
-    ByItself(ExitStatus),
+    ByItself {
+        status: ExitStatus,
+        /// Whether a signal had asked `quorlock` to end.
+        is_asked: bool,
+    },
     /// Because the lock was lost or not extended in time.
     WithTheLock,
     /// Because its watchdog was killed.
@@ -185,7 +190,7 @@ async fn supervise(
     ];
     let watchdog = Watchdog::start(begin, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
-    let mut is_stopped = false;
+    let (mut is_stopped, mut is_asked) = (false, false);
     loop {
         tokio::select! {
             biased;
@@ -195,7 +200,7 @@ async fn supervise(
                 Some(Report::TooLate) => return Ok(Ended::BeforeItBegan),
                 Some(Report::Stopping) => is_stopped = true,
                 Some(Report::Ended(_)) if is_stopped => return Ok(Ended::WithTheLock),
-                Some(Report::Ended(status)) => return Ok(Ended::ByItself(status)),
+                Some(Report::Ended(status)) => return Ok(Ended::ByItself { status, is_asked }),
                 None => {
                     let now = clock::now();
                     let is_overdue = now.has_reached(guard.overdue_at());
@@ -218,12 +223,15 @@ async fn supervise(
                     watchdog.order(&Order::Lost);
                 }
             },
-            signal = signals.next() => watchdog.order(&Order::PassOn(signal)),
+            signal = signals.next() => {
+                is_asked |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
+                watchdog.order(&Order::PassOn(signal));
+            }
         }
     }
 }
 
-/// Keeps the lock until `until`, or until a signal arrives. Returns whether it was held to the end.
+/// Keeps the lock until `until`, or until a signal arrives: the command has ended, and gets none. Returns whether it was held to the end.
 async fn hold(keeper: &mut Keeper, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {

@@ -75,6 +75,19 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 }
 
 #[test]
+fn signal_that_ended_the_command_leaves_nothing_to_hold_for() {
+    let masters = Masters::start(3);
+    for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let mut running =
+            Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo held; read go"));
+        assert_eq!(running.line(), "held");
+        running.signal(signal);
+        assert_eq!(code(running.end().status), expected);
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
 fn command_that_cannot_be_run_is_not_held_for() {
     let masters = Masters::start(1);
     let mut run = common::run_on(masters.urls());
