@@ -43,16 +43,16 @@ impl Net {
     }
 }
 
-/// Needs a second to clean up.
+/// Needs 1.4 s to clean up.
 const SLOW: &str =
-    "trap 'echo TERM; sleep 1; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
-/// Its default grace is 0.85 s.
-const TTL: [&str; 2] = ["--ttl", "3s"];
+    "trap 'echo TERM; sleep 1.4; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
+/// Its default grace is 1.1 s.
+const TTL: [&str; 2] = ["--ttl", "4s"];
 
 #[test]
 fn longer_kill_after_is_granted_by_an_earlier_termination() {
     let net = Net::start();
-    let mut running = net.run(&[&TTL[..], &["--kill-after", "1200ms"]].concat(), SLOW);
+    let mut running = net.run(&[&TTL[..], &["--kill-after", "1600ms"]].concat(), SLOW);
     running.pid_line();
     net.cut_off_a_majority();
     assert_eq!((running.line(), running.line()), ("TERM".into(), "cleaned".into()));
@@ -170,7 +170,7 @@ fn signal_reaches_background_processes_that_are_waited_for() {
 fn loss_ends_background_processes_in_sessions_of_their_own() {
     let net = Net::start();
     let mut running = net.run(
-        &["--ttl", "2s", "--wait-all"],
+        &["--ttl", "5s", "--wait-all"],
         "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.01; done' & read go; exit 7",
     );
     let background = running.pid_line();
@@ -202,7 +202,10 @@ fn command_runs_on_when_one_or_two_of_five_masters_are_lost_at_any_moment() {
         masters[second].pause();
         let lost = Instant::now();
         let mut other = run_script(&masters, &["--wait", "1500ms"], "echo ran");
-        assert_eq!(code(other.output().unwrap().status), 121, "without {first} and {second}");
+        let output = other.output().unwrap();
+        // Masters that are slow to answer beside two that are lost are no majority for the other.
+        assert!([121, 122].contains(&code(output.status)), "without {first} and {second}");
+        assert_eq!(stdout(&output), "");
         assert!(lost.elapsed() > Duration::from_secs(1));
         masters[second].resume();
         masters[first].restart().unwrap();
