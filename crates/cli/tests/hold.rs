@@ -8,7 +8,7 @@ use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Running, code, holding, is_alive, run_script, stderr, stdout};
+use common::{PATIENCE, PATIENT, Running, code, holding, is_alive, run_script, stderr, stdout};
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
@@ -21,7 +21,8 @@ fn machines_that_run(options: &[&str]) -> usize {
     let masters = Masters::start(5);
     let machine = |number| {
         thread::sleep(STAGGER * number);
-        let output = run_script(&masters, &[&["--wait", "1s"], options].concat(), JOB).output().unwrap();
+        let output =
+            run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB).output().unwrap();
         let ran = stdout(&output) == "ran\n";
         let expected = if ran { 3 } else { 121 };
         assert_eq!(code(output.status), expected, "{}", stderr(&output));
