@@ -24,8 +24,9 @@ fn machines_that_run(options: &[&str]) -> usize {
         let output =
             run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB).output().unwrap();
         let ran = stdout(&output) == "ran\n";
-        let expected = if ran { 3 } else { 121 };
-        assert_eq!(code(output.status), expected, "{}", stderr(&output));
+        // On a very busy machine the masters may leave the last look, at the end of the wait, unanswered: 122.
+        let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
+        assert!(expected.contains(&code(output.status)), "{}: {}", output.status, stderr(&output));
         ran
     };
     thread::scope(|scope| {
