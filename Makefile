@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model sim demo demo-fence bench bench-waiting fuzz-node
+.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ bench: setup ## Server time, growth to three million leases, 10,000 waiters, loc
 bench-waiting: setup ## Handing a lock over to whoever waits, beside polling clients: the table of docs/waiting.md
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench -- --only waiting
+
+bench-program: setup ## What `quorlock run` costs beside the command alone
+	cargo build --release --package quorlock --package quorlock-cli --package quorlock-bench
+	@cargo run --release --quiet --package quorlock-bench -- --only program
 
 servers: ## Newer Redis and Valkey servers beside the installed one, for test-matrix (target/servers)
 	@scripts/servers $(QUORLOCK_SERVERS)

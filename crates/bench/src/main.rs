@@ -9,6 +9,7 @@
 //! - [`growth`]: the slowest command and the longest turn on the way to three million leases and back, and memory
 //! - [`bounds`]: the same while ten thousand clients wait
 //! - [`waiting`]: handing a lock over to whoever waits
+//! - [`program`]: what `quorlock run` costs beside the command alone
 //! - [`latencies`]: how long things took
 //! - [`slowlog`]: the slowest commands, by the server's own account
 //! - [`socket`]: a server, asked in the plainest way
@@ -23,6 +24,7 @@ mod latencies;
 mod limits;
 mod machine;
 mod plain;
+mod program;
 mod progress;
 mod quorum;
 mod server_time;
@@ -59,7 +61,7 @@ struct Args {
     #[arg(long)]
     check: bool,
 
-    /// Measure only this; may be repeated. Without it, everything but waiting
+    /// Measure only this; may be repeated. Without it, everything but waiting and program
     #[arg(long, value_enum)]
     only: Vec<Group>,
 
@@ -97,6 +99,8 @@ enum Group {
     Bounds,
     /// Handing a lock over to whoever waits
     Waiting,
+    /// `quorlock run` beside the command alone
+    Program,
 }
 
 fn main() -> ExitCode {
@@ -131,6 +135,10 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             }
             Group::Bounds => {
                 limits.extend(bounds::measure(&progress)?);
+                continue;
+            }
+            Group::Program => {
+                limits.extend(program::measure(&progress)?);
                 continue;
             }
             Group::Waiting => {
@@ -181,6 +189,7 @@ impl Group {
             Self::Growth => growth::STEPS,
             Self::Bounds => bounds::STEPS,
             Self::Waiting => waiting.steps(),
+            Self::Program => program::STEPS,
         }
     }
 }

@@ -90,7 +90,7 @@ async fn hand_out(quorum: &Quorum, args: Acquire, defaults: Defaults) -> anyhow:
     if let Some(owner) = args.owner.or(defaults.owner) {
         wanted = wanted.owner(owner);
     }
-    let code = match run::acquire(&wanted, wait).await {
+    let code = match run::acquire(&wanted, wait, false).await {
         Ok(lock) => {
             args.format.hand_out(quorum, lock).await?;
             return Ok(ExitCode::SUCCESS);

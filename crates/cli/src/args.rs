@@ -45,8 +45,13 @@ pub(crate) enum Verb {
 
 /// Runs a command while holding a lock: waits for the lock, keeps it, and gives it back when the command ends.
 ///
-/// When the lock cannot be kept, the command is stopped before anybody else can have it: with SIGTERM, then with SIGKILL.
-/// Only if quorlock itself is killed with SIGKILL does the command go on, without the lock.
+/// When the lock cannot be kept, the command and everything that it started is stopped before another can acquire the
+/// lock: with SIGTERM when a third of the ttl is left, or early enough for --kill-after, and with SIGKILL when a 20th of
+/// the ttl is left. If the masters say that the lock has ended, the grace is at most a 20th of the ttl. A second process,
+/// the watchdog, does so too if quorlock itself is stopped or killed with SIGKILL.
+///
+/// When the command ends by itself, the lock is released. Processes that it left in the background then run without the
+/// lock, unless --wait-all is given.
 ///
 /// Other signals that reach quorlock are passed on to the command and to what it started: TERM, INT, HUP, QUIT, USR1 and
 /// USR2. Ctrl-C in a terminal reaches the command by itself.
@@ -68,13 +73,33 @@ pub(crate) struct Run {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
+    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
+    #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
+    wait_seconds: Option<Duration>,
+
     /// Do not wait: try once, as with --wait 0
-    #[arg(long, conflicts_with = "wait")]
+    #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
     /// The wait of a configuration file.
     #[arg(skip)]
     default_wait: Option<Duration>,
+
+    /// The exit code when another has the lock
+    #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
+    pub(crate) conflict_exit_code: u8,
+
+    /// Keep the lock for at least this long, even if the command ends sooner; a signal ends that at once. The exit code is the command's
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub(crate) hold_at_least: Option<Duration>,
+
+    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl; then it is killed [default: as long as the lock is valid]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub(crate) kill_after: Option<Duration>,
+
+    /// Keep the lock until everything that the command started has ended, too
+    #[arg(long)]
+    pub(crate) wait_all: bool,
 
     /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -84,9 +109,17 @@ pub(crate) struct Run {
     #[arg(long, value_name = "LABEL")]
     pub(crate) owner: Option<String>,
 
+    /// Say when the lock was acquired and released
+    #[arg(long)]
+    pub(crate) verbose: bool,
+
+    /// A command line for the shell, which is run as `sh -c STRING`
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command")]
+    shell_command: Option<OsString>,
+
     /// The command to run, and its arguments
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<OsString>,
+    #[arg(last = true, required_unless_present = "shell_command")]
+    command: Vec<OsString>,
 }
 
 const RUN_VALUES: &str = "Values:
@@ -101,10 +134,17 @@ const RUN_ENVIRONMENT: &str = "Environment:
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
                   earlier holder. What the command writes to can refuse
-                  smaller ones, and so whoever comes too late";
+                  smaller ones, and so whoever comes too late
+  QUORLOCK_TTL_MS set for the command: the ttl in milliseconds";
 
-const RUN_EXAMPLE: &str = "Example:
-  quorlock run nightly-backup --wait 1s -- backup --to /mnt";
+const RUN_EXAMPLE: &str = "Examples:
+  quorlock run nightly-backup -- backup --to /mnt
+  quorlock run deploy -w 30 -c 'git pull && make install'
+
+  In the crontab of many machines, of which one is to run the job. The hold is
+  longer than their clocks differ, so that a late machine finds the lock held
+  even when the job is over; -E 0 keeps the others from failing:
+  0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
 
 impl Run {
     /// Takes from the configuration files what the command line does not give.
@@ -114,21 +154,35 @@ impl Run {
         self.owner = self.owner.take().or_else(|| defaults.owner.clone());
     }
 
+    /// How long to wait for the lock.
+    pub(crate) fn wait(&self) -> Duration {
+        let given = if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
+        given.or(self.default_wait).unwrap_or(Duration::MAX)
+    }
+
+    /// The program to run and its arguments.
+    pub(crate) fn command(&self) -> Vec<OsString> {
+        match &self.shell_command {
+            Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
+            None => self.command.clone(),
+        }
+    }
+
     /// How long the lock lasts without an extension.
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl.unwrap_or(TTL)
-    }
-
-    /// How long to wait for the lock.
-    pub(crate) fn wait(&self) -> Duration {
-        let given = if self.no_wait { Some(Duration::ZERO) } else { self.wait };
-        given.or(self.default_wait).unwrap_or(Duration::MAX)
     }
 }
 
 /// An empty name is a variable that a script forgot to set.
 pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
+}
+
+/// `10`, `0.5`: seconds, as `flock -w` takes them.
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "give a number of seconds that is not negative")
 }
 
 #[cfg(test)]
@@ -146,6 +200,16 @@ mod tests {
             for argument in verb.get_arguments() {
                 assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
             }
+        }
+    }
+
+    #[test]
+    fn seconds_may_be_fractions_and_are_never_negative() {
+        assert_eq!(seconds("0"), Ok(Duration::ZERO));
+        assert_eq!(seconds("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for nonsense in ["", "-1", "1s", "NaN", "inf", "1e30"] {
+            assert!(seconds(nonsense).is_err(), "{nonsense}");
         }
     }
 }

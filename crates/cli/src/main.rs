@@ -8,7 +8,10 @@
 //! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
-//! - [`child`]: the command that it runs.
+//! - [`keeper`]: the lock that it keeps.
+//! - [`watchdog`]: the process that starts the command, and stops it in time.
+//! - [`family`]: the command and everything that it started.
+//! - [`clock`]: the clocks of a validity.
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
 //! - [`exit`]: what the exit codes mean.
@@ -17,18 +20,21 @@ mod acquire;
 mod advice;
 mod args;
 mod bench;
-mod child;
+mod clock;
 mod config;
 mod duration;
 mod endpoint;
 mod exit;
 mod extend;
+mod family;
 mod handle;
+mod keeper;
 mod nodes;
 mod release;
 mod run;
 mod signals;
 mod up;
+mod watchdog;
 
 use std::env;
 use std::fmt::Display;
@@ -42,6 +48,10 @@ use crate::args::{Args, Verb};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
+    let mut words = env::args_os().skip(1);
+    if words.next().is_some_and(|verb| verb == watchdog::VERB) {
+        return finish(watchdog::main(words.collect()).await);
+    }
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
@@ -53,14 +63,17 @@ async fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(exit::FAILED) } else { ExitCode::SUCCESS };
         }
     };
-    let outcome = match args.verb {
+    finish(match args.verb {
         Verb::Run(args) => run::run(args).await,
         Verb::Acquire(args) => acquire::acquire(args).await,
         Verb::Extend(args) => extend::extend(args).await,
         Verb::Release(args) => release::release(args).await,
         Verb::Bench(args) => bench::bench(args).await,
         Verb::Up(args) => up::up(args).await,
-    };
+    })
+}
+
+fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
         ExitCode::from(exit::FAILED)

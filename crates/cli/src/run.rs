@@ -1,21 +1,21 @@
-use std::ffi::OsString;
-use std::io::{ErrorKind, IsTerminal as _, stderr};
+use std::io::{self, ErrorKind, IsTerminal as _, stderr};
 use std::os::unix::ffi::OsStringExt as _;
-use std::process::ExitCode;
-use std::time::Duration;
+use std::process::{ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum, Released};
-use tokio::time::{MissedTickBehavior, interval};
+use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
+use quorlock_core::quorum::Moment;
+use quorlock_core::{Guard, Ttl};
+use rustix::process::Signal;
 
 use crate::args::Run;
-use crate::child::Child;
+use crate::family::Group;
+use crate::keeper::{Keeper, Kept};
 use crate::signals::Signals;
-use crate::{advice, exit, say};
+use crate::watchdog::{Begin, Order, Report, Watchdog};
+use crate::{advice, clock, exit, say};
 
-/// How often in a ttl it is looked how much of it is left. Timers stand still while a machine sleeps, and the lock's time
-/// does not: this is how soon it is noticed.
-const GLANCES_PER_TTL: u32 = 20;
 /// An extension that no node answers takes one node limit. A third of the ttl must leave time for several, and for the child
 /// to be stopped after the last.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
@@ -32,50 +32,95 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         args.node_limit.is_none_or(|limit| limit <= args.ttl() / NODE_LIMITS_PER_TTL_MIN),
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
-    let quorum = nodes.connect().await?;
-    let outcome = run_locked(&quorum, args, &mut signals).await;
+    let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
+    Guard::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
+    let quorum = match signals.unless(nodes.connect()).await {
+        Ok(connected) => connected?,
+        Err(signal) => return Ok(exit::by(signal)),
+    };
+    let outcome = run_locked(&quorum, args, ttl, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
 }
 
-async fn run_locked(quorum: &Quorum, args: Run, signals: &mut Signals) -> anyhow::Result<ExitCode> {
-    let (ttl, wait) = (args.ttl(), args.wait());
-    let owner = args.owner.unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let wanted = quorum.lock(args.key.clone().into_vec()).ttl(ttl).wait(wait).owner(owner);
-    let mut wanted = wanted;
+async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals) -> anyhow::Result<ExitCode> {
+    let wait = args.wait();
+    let owner = args.owner.clone().unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
+    let mut wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl()).wait(wait).owner(owner);
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
+    let called = Instant::now();
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::by(signal)),
-        acquired = acquire(&wanted, wait) => acquired,
+        acquired = acquire(&wanted, wait, args.verbose) => acquired,
     };
     let lock = match acquired {
         Ok(lock) => lock,
         Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
         Err(error) => {
             say(format_args!("not acquired: {error}"));
-            return Ok(ExitCode::from(exit::CONFLICT));
+            return Ok(ExitCode::from(code_of(&error, args.conflict_exit_code)));
         }
     };
-    let fence = OsString::from(lock.fence().to_string());
-    match Child::spawn(&args.command, [("QUORLOCK_KEY", args.key), ("QUORLOCK_FENCE", fence)]) {
-        Ok(child) => supervise(child, lock, ttl, signals).await,
-        Err(error) => {
-            say(format_args!("cannot run {}: {error}", args.command[0].display()));
-            let missing = error.kind() == ErrorKind::NotFound;
-            Ok(ExitCode::from(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN }))
-        }
+    let held_since = clock::now();
+    if args.verbose {
+        let (after, coverage) = (called.elapsed(), lock.coverage());
+        say(format_args!("acquired after {after:.1?}, held on {coverage}, fence {}", lock.fence()));
     }
+    let fence = lock.fence();
+    let mut keeper = Keeper::new(lock, args.ttl());
+    let (status, is_asked) = match supervise(&args, ttl, fence, &mut keeper, signals).await? {
+        Ended::ByItself { status, is_asked } => (status, is_asked),
+        // Only now that it is gone: a reader of stderr that is stuck must not delay that.
+        Ended::WithTheLock => {
+            say(format_args!("the command was stopped: {}", keeper.reason()));
+            return Ok(ExitCode::from(exit::LOST));
+        }
+        Ended::BeforeItBegan => {
+            say(format_args!("the command was not started: {}", keeper.reason()));
+            return Ok(ExitCode::from(exit::LOST));
+        }
+        Ended::WithTheWatchdog => {
+            say("the command was stopped: its watchdog was killed");
+            return Ok(ExitCode::from(exit::FAILED));
+        }
+        Ended::Never(error) => {
+            say(format_args!("cannot run {}: {error}", args.command()[0].display()));
+            let missing = error.kind() == ErrorKind::NotFound;
+            return Ok(ExitCode::from(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN }));
+        }
+    };
+    let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
+    let was_held = is_asked || hold(&mut keeper, hold_until, signals).await;
+    match keeper.release().await {
+        Ok(Released::Released) if args.verbose => {
+            let after = clock::now().since(held_since);
+            say(format_args!("released after {after:.1?}"));
+        }
+        Ok(Released::Released) => {}
+        Ok(Released::AlreadyOver) if was_held => {
+            say("the lock had ended before the command did: it was not protected to its end");
+        }
+        Ok(Released::AlreadyOver) => {
+            say("the lock ended before --hold-at-least was over, and after the command did");
+        }
+        Err(error) => say(error),
+    }
+    Ok(exit::of(status))
 }
 
 /// Tries once, says what is in the way, and waits.
-pub(crate) async fn acquire(wanted: &LockBuilder, wait: Duration) -> Result<Lock, AcquireError> {
+pub(crate) async fn acquire(
+    wanted: &LockBuilder,
+    wait: Duration,
+    verbose: bool,
+) -> Result<Lock, AcquireError> {
     match wanted.try_acquire().await {
         Err(error) if !wait.is_zero() => match error {
             error if is_hopeless(&error) => return Err(error),
-            error if is_usual(&error) && !stderr().is_terminal() => {}
+            error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
             error => say(format_args!("waiting: {error}")),
         },
         decided => return decided,
@@ -92,6 +137,15 @@ pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
     }
 }
 
+/// The exit code of a lock that was not acquired.
+fn code_of(error: &AcquireError, conflict: u8) -> u8 {
+    match error {
+        AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
+        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => exit::NO_MAJORITY,
+        _ => exit::FAILED,
+    }
+}
+
 /// Whether it is nothing but a lock that is in use: of interest to a person who wonders, and not to the mails of cron. So it
 /// is where a master is missing and not to blame, because a majority can vote without it.
 fn is_usual(error: &AcquireError) -> bool {
@@ -101,63 +155,96 @@ fn is_usual(error: &AcquireError) -> bool {
     }
 }
 
-/// Keeps the lock while the child runs, passes signals on to it, and stops it when the lock is lost.
+/// How the command ended.
+enum Ended {
+    ByItself {
+        status: ExitStatus,
+        /// Whether a signal had asked `quorlock` to end.
+        is_asked: bool,
+    },
+    /// Because the lock was lost or not extended in time.
+    WithTheLock,
+    /// Because its watchdog was killed.
+    WithTheWatchdog,
+    /// It was not started: the lock had too little validity left.
+    BeforeItBegan,
+    /// It could not be run.
+    Never(io::Error),
+}
+
+/// Runs the command while the lock is kept, passes signals on to it, and has it stopped when the lock is lost.
 async fn supervise(
-    mut child: Child,
-    mut lock: Lock,
-    ttl: Duration,
+    args: &Run,
+    ttl: Ttl,
+    fence: Fence,
+    keeper: &mut Keeper,
     signals: &mut Signals,
-) -> anyhow::Result<ExitCode> {
-    let mut glance = interval(ttl / GLANCES_PER_TTL);
-    glance.set_missed_tick_behavior(MissedTickBehavior::Delay);
+) -> anyhow::Result<Ended> {
+    let begin = Begin {
+        ttl,
+        kill_after: args.kill_after,
+        group: Group::choose(),
+        wait_all: args.wait_all,
+        deadline: keeper.deadline(),
+    };
+    let mut guard = begin.guard()?;
+    let environment = [
+        ("QUORLOCK_KEY", args.key.clone()),
+        ("QUORLOCK_FENCE", fence.to_string().into()),
+        ("QUORLOCK_TTL_MS", args.ttl().as_millis().to_string().into()),
+    ];
+    let watchdog = Watchdog::start(begin, &args.command(), environment);
+    let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
+    let (mut is_stopped, mut is_asked) = (false, false);
     loop {
         tokio::select! {
             biased;
-            ended = child.ended() => {
-                let status = ended.context("cannot wait for the command")?;
-                match lock.release().await {
-                    Ok(Released::Released) => {}
-                    Ok(Released::AlreadyOver) => {
-                        say("the lock had ended before the command did: it was not protected to its end");
-                    }
-                    Err(error) => say(error),
+            report = watchdog.report() => match report {
+                Some(Report::Started(_)) => {}
+                Some(Report::NotStarted(error)) => return Ok(Ended::Never(error.into())),
+                Some(Report::TooLate) => return Ok(Ended::BeforeItBegan),
+                Some(Report::Stopping) => is_stopped = true,
+                Some(Report::Ended(_)) if is_stopped => return Ok(Ended::WithTheLock),
+                Some(Report::Ended(status)) => return Ok(Ended::ByItself { status, is_asked }),
+                None => {
+                    let now = clock::now();
+                    let is_overdue = now.has_reached(guard.overdue_at());
+                    guard.handle_abandoned(now);
+                    watchdog.replace(&mut guard).await?;
+                    return Ok(if is_overdue { Ended::WithTheLock } else { Ended::WithTheWatchdog });
                 }
-                return Ok(exit::of(status));
+            },
+            () = clock::reach(guard.overdue_at()) => {
+                watchdog.replace(&mut guard).await?;
+                return Ok(Ended::WithTheLock);
             }
-            _ = glance.tick() => {
-                if let Err(Loss { error, grace }) = keep(&mut lock, ttl).await {
-                    child.stop(grace).await.context("cannot stop the command")?;
-                    // Only now: a reader of stderr that is stuck must not delay it.
-                    say(format_args!("the command was stopped: {error}"));
-                    return Ok(ExitCode::from(exit::LOST));
+            kept = keeper.next() => match kept {
+                Kept::Until(deadline) => {
+                    guard.handle_extended(deadline);
+                    watchdog.order(&Order::Extended(deadline));
                 }
+                Kept::Lost => {
+                    guard.handle_lost(clock::now());
+                    watchdog.order(&Order::Lost);
+                }
+            },
+            signal = signals.next() => {
+                is_asked |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
+                watchdog.order(&Order::PassOn(signal));
             }
-            signal = signals.next() => child.pass_on(signal),
         }
     }
 }
 
-/// A lock that can be kept no longer, and how long the child may take to end by itself.
-struct Loss {
-    error: ExtendError,
-    grace: Duration,
-}
-
-/// Extends the lock if a third of the ttl is over. Fails when it is lost, or when so little is left that the child must be
-/// stopped.
-async fn keep(lock: &mut Lock, ttl: Duration) -> Result<(), Loss> {
-    let before = lock.remaining();
-    if before > ttl * 2 / 3 {
-        return Ok(());
-    }
-    match lock.extend().await {
-        Ok(()) => Ok(()),
-        // The nodes may come back in time.
-        Err(ExtendError::NoQuorum { .. }) if lock.remaining() > ttl / 3 => Ok(()),
-        // Nobody else can have it yet: half of what is left to clean up, the other half for the kill to be in time.
-        Err(error @ ExtendError::NoQuorum { .. }) => Err(Loss { error, grace: lock.remaining() / 2 }),
-        // Somebody else may have it already: no longer than a clean-up takes. None if its time is over.
-        Err(error) => Err(Loss { error, grace: (ttl / 20).min(before / 2) }),
+/// Keeps the lock until `until`, or until a signal arrives: the command has ended, and gets none. Returns whether it was held to the end.
+async fn hold(keeper: &mut Keeper, until: Moment, signals: &mut Signals) -> bool {
+    loop {
+        tokio::select! {
+            biased;
+            () = clock::reach(until) => return true,
+            _ = signals.next() => return true,
+            kept = keeper.next() => if matches!(kept, Kept::Lost) { return false },
+        }
     }
 }
 

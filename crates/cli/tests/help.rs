@@ -32,8 +32,11 @@ fn help_names_options_exit_codes_and_environment_variables() {
     }
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
-        ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE"].as_slice(),
-        ["128 +", "120 ", "121 ", "125 ", "126 ", "127 "].as_slice(),
+        ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]
+            .as_slice(),
+        ["--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all", "background", "watchdog"].as_slice(),
+        ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"].as_slice(),
+        ["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "].as_slice(),
     ];
     help_names(&["run"], &of_run.concat());
     let of_up = [

@@ -13,7 +13,8 @@ use common::{PATIENCE, Running, code, has_key, is_alive, run_on, run_script, std
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-const TTL: [&str; 4] = ["--ttl", "2s", "--node-limit", "100ms"];
+/// A twentieth of it, the time before its end at which the command is killed, is long on a busy machine, too.
+const TTL: [&str; 4] = ["--ttl", "5s", "--node-limit", "100ms"];
 
 /// Says its process id, and ends when it is told to.
 const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
@@ -104,7 +105,7 @@ fn a_majority_that_comes_back_in_time_is_no_loss() {
         proxy.heal();
     }
     // Longer than the ttl: it has been extended since.
-    let mut second = run_script(&net.masters, &["--wait", "2500ms"], "echo ran");
+    let mut second = run_script(&net.masters, &["--wait", "5500ms"], "echo ran");
     assert_eq!(code(second.output().unwrap().status), 121);
     running.say("go");
     let output = running.end();

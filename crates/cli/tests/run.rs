@@ -134,7 +134,7 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
     };
     assert_eq!(try_with(None, &urls), 0);
     assert_eq!(try_with(Some(&urls), nobody), 0);
-    assert_eq!(try_with(Some(nobody), &urls), 121);
+    assert_eq!(try_with(Some(nobody), &urls), 122);
     // As people write lists.
     assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
 }
@@ -224,7 +224,7 @@ fn a_wait_for_masters_that_cannot_vote_says_so() {
 
     masters[0].kill();
     let output = run_script(&masters, &["--wait", "20ms"], "echo ran").output().unwrap();
-    assert_eq!((code(output.status), stdout(&output)), (121, ""));
+    assert_eq!((code(output.status), stdout(&output)), (122, ""));
     assert!(stderr(&output).contains("not acquired: no majority"), "{}", stderr(&output));
 }
 
@@ -279,7 +279,7 @@ fn a_password_is_never_shown() {
     for node in nodes {
         for wait in ["0", "5ms"] {
             let output = run_on([&node]).args(["--wait", wait, "k", "--", "true"]).output().unwrap();
-            assert!([121, 125].contains(&code(output.status)), "{node}");
+            assert!([122, 125].contains(&code(output.status)), "{node}");
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
         }

@@ -144,10 +144,10 @@ impl Running {
 }
 
 /// The lines of a pipe as they come, read by a thread: so that whoever waits for one does not wait for ever.
-struct Lines(Receiver<String>);
+pub(crate) struct Lines(Receiver<String>);
 
 impl Lines {
-    fn of(pipe: impl Read + Send + 'static) -> Self {
+    pub(crate) fn of(pipe: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             let mut pipe = BufReader::new(pipe);
@@ -163,7 +163,7 @@ impl Lines {
 
     /// None at the end.
     #[track_caller]
-    fn next(&self) -> Option<String> {
+    pub(crate) fn next(&self) -> Option<String> {
         match self.0.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -230,6 +230,29 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
         stat.rsplit_once(')')?.1.trim_start().chars().next()
     };
     test_kill_process(pid).is_ok() && state().is_none_or(|state| state != 'Z')
+}
+
+/// The watchdog of this `quorlock run`, once it has started one.
+#[track_caller]
+pub(crate) fn watchdog_of(quorlock: Pid) -> Pid {
+    let mut watchdog = None;
+    eventually(PATIENCE, "there is a watchdog", || {
+        watchdog = children_of(quorlock).into_iter().find(|child| {
+            let words = std::fs::read_to_string(format!("/proc/{}/cmdline", child.as_raw_pid()));
+            words.is_ok_and(|words| words.contains("__watchdog"))
+        });
+        watchdog.is_some()
+    });
+    watchdog.expect("it was found")
+}
+
+pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", parent.as_raw_pid()));
+    let lists = threads.into_iter().flatten().flatten().filter_map(|thread| {
+        let list = std::fs::read_to_string(thread.path().join("children")).ok()?;
+        Some(list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect::<Vec<_>>())
+    });
+    lists.flatten().collect()
 }
 
 /// On how many running masters the key `k` is there.

@@ -1,0 +1,240 @@
+//! The command and everything that it started.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::future::pending;
+use std::io;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use quorlock_core::{Guard, GuardAction};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, kill_process_group,
+    set_child_subreaper, wait,
+};
+use rustix::termios::tcgetpgrp;
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time::sleep;
+
+use crate::clock;
+
+/// How often processes that were killed are looked for again, until none is left.
+const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
+
+/// The process group of the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// The command leads a process group: a signal to the group reaches all that it started.
+    Own,
+    /// The command is in this group, which the terminal listens to: it can read from the terminal
+    /// and gets its Ctrl-C, Ctrl-\, Ctrl-Z and hang-up. Other members of the group, such as the
+    /// rest of a pipeline, get no signal from here.
+    Terminals(Pid),
+}
+
+impl Group {
+    /// The terminal's, if this process is in its foreground.
+    pub(crate) fn choose() -> Self {
+        let own = getpgrp();
+        let is_foreground =
+            File::open("/dev/tty").is_ok_and(|tty| tcgetpgrp(tty).is_ok_and(|group| group == own));
+        if is_foreground { Self::Terminals(own) } else { Self::Own }
+    }
+}
+
+/// The command and its descendants, of which this process is the parent or the subreaper.
+///
+/// Only this process waits for them, so that a process id in here is not reused.
+pub(crate) struct Family {
+    /// The command; none if it is not known whether it was started.
+    leader: Option<Pid>,
+    leader_status: Option<ExitStatus>,
+    group: Group,
+    /// Children of this process that are not of the family: those that it had before.
+    strangers: Vec<Pid>,
+    has_children: bool,
+    action: Option<GuardAction>,
+    /// Adopted processes outside the group that were asked to end.
+    asked: Vec<Pid>,
+    child_signal: unix::Signal,
+}
+
+impl Family {
+    /// Starts the command, and makes this process the subreaper of what it starts.
+    pub(crate) fn spawn(command: &[OsString], group: Group) -> io::Result<Self> {
+        let mut family = Self::adopt(None, group, Vec::new())?;
+        become_subreaper()?;
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(match group {
+            Group::Own => 0,
+            Group::Terminals(group) => group.as_raw_pid(),
+        });
+        family.leader = Some(Pid::from_child(&command.spawn()?));
+        Ok(family)
+    }
+
+    /// What the watchdog leaves behind when it is killed.
+    pub(crate) fn adopt(leader: Option<Pid>, group: Group, strangers: Vec<Pid>) -> io::Result<Self> {
+        let child_signal = unix::signal(SignalKind::child())?;
+        Ok(Self {
+            leader,
+            leader_status: None,
+            group,
+            strangers,
+            has_children: true,
+            action: None,
+            asked: Vec::new(),
+            child_signal,
+        })
+    }
+
+    pub(crate) fn leader(&self) -> Option<Pid> {
+        self.leader
+    }
+
+    /// The end of the command, if [`reap`](Self::reap) has seen it.
+    pub(crate) fn leader_status(&self) -> Option<ExitStatus> {
+        self.leader_status
+    }
+
+    /// Whether no process of the family was left at the last [`reap`](Self::reap).
+    pub(crate) fn is_gone(&self) -> bool {
+        !self.has_children
+    }
+
+    /// Takes note of processes that have ended.
+    pub(crate) fn reap(&mut self) {
+        let has_any = loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    self.asked.retain(|asked| *asked != pid);
+                    self.strangers.retain(|stranger| *stranger != pid);
+                    if self.leader == Some(pid) {
+                        self.leader_status = Some(ExitStatus::from_raw(status.as_raw()));
+                    }
+                }
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
+        // Without strangers the system itself says that no child is left, which is surer than a list.
+        self.has_children = has_any && (self.strangers.is_empty() || !self.children().is_empty());
+    }
+
+    /// Passes on a signal that `quorlock` was sent, unless the terminal sent it to both.
+    pub(crate) fn pass_on(&self, signal: Signal) {
+        let from_terminal = [Signal::INT, Signal::QUIT, Signal::HUP].contains(&signal);
+        if self.group == Group::Own || !from_terminal {
+            self.signal(signal);
+        }
+    }
+
+    /// Does what the guard says, also to processes that were adopted after it said so.
+    pub(crate) fn obey(&mut self, guard: &mut Guard) {
+        let action = guard.poll(clock::now());
+        if action == Some(GuardAction::Terminate) {
+            self.terminate();
+        }
+        self.action = action.or(self.action);
+        match self.action {
+            Some(GuardAction::Terminate) => self.terminate_adopted(),
+            Some(GuardAction::Kill) => self.kill(),
+            None => {}
+        }
+    }
+
+    /// Waits until a process has ended, or until the guard has something to say.
+    pub(crate) async fn change(&mut self, guard: &Guard) {
+        let due = async {
+            match guard.poll_timeout() {
+                Some(due) => clock::reach(due).await,
+                None if self.has_children => sleep(KILL_AGAIN_EVERY).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.child_signal.recv() => {}
+            () = due => {}
+        }
+    }
+
+    /// Stops everything by the guard's schedule, and waits until nothing is left.
+    pub(crate) async fn end(&mut self, guard: &mut Guard) {
+        loop {
+            self.reap();
+            if self.is_gone() {
+                return;
+            }
+            self.obey(guard);
+            self.change(guard).await;
+        }
+    }
+
+    /// A stopped process handles SIGTERM only after SIGCONT.
+    fn terminate(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
+    }
+
+    fn terminate_adopted(&mut self) {
+        for child in self.children() {
+            let is_asked = Some(child) == self.leader || self.asked.contains(&child);
+            if !is_asked && !self.is_in_own_group(child) {
+                let _ = kill_process(child, Signal::TERM);
+                let _ = kill_process(child, Signal::CONT);
+                self.asked.push(child);
+            }
+        }
+    }
+
+    /// Descendants of those that are killed here become children, and are killed the next time.
+    fn kill(&self) {
+        self.signal(Signal::KILL);
+        for child in self.children() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+    }
+
+    /// To a command that has ended just now it does nothing, which its exit status will tell.
+    fn signal(&self, signal: Signal) {
+        let Some(leader) = self.leader else { return };
+        let is_unreaped = self.leader_status.is_none();
+        let _ = match self.group {
+            // As long as a member was not waited for, the group's id is not reused.
+            Group::Own if is_unreaped || self.children().iter().any(|child| self.is_in_own_group(*child)) => {
+                kill_process_group(leader, signal)
+            }
+            Group::Terminals(_) if is_unreaped => kill_process(leader, signal),
+            Group::Own | Group::Terminals(_) => Ok(()),
+        };
+    }
+
+    fn is_in_own_group(&self, process: Pid) -> bool {
+        self.group == Group::Own && getpgid(Some(process)).ok() == self.leader
+    }
+
+    fn children(&self) -> Vec<Pid> {
+        let mut children = children();
+        children.retain(|child| !self.strangers.contains(child));
+        children
+    }
+}
+
+/// Orphaned descendants become children of this process.
+pub(crate) fn become_subreaper() -> io::Result<()> {
+    Ok(set_child_subreaper(Some(getpid()))?)
+}
+
+/// The children of this process; none where the system has no list of them.
+pub(crate) fn children() -> Vec<Pid> {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let lists =
+        threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let pids = |list: String| {
+        let pids = list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        pids.collect::<Vec<_>>()
+    };
+    lists.flat_map(pids).collect()
+}

@@ -1,0 +1,158 @@
+use std::ffi::{CStr, OsString};
+use std::fs::File;
+use std::io::{self, IoSliceMut, stdin};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use rustix::cmsg_space;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::wire::{self, Begin, Order, Report};
+use crate::clock;
+use crate::family::Family;
+use crate::signals::Signals;
+
+/// The first argument of a watchdog. The others are the command.
+pub(crate) const VERB: &str = "__watchdog";
+
+const NAME: &CStr = c"quorlock-watch";
+
+/// Runs the command for `quorlock run`, which is at the other end of standard input.
+pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
+    // What a service manager or `killall` sends to all processes is passed on by `quorlock run`.
+    let _signals = Signals::listen()?;
+    // What `top` shows; by default it is the name of the link in /proc.
+    let _ = rustix::thread::set_name(NAME);
+    let connection = stdin().as_fd().try_clone_to_owned()?;
+    let stdin = receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
+    dup2_stdin(stdin)?;
+    let connection = net::UnixStream::from(connection);
+    connection.set_nonblocking(true)?;
+    let (orders, reports) = UnixStream::from_std(connection)?.into_split();
+    let mut watchdog = Watchdog { orders: BufReader::new(orders).lines(), reports };
+    if let Some(Order::Begin(begin)) = watchdog.order().await {
+        watchdog.run(begin, &command).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Watchdog {
+    orders: Lines<BufReader<OwnedReadHalf>>,
+    reports: OwnedWriteHalf,
+}
+
+impl Watchdog {
+    async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<()> {
+        let mut guard = begin.guard()?;
+        if guard.poll(clock::now()).is_some() {
+            self.report(Report::TooLate);
+            return Ok(());
+        }
+        let mut family = match Family::spawn(command, begin.group) {
+            Ok(family) => family,
+            Err(error) => {
+                self.report(Report::NotStarted(error.into()));
+                return Ok(());
+            }
+        };
+        // Whoever reads what the command writes must see its end.
+        let _ = let_go_of_stdio();
+        if let Some(leader) = family.leader() {
+            self.report(Report::Started(leader));
+        }
+        let mut is_reported = false;
+        let mut is_abandoned = false;
+        loop {
+            family.reap();
+            let waits_for_all = begin.wait_all || guard.has_acted();
+            if let Some(status) = family.leader_status()
+                && (!waits_for_all || family.is_gone())
+            {
+                self.report(Report::Ended(status));
+                return Ok(());
+            }
+            family.obey(&mut guard);
+            if guard.has_acted() && !is_reported {
+                is_reported = true;
+                self.report(Report::Stopping);
+            }
+            tokio::select! {
+                biased;
+                order = self.order(), if !is_abandoned => match order {
+                    Some(Order::Extended(deadline)) => guard.handle_extended(deadline),
+                    Some(Order::Lost) => guard.handle_lost(clock::now()),
+                    Some(Order::PassOn(signal)) => family.pass_on(signal),
+                    Some(Order::Begin(_)) => {}
+                    None => {
+                        is_abandoned = true;
+                        guard.handle_abandoned(clock::now());
+                    }
+                },
+                () = family.change(&guard) => {}
+            }
+        }
+    }
+
+    /// The next order; `None` when `quorlock run` has gone.
+    async fn order(&mut self) -> Option<Order> {
+        Order::parse(&self.orders.next_line().await.ok()??)
+    }
+
+    fn report(&self, report: Report) {
+        wire::send(&self.reports, &report);
+    }
+}
+
+/// The standard input of `quorlock run`.
+fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    // One byte: what follows is read by others.
+    recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    descriptor.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn let_go_of_stdio() -> io::Result<()> {
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&nothing)?;
+    dup2_stdout(&nothing)?;
+    dup2_stderr(&nothing)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quorlock_core::Ttl;
+
+    use super::*;
+    use crate::family::Group;
+
+    #[tokio::test]
+    async fn command_is_not_started_with_too_little_validity_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("trace");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (orders, reports) = theirs.into_split();
+        let mut watchdog = Watchdog { orders: BufReader::new(orders).lines(), reports };
+        let ttl = Ttl::from_ms(10_000).unwrap();
+        let deadline = clock::now().plus(Duration::from_secs(1));
+        let begin = Begin { ttl, kill_after: None, group: Group::Own, wait_all: false, deadline };
+        watchdog.run(begin, &["touch".into(), trace.clone().into()]).await.unwrap();
+        let line = BufReader::new(ours).lines().next_line().await.unwrap().unwrap();
+        assert_eq!(Report::parse(&line), Some(Report::TooLate));
+        assert!(!trace.exists());
+    }
+}

@@ -1,0 +1,221 @@
+//! What `quorlock run` and its watchdog tell each other: one line of text each.
+
+use std::fmt;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::str::SplitWhitespace;
+use std::time::Duration;
+
+use quorlock_core::quorum::Moment;
+use quorlock_core::{Guard, Ttl};
+use rustix::net::SendFlags;
+use rustix::process::{Pid, Signal};
+use tokio::net::unix::OwnedWriteHalf;
+
+use crate::family::Group;
+
+/// From `quorlock run` to the watchdog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Start the command.
+    Begin(Begin),
+    /// The lock is valid until then.
+    Extended(Moment),
+    /// The nodes say that the lock has ended.
+    Lost,
+    /// Send the command a signal.
+    PassOn(Signal),
+}
+
+/// How to run the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Begin {
+    pub(crate) ttl: Ttl,
+    pub(crate) kill_after: Option<Duration>,
+    pub(crate) group: Group,
+    /// Whether the command is over only when all that it started has ended.
+    pub(crate) wait_all: bool,
+    /// The end of the validity.
+    pub(crate) deadline: Moment,
+}
+
+/// From the watchdog to `quorlock run`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    Started(Pid),
+    /// The command could not be run.
+    NotStarted(Errno),
+    /// Too little of the validity was left to start the command.
+    TooLate,
+    /// The command was sent SIGTERM or SIGKILL, because the lock was lost or not extended.
+    Stopping,
+    /// The command has ended, and, if it was stopped or waited for, all that it started.
+    Ended(ExitStatus),
+}
+
+/// The number of an error of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(i32);
+
+impl From<Errno> for io::Error {
+    fn from(error: Errno) -> Self {
+        Self::from_raw_os_error(error.0)
+    }
+}
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error()))
+    }
+}
+
+impl Begin {
+    /// The machine that decides when the command is stopped.
+    pub(crate) fn guard(&self) -> Result<Guard, quorlock_core::GraceTooLong> {
+        Guard::new(self.ttl, self.kill_after, self.deadline)
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin(Begin { ttl, kill_after, group, wait_all, deadline }) => {
+                let kill_after = kill_after.map_or(-1, |time| i128::try_from(time.as_nanos()).unwrap_or(0));
+                let group = match group {
+                    Group::Own => 0,
+                    Group::Terminals(group) => group.as_raw_pid(),
+                };
+                let wait_all = u8::from(*wait_all);
+                write!(f, "begin {} {kill_after} {group} {wait_all} {}", ttl.ms(), OnWire(*deadline))
+            }
+            Self::Extended(deadline) => write!(f, "extended {}", OnWire(*deadline)),
+            Self::Lost => write!(f, "lost"),
+            Self::PassOn(signal) => write!(f, "pass-on {}", signal.as_raw()),
+        }
+    }
+}
+
+impl Order {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let order = match words.next()? {
+            "begin" => {
+                let ttl = Ttl::from_ms(words.next()?.parse().ok()?).ok()?;
+                let kill_after = words.next()?.parse::<i64>().ok()?;
+                let group = Pid::from_raw(words.next()?.parse().ok()?);
+                Self::Begin(Begin {
+                    ttl,
+                    kill_after: u64::try_from(kill_after).ok().map(Duration::from_nanos),
+                    group: group.map_or(Group::Own, Group::Terminals),
+                    wait_all: words.next()? == "1",
+                    deadline: moment(&mut words)?,
+                })
+            }
+            "extended" => Self::Extended(moment(&mut words)?),
+            "lost" => Self::Lost,
+            "pass-on" => Self::PassOn(Signal::from_named_raw(words.next()?.parse().ok()?)?),
+            _ => return None,
+        };
+        words.next().is_none().then_some(order)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started(pid) => write!(f, "started {}", pid.as_raw_pid()),
+            Self::NotStarted(Errno(error)) => write!(f, "not-started {error}"),
+            Self::TooLate => write!(f, "too-late"),
+            Self::Stopping => write!(f, "stopping"),
+            Self::Ended(status) => write!(f, "ended {}", status.into_raw()),
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let (kind, number) = line.split_once(' ').unwrap_or((line, "0"));
+        let number: i32 = number.parse().ok()?;
+        Some(match kind {
+            "started" => Self::Started(Pid::from_raw(number)?),
+            "not-started" => Self::NotStarted(Errno(number)),
+            "too-late" => Self::TooLate,
+            "stopping" => Self::Stopping,
+            "ended" => Self::Ended(ExitStatus::from_raw(number)),
+            _ => return None,
+        })
+    }
+}
+
+/// Sends one line, without waiting: a reader that has gone or does not read is noticed by its silence.
+pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
+    let line = format!("{line}\n");
+    let _ =
+        rustix::net::send(connection.as_ref(), line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+struct OnWire(Moment);
+
+impl fmt::Display for OnWire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0.boot.as_nanos(), self.0.raw.as_nanos())
+    }
+}
+
+fn moment(words: &mut SplitWhitespace<'_>) -> Option<Moment> {
+    let mut time = || Some(Duration::from_nanos(words.next()?.parse().ok()?));
+    Some(Moment { boot: time()?, raw: time()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_arrive_as_they_were_sent() {
+        let deadline = Moment { boot: Duration::from_nanos(12_345_678_901), raw: Duration::from_nanos(1) };
+        let begin = Begin {
+            ttl: Ttl::from_ms(10_000).unwrap(),
+            kill_after: None,
+            group: Group::Own,
+            wait_all: false,
+            deadline,
+        };
+        let in_terminal = Begin {
+            kill_after: Some(Duration::ZERO),
+            group: Group::Terminals(Pid::INIT),
+            wait_all: true,
+            ..begin
+        };
+        for order in [
+            Order::Begin(begin),
+            Order::Begin(in_terminal),
+            Order::Extended(deadline),
+            Order::Lost,
+            Order::PassOn(Signal::USR1),
+        ] {
+            assert_eq!(Order::parse(&order.to_string()), Some(order));
+        }
+        for nonsense in ["", "begin", "extended 1", "extended 1 2 3", "pass-on x", "lose"] {
+            assert_eq!(Order::parse(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn reports_arrive_as_they_were_sent() {
+        for report in [
+            Report::Started(Pid::INIT),
+            Report::NotStarted(io::Error::from_raw_os_error(2).into()),
+            Report::TooLate,
+            Report::Stopping,
+            Report::Ended(ExitStatus::from_raw(42 << 8)),
+            Report::Ended(ExitStatus::from_raw(9)),
+        ] {
+            assert_eq!(Report::parse(&report.to_string()), Some(report));
+        }
+        for nonsense in ["", "started", "started 0", "ended x", "end"] {
+            assert_eq!(Report::parse(nonsense), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Exit codes of `quorlock run` when the command was not started, and options in the manner of flock.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use common::{Holder, PATIENCE, PATIENT, Running, code, run_on, run_script, stderr, stdout};
+use quorlock_testkit::{Masters, Server, eventually};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+#[test]
+fn held_lock_exits_with_121_or_the_code_that_was_asked_for() {
+    let masters = Masters::start(3);
+    let holder = Holder::start(&masters, &PATIENT);
+    for (options, expected) in [
+        (["--no-wait"].as_slice(), 121),
+        (&["-n"], 121),
+        (&["--wait", "50ms"], 121),
+        (&["-w", "0.05"], 121),
+        (&["-n", "-E", "0"], 0),
+        (&["-w", "0", "--conflict-exit-code", "75"], 75),
+    ] {
+        let output = run_script(&masters, &[&PATIENT, options].concat(), "echo ran").output().unwrap();
+        assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
+        assert!(stderr(&output).contains("not acquired: another client "), "{}", stderr(&output));
+    }
+    holder.let_go();
+}
+
+#[test]
+fn missing_majority_exits_with_122_and_not_with_the_conflict_code() {
+    let mut masters = Masters::start(3);
+    let run = |masters: &Masters| {
+        let options = ["--wait", "100ms", "-E", "99"];
+        let output = run_script(masters, &options, "echo ran").output().unwrap();
+        assert_eq!((code(output.status), stdout(&output)), (122, ""), "{}", stderr(&output));
+        assert!(stderr(&output).contains("no majority"), "{}", stderr(&output));
+        stderr(&output).to_owned()
+    };
+    masters[0].kill();
+    masters[1].kill();
+    assert!(run(&masters).contains("not connected"));
+
+    let abstaining = Masters::start_with(3, |_, builder| builder.arg("lock.rejoin-delay", 60_000));
+    assert!(run(&abstaining.unwrap()).contains("abstains"));
+}
+
+#[test]
+fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let certified = strange_master(folder.path());
+    let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
+    let address = guarded.url().trim_start_matches("redis://").to_owned();
+    let without_module = Server::builder().without_module().start().unwrap();
+    let replicas = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let mut master = Server::with_module().tcp().start().unwrap();
+    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
+    for replica in replicas.iter().take(2) {
+        let mut connection = replica.connection();
+        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(&port).exec(&mut connection).unwrap();
+    }
+    for (nodes, hint) in [
+        (vec![format!("redis://:wrong@{address}")], "check user, password and ACL"),
+        (vec![without_module.url()], "loadmodule"),
+        (vec![format!("rediss://127.0.0.1:{}", certified.1)], "ertificate"),
+        (replicas.urls(), "name its master instead"),
+    ] {
+        let started = Instant::now();
+        let output = run_on(nodes).args(["--wait", "1h", "k", "--", "echo", "ran"]).output().unwrap();
+        assert_eq!((code(output.status), stdout(&output)), (125, ""), "{hint}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{hint} is not in {}", stderr(&output));
+        assert!(started.elapsed() < PATIENCE, "{hint}");
+    }
+    master.kill();
+}
+
+/// A master whose certificate nobody trusts, and its TLS port.
+fn strange_master(folder: &Path) -> (Server, u16) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let node = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut server = Server::with_module().tcp().arg("tls-port", port).arg("tls-auth-clients", "no");
+    for (option, file, content) in [
+        ("tls-cert-file", "node.pem", node.pem()),
+        ("tls-key-file", "node.key", key.serialize_pem()),
+        ("tls-ca-cert-file", "ca.pem", authority.pem()),
+    ] {
+        fs::write(folder.join(file), content).unwrap();
+        server = server.arg(option, folder.join(file).display());
+    }
+    (server.start().unwrap(), port)
+}
+
+#[test]
+fn shell_command_is_run_by_the_shell() {
+    let masters = Masters::start(1);
+    let line = "echo $QUORLOCK_KEY; echo $QUORLOCK_TTL_MS; exit 7";
+    let output = run_on(masters.urls()).args(["--ttl", "5s", "k", "-c", line]).output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (7, "k\n5000\n"));
+    let both = run_on(masters.urls()).args(["k", "-c", line, "--", "true"]).output().unwrap();
+    assert_eq!(code(both.status), 125);
+}
+
+#[test]
+fn verbose_run_says_when_the_lock_was_acquired_and_released() {
+    let masters = Masters::start(3);
+    let verbose = [&PATIENT[..], &["--verbose"]].concat();
+    let output = run_script(&masters, &verbose, "echo ran").output().unwrap();
+    let lines: Vec<_> = stderr(&output).lines().collect();
+    let [acquired, released] = lines[..] else { panic!("{lines:?}") };
+    assert!(acquired.starts_with("quorlock: acquired after "), "{acquired}");
+    assert!(acquired.contains(" of 3, fence "), "{acquired}");
+    assert!(released.starts_with("quorlock: released after "), "{released}");
+
+    let holder = Holder::start(&masters, &PATIENT);
+    let mut waiting = Running::start(&mut run_script(&masters, &verbose, "echo ran"));
+    let said = waiting.error_line();
+    assert!(said.starts_with("quorlock: waiting: another client holds the lock"), "{said}");
+    holder.let_go();
+    assert_eq!(code(waiting.end().status), 0);
+}
+
+#[test]
+fn fractions_of_seconds_are_waited_for() {
+    let masters = Masters::start(1);
+    let holder = Holder::start(&masters, &PATIENT);
+    let wait = |option: [&str; 2]| -> (Duration, Output) {
+        let started = Instant::now();
+        let mut command: Command = run_script(&masters, &option, "echo ran");
+        let output = command.output().unwrap();
+        (started.elapsed(), output)
+    };
+    let (waited, output) = wait(["-w", "0.3"]);
+    assert_eq!(code(output.status), 121);
+    assert!(waited >= Duration::from_millis(300), "{waited:?}");
+    for wrong in ["-1", "x", "1s"] {
+        assert_eq!(code(wait(["-w", wrong]).1.status), 125, "{wrong}");
+    }
+    holder.let_go();
+    eventually(PATIENCE, "the lock is free", || common::holding(&masters) == 0);
+}

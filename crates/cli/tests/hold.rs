@@ -1,0 +1,121 @@
+//! `--hold-at-least`: a job that one of many machines is to run.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::process::ExitStatus;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, PATIENT, Running, code, holding, is_alive, run_script, stderr, stdout};
+use quorlock_testkit::{Masters, eventually};
+use rustix::process::Signal;
+
+const JOB: &str = "sleep 0.05; echo ran; exit 3";
+/// As far as the clocks of five machines may differ.
+const STAGGER: Duration = Duration::from_millis(600);
+
+/// How many of five machines, which start one after the other, run the job.
+fn machines_that_run(options: &[&str]) -> usize {
+    let masters = Masters::start(5);
+    let machine = |number| {
+        thread::sleep(STAGGER * number);
+        let output =
+            run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB).output().unwrap();
+        let ran = stdout(&output) == "ran\n";
+        // On a very busy machine the masters may leave the last look, at the end of the wait, unanswered: 122.
+        let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
+        assert!(expected.contains(&code(output.status)), "{}: {}", output.status, stderr(&output));
+        ran
+    };
+    thread::scope(|scope| {
+        let machines: Vec<_> = (0..5).map(|number| scope.spawn(move || machine(number))).collect();
+        machines.into_iter().map(|machine| machine.join().unwrap()).filter(|ran| *ran).count()
+    })
+}
+
+#[test]
+fn held_job_is_run_by_one_of_five_machines() {
+    assert_eq!(machines_that_run(&["--hold-at-least", "5s"]), 1);
+}
+
+#[test]
+fn job_that_is_not_held_is_run_by_several_machines() {
+    assert!(machines_that_run(&[]) > 1);
+}
+
+#[test]
+fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
+    let masters = Masters::start(3);
+    let options = ["--hold-at-least", "2500ms", "--ttl", "1s", "--node-limit", "100ms"];
+    let started = Instant::now();
+    let mut running = Running::start(&mut run_script(&masters, &options, "echo over; exit 7"));
+    assert_eq!(running.line(), "over");
+    while started.elapsed() < Duration::from_secs(2) {
+        assert!(holding(&masters) >= 2, "after {:?}", started.elapsed());
+        thread::sleep(Duration::from_millis(10));
+    }
+    let output = running.end();
+    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert!(started.elapsed() >= Duration::from_millis(2500));
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn signal_during_the_hold_releases_the_lock_at_once() {
+    let masters = Masters::start(3);
+    let mut running =
+        Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo $$; exit 7"));
+    let command = running.pid_line();
+    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    assert!(holding(&masters) >= 2);
+    running.signal(Signal::TERM);
+    let output = running.end();
+    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn signal_that_ended_the_command_leaves_nothing_to_hold_for() {
+    let masters = Masters::start(3);
+    for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let mut running =
+            Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo held; read go"));
+        assert_eq!(running.line(), "held");
+        running.signal(signal);
+        assert_eq!(code(running.end().status), expected);
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
+fn command_that_cannot_be_run_is_not_held_for() {
+    let masters = Masters::start(1);
+    let mut run = common::run_on(masters.urls());
+    let status: ExitStatus =
+        run.args(["--hold-at-least", "1h", "k", "--", "/no/such/command"]).status().unwrap();
+    assert_eq!(code(status), 127);
+}
+
+#[test]
+fn longer_command_is_not_held_for() {
+    let masters = Masters::start(1);
+    let started = Instant::now();
+    let output = run_script(&masters, &["--hold-at-least", "1ms"], "sleep 0.1").output().unwrap();
+    assert_eq!(code(output.status), 0);
+    assert!(started.elapsed() < PATIENCE);
+}
+
+#[test]
+fn loss_during_the_hold_is_told_and_changes_no_exit_code() {
+    let masters = Masters::start(1);
+    let options = ["--hold-at-least", "1h", "--ttl", "1s"];
+    let mut running = Running::start(&mut run_script(&masters, &options, "echo $$; exit 7"));
+    let command = running.pid_line();
+    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
+    let output = running.end();
+    assert_eq!(code(output.status), 7);
+    assert!(stderr(&output).contains("before --hold-at-least was over"), "{}", stderr(&output));
+}

@@ -1,0 +1,243 @@
+//! How the command is stopped, and what is waited for: `--kill-after`, `--wait-all`, and what quorlock says meanwhile.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, Running, code, has_key, holding, is_alive, run_on, run_script, stderr, stdout};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use rustix::process::Signal;
+
+/// Masters behind proxies.
+struct Net {
+    masters: Masters,
+    proxies: Vec<Proxy>,
+}
+
+impl Net {
+    fn start() -> Self {
+        let masters = Masters::start(3);
+        let proxies = masters.iter().map(|master| Proxy::start(master.url())).collect();
+        Self { masters, proxies }
+    }
+
+    fn run(&self, options: &[&str], script: &str) -> Running {
+        let mut run = run_on(self.proxies.iter().map(Proxy::url));
+        Running::start(
+            run.args(["--node-limit", "100ms"]).args(options).args(["k", "--", "sh", "-c", script]),
+        )
+    }
+
+    fn cut_off_a_majority(&self) {
+        for proxy in &self.proxies[..2] {
+            proxy.drop_bytes(Direction::ToServer);
+        }
+    }
+
+    fn majority_holds(&self) -> bool {
+        self.masters.iter().take(2).all(has_key)
+    }
+}
+
+/// Needs 1.4 s to clean up.
+const SLOW: &str =
+    "trap 'echo TERM; sleep 1.4; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
+/// Its default grace is 1.1 s.
+const TTL: [&str; 2] = ["--ttl", "4s"];
+
+#[test]
+fn longer_kill_after_is_granted_by_an_earlier_termination() {
+    let net = Net::start();
+    let mut running = net.run(&[&TTL[..], &["--kill-after", "1600ms"]].concat(), SLOW);
+    running.pid_line();
+    net.cut_off_a_majority();
+    assert_eq!((running.line(), running.line()), ("TERM".into(), "cleaned".into()));
+    assert!(net.majority_holds());
+    assert_eq!(code(running.end().status), 120);
+}
+
+#[test]
+fn default_grace_is_too_short_for_the_same_command() {
+    let net = Net::start();
+    let mut running = net.run(&TTL, SLOW);
+    let command = running.pid_line();
+    net.cut_off_a_majority();
+    assert_eq!(running.line(), "TERM");
+    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+    assert!(net.majority_holds());
+    let output = running.end();
+    assert_eq!((code(output.status), stdout(&output)), (120, ""));
+}
+
+#[test]
+fn kill_after_bounds_the_grace_and_leaves_the_command_more_time() {
+    let net = Net::start();
+    let mut running = net.run(&["--ttl", "4s", "--kill-after", "100ms"], SLOW);
+    let command = running.pid_line();
+    let started = Instant::now();
+    net.cut_off_a_majority();
+    assert_eq!(running.line(), "TERM");
+    // By default it would come when a third is left: 2.7 s after the last extension.
+    assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
+    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+    assert!(net.majority_holds());
+    let output = running.end();
+    assert_eq!((code(output.status), stdout(&output)), (120, ""));
+}
+
+#[test]
+fn grace_that_leaves_no_time_to_extend_is_refused() {
+    let masters = Masters::start(1);
+    let output = run_script(&masters, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (125, ""));
+    assert!(
+        stderr(&output).contains("raise --ttl: the grace must be at most 4000 ms"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn doubt_is_told_once_and_so_is_its_end() {
+    let net = Net::start();
+    let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
+    assert_eq!(running.line(), "held");
+    for proxy in &net.proxies[..2] {
+        proxy.hold(Direction::ToServer);
+    }
+    let said = running.error_line();
+    assert!(said.starts_with("quorlock: cannot confirm the lock, "), "{said}");
+    assert!(said.ends_with(" s left"), "{said}");
+    for proxy in &net.proxies {
+        proxy.heal();
+    }
+    assert_eq!(running.error_line(), "quorlock: the lock is confirmed again");
+    running.say("go");
+    let output = running.end();
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
+}
+
+#[test]
+fn lock_is_released_while_background_processes_go_on() {
+    let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
+    let go = folder.path().join("go");
+    let script = in_background("sh", &go.display().to_string());
+    let mut running = Running::start(&mut run_script(&masters, &[], &script));
+    let background = running.pid_line();
+    common::becomes_free(&masters);
+    assert!(is_alive(background));
+    fs::write(&go, "").unwrap();
+    assert_eq!(code(running.end().status), 7);
+}
+
+#[test]
+fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
+    for shell in ["sh", "setsid sh"] {
+        let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
+        let go = folder.path().join("go");
+        let script = in_background(shell, &go.display().to_string());
+        let options = ["--wait-all", "--ttl", "1s", "--node-limit", "100ms"];
+        let mut running = Running::start(&mut run_script(&masters, &options, &script));
+        let background = running.pid_line();
+        let mut second = run_script(&masters, &["--wait", "1500ms"], "echo ran");
+        assert_eq!(code(second.output().unwrap().status), 121, "{shell}");
+        assert!(is_alive(background));
+        fs::write(&go, "").unwrap();
+        let output = running.end();
+        assert_eq!((code(output.status), stderr(&output)), (7, ""), "{shell}");
+        assert_eq!(holding(&masters), 0);
+    }
+}
+
+#[test]
+fn signal_reaches_background_processes_that_are_waited_for() {
+    let (masters, folder) = (Masters::start(1), tempfile::tempdir().unwrap());
+    let script = in_background("sh", &folder.path().join("go").display().to_string());
+    let script = format!("echo $$; {script}");
+    let mut running = Running::start(&mut run_script(&masters, &["--wait-all"], &script));
+    let (command, background) = (running.pid_line(), running.pid_line());
+    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    running.signal(Signal::TERM);
+    assert_eq!(code(running.end().status), 7);
+    assert!(!is_alive(background));
+}
+
+#[test]
+fn loss_ends_background_processes_in_sessions_of_their_own() {
+    let net = Net::start();
+    let mut running = net.run(
+        &["--ttl", "5s", "--wait-all"],
+        "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.01; done' & read go; exit 7",
+    );
+    let background = running.pid_line();
+    running.say("go");
+    net.cut_off_a_majority();
+    eventually(PATIENCE, "it is gone", || !is_alive(background));
+    assert!(net.majority_holds());
+    assert_eq!(code(running.end().status), 120);
+}
+
+/// A command that leaves a process behind, which says its process id and ends when a file appears.
+fn in_background(shell: &str, go: &str) -> String {
+    // The command ends only when the other has begun.
+    format!(
+        "{shell} -c 'echo $$; : >{go}.begun; while ! [ -e {go} ]; do sleep 0.01; done' &
+             while ! [ -e {go}.begun ]; do sleep 0.01; done; exit 7"
+    )
+}
+
+#[test]
+fn command_runs_on_when_one_or_two_of_five_masters_are_lost_at_any_moment() {
+    let mut masters = Masters::start(5);
+    let options = ["--ttl", "1s", "--node-limit", "100ms"];
+    let mut running = Running::start(&mut run_script(&masters, &options, "echo held; read go; echo done"));
+    assert_eq!(running.line(), "held");
+    for first in 0..5 {
+        let second = (first + 1) % 5;
+        masters[first].kill();
+        masters[second].pause();
+        let lost = Instant::now();
+        let mut other = run_script(&masters, &["--wait", "1500ms"], "echo ran");
+        let output = other.output().unwrap();
+        // Masters that are slow to answer beside two that are lost are no majority for the other.
+        assert!([121, 122].contains(&code(output.status)), "without {first} and {second}");
+        assert_eq!(stdout(&output), "");
+        assert!(lost.elapsed() > Duration::from_secs(1));
+        masters[second].resume();
+        masters[first].restart().unwrap();
+        // The next two may be lost only when these hold the lock again.
+        eventually(PATIENCE, "all masters have the lock again", || holding(&masters) == 5);
+    }
+    running.say("go");
+    let output = running.end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"), "{}", stderr(&output));
+}
+
+#[test]
+fn sixteen_runs_on_four_of_five_masters_never_overlap() {
+    let mut masters = Masters::start(5);
+    masters[2].kill();
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
+    let running: Vec<_> =
+        (0..16).map(|_| Running::start(&mut run_script(&masters, &common::PATIENT, &script))).collect();
+    for running in running {
+        let output = running.end();
+        assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    }
+    assert_eq!(fs::read_to_string(folder.path().join("runs")).unwrap().len(), 16);
+}
+
+#[test]
+fn descriptors_of_quorlock_are_not_the_commands() {
+    let masters = Masters::start(1);
+    let mut plain = Command::new("sh");
+    let list = "ls -l /proc/self/fd | grep -c socket; true";
+    let expected = plain.args(["-c", list]).stdin(std::process::Stdio::null()).output().unwrap();
+    let output = run_script(&masters, &[], list).output().unwrap();
+    assert_eq!(stdout(&output), stdout(&expected));
+}

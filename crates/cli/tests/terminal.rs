@@ -1,0 +1,163 @@
+//! `quorlock run` in the foreground of a terminal: Ctrl-C, Ctrl-Z and reading from it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Child, Command, Stdio};
+
+use common::{Lines, PATIENCE, QUORLOCK, code, holding, is_alive, run_script, stdout};
+use quorlock_testkit::{Masters, eventually};
+use rustix::process::Pid;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+const CTRL_C: u8 = 3;
+const CTRL_Z: u8 = 26;
+
+/// A shell with job control in a terminal.
+struct Terminal {
+    keyboard: File,
+    screen: Lines,
+    shell: Child,
+}
+
+impl Terminal {
+    /// `$Q` is `quorlock run` on these masters.
+    fn start(masters: &Masters, options: &str, script: &str) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = || -> Stdio {
+            let path = OsStr::from_bytes(name.as_bytes());
+            File::options().read(true).write(true).open(path).unwrap().into()
+        };
+        let mut shell = Command::new("setsid");
+        shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
+        shell.env("Q", format!("{QUORLOCK} run {options}")).env("QUORLOCK_NODES", masters.urls().join(","));
+        shell.stdin(slave()).stdout(slave()).stderr(slave());
+        let keyboard = File::from(master);
+        let screen = Lines::of(keyboard.try_clone().unwrap());
+        Self { keyboard, screen, shell: shell.spawn().unwrap() }
+    }
+
+    /// Waits for a line with this text.
+    #[track_caller]
+    fn shows(&self, text: &str) -> String {
+        loop {
+            let line = self.screen.next().unwrap_or_else(|| panic!("{text:?} was not shown"));
+            if line.contains(text) {
+                return line.trim().to_owned();
+            }
+        }
+    }
+
+    fn press(&mut self, key: u8) {
+        self.keyboard.write_all(&[key]).unwrap();
+    }
+
+    fn type_line(&mut self, line: &str) {
+        writeln!(self.keyboard, "{line}").unwrap();
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+#[test]
+fn ctrl_c_reaches_the_command_once_and_its_exit_code_the_shell() {
+    let masters = Masters::start(3);
+    let script = "$Q k -- sh -c 'trap \"echo INT; exit 5\" INT; echo ready; while :; do sleep 0.01; done'
+                  echo status $?";
+    let mut terminal = Terminal::start(&masters, "", script);
+    terminal.shows("ready");
+    terminal.press(CTRL_C);
+    terminal.shows("INT");
+    assert_eq!(terminal.shows("status"), "status 5");
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn ctrl_c_is_not_passed_on_a_second_time() {
+    let masters = Masters::start(1);
+    let script = "$Q k -- sh -c 'trap \"echo INT\" INT; echo ready; read go; read go; echo go $go'
+                  echo status $?";
+    let mut terminal = Terminal::start(&masters, "", script);
+    terminal.shows("ready");
+    terminal.press(CTRL_C);
+    terminal.shows("INT");
+    terminal.type_line("first");
+    terminal.type_line("second");
+    // A second INT would be shown before.
+    let line = terminal.shows(" ");
+    assert!(line.starts_with("go "), "{line}");
+    assert_eq!(terminal.shows("status"), "status 0");
+}
+
+#[test]
+fn command_reads_from_the_terminal() {
+    let masters = Masters::start(1);
+    let mut terminal =
+        Terminal::start(&masters, "", "$Q k -- sh -c 'echo ready; read word; echo read $word'");
+    terminal.shows("ready");
+    terminal.type_line("hello");
+    assert_eq!(terminal.shows("read "), "read hello");
+}
+
+#[test]
+fn ctrl_z_stops_the_command_and_fg_continues_it() {
+    let masters = Masters::start(3);
+    let script = "$Q k -- sh -c 'echo ready; while ! read go; do :; done; echo continued; exit 4'
+                  echo stopped $?; read line; fg >/dev/null; echo status $?";
+    let mut terminal = Terminal::start(&masters, "--ttl 30s", script);
+    terminal.shows("ready");
+    terminal.press(CTRL_Z);
+    assert_eq!(terminal.shows("stopped "), "stopped 148");
+    assert!(holding(&masters) >= 2);
+    terminal.type_line("fg");
+    terminal.type_line("go");
+    terminal.shows("continued");
+    assert_eq!(terminal.shows("status"), "status 4");
+    assert_eq!(holding(&masters), 0);
+}
+
+#[test]
+fn command_that_is_stopped_beyond_its_lock_is_killed_and_never_continued() {
+    let masters = Masters::start(3);
+    // The loop would say so if it ran on; SIGTERM finds it stopped.
+    let script = "$Q k -- sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.01; done'
+                  echo stopped $?; read line; fg >/dev/null; echo status $?";
+    let mut terminal = Terminal::start(&masters, "--ttl 1500ms", script);
+    let pid = terminal.shows("pid ");
+    let pid = pid.trim_start_matches("pid ").parse().ok().and_then(Pid::from_raw).unwrap();
+    terminal.press(CTRL_Z);
+    assert_eq!(terminal.shows("stopped "), "stopped 148");
+    let next = format!("kill -0 {} 2>/dev/null && echo overlap; echo ran", pid.as_raw_pid());
+    let output = run_script(&masters, &["--wait", "10s"], &next).output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
+    eventually(PATIENCE, "the command is gone", || !is_alive(pid));
+    terminal.type_line("fg");
+    terminal.shows("the command was stopped");
+    assert_eq!(terminal.shows("status"), "status 120");
+}
+
+#[test]
+fn rest_of_a_pipeline_survives_the_loss_of_the_lock() {
+    let masters = Masters::start(1);
+    let script = "set -o pipefail
+                  $Q k -- sh -c 'echo ready; while :; do sleep 0.01; done' | { cat; echo cat ended; }
+                  echo status $?";
+    let terminal = Terminal::start(&masters, "--ttl 1s", script);
+    terminal.shows("ready");
+    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
+    terminal.shows("cat ended");
+    assert_eq!(terminal.shows("status"), "status 120");
+}

@@ -1,0 +1,228 @@
+//! The watchdog: a `quorlock run` that is stopped or killed leaves no command beyond its lock.
+//!
+//! Commands hold a flock on a file, and so does everything that they start, for as long as any of it runs. A command
+//! that finds the file locked has overlapped with the one before.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::process::Command;
+
+use common::{PATIENCE, QUORLOCK, Running, code, holding, is_alive, run_script, stderr, stdout, watchdog_of};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const TTL: [&str; 2] = ["--ttl", "1500ms"];
+/// Goes on when it is told to end.
+const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
+/// Does so in a process and in a session that are not its own.
+const STUBBORN_ALL: &str =
+    "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & sh -c 'while :; do sleep 0.01; done'";
+
+/// A holder whose command never ends, and a run that waits for its lock.
+struct Pair {
+    masters: Masters,
+    folder: TempDir,
+    holder: Running,
+    command: Pid,
+}
+
+impl Pair {
+    fn start(rest: &str) -> Self {
+        let masters = Masters::start(3);
+        let folder = tempfile::tempdir().unwrap();
+        let mut holder = Running::start(&mut run_script(&masters, &TTL, &script(&folder, rest)));
+        let command = holder.pid_line();
+        Self { masters, folder, holder, command }
+    }
+
+    /// What the next command says when it has the lock.
+    fn next(&self) -> String {
+        let output = run_script(&self.masters, &["--wait", "10s"], &script(&self.folder, "true"));
+        let output = { output }.output().unwrap();
+        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        stdout(&output).lines().last().unwrap_or_default().to_owned()
+    }
+
+    fn watchdog(&self) -> Pid {
+        watchdog_of(self.holder.pid())
+    }
+
+    fn ended(&self) -> bool {
+        !is_alive(self.command)
+    }
+}
+
+/// Says its process id, and whether it is the only command that runs.
+fn script(folder: &TempDir, rest: &str) -> String {
+    let file = folder.path().join("flock");
+    format!("echo $$; exec 9>>{}; flock -n 9 && echo alone || echo overlap; {rest}", file.display())
+}
+
+fn kill(pid: Pid, signal: Signal) {
+    kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
+    for rest in [STUBBORN, STUBBORN_ALL] {
+        let pair = Pair::start(rest);
+        pair.holder.signal(Signal::STOP);
+        assert_eq!(pair.next(), "alone");
+        assert!(pair.ended());
+        pair.holder.signal(Signal::CONT);
+        let output = pair.holder.end();
+        assert_eq!(code(output.status), 120);
+        assert!(stderr(&output).contains("was quorlock itself stopped?"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn stopped_quorlock_without_its_watchdog_leaves_the_command_beyond_its_lock() {
+    let pair = Pair::start(STUBBORN);
+    let watchdog = pair.watchdog();
+    pair.holder.signal(Signal::STOP);
+    kill(watchdog, Signal::KILL);
+    assert_eq!(pair.next(), "overlap");
+    assert!(!pair.ended());
+    pair.holder.signal(Signal::CONT);
+    assert_eq!(code(pair.holder.end().status), 120);
+    assert!(!is_alive(pair.command));
+}
+
+#[test]
+fn killed_quorlock_leaves_no_command_beyond_its_lock() {
+    for rest in [STUBBORN, STUBBORN_ALL] {
+        let pair = Pair::start(rest);
+        pair.holder.signal(Signal::KILL);
+        assert_eq!(pair.next(), "alone");
+        assert!(pair.ended());
+    }
+}
+
+#[test]
+fn killed_quorlock_without_its_watchdog_leaves_the_command_beyond_its_lock() {
+    let pair = Pair::start(STUBBORN);
+    let watchdog = pair.watchdog();
+    pair.holder.signal(Signal::STOP);
+    kill(watchdog, Signal::KILL);
+    pair.holder.signal(Signal::KILL);
+    assert_eq!(pair.next(), "overlap");
+    assert!(!pair.ended());
+    kill(pair.command, Signal::KILL);
+}
+
+#[test]
+fn command_of_a_killed_quorlock_is_asked_to_end_first() {
+    let masters = Masters::start(3);
+    let obedient = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
+    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], obedient));
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    running.signal(Signal::KILL);
+    assert_eq!(running.line(), "TERM");
+    eventually(PATIENCE, "the command and the watchdog are gone", || {
+        !is_alive(command) && !is_alive(watchdog)
+    });
+    assert!(holding(&masters) >= 2, "the lock had not ended");
+}
+
+#[test]
+fn stopped_command_is_continued_to_clean_up() {
+    let masters = Masters::start(3);
+    let obedient = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
+    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], obedient));
+    let command = running.pid_line();
+    kill(command, Signal::STOP);
+    running.signal(Signal::KILL);
+    assert_eq!(running.line(), "TERM");
+    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+}
+
+#[test]
+fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
+    for rest in ["trap 'exit 0' TERM; while :; do sleep 0.01; done", STUBBORN_ALL] {
+        let pair = Pair::start(rest);
+        kill(pair.watchdog(), Signal::KILL);
+        assert_eq!(pair.next(), "alone");
+        let output = pair.holder.end();
+        assert_eq!(code(output.status), 125);
+        assert!(stderr(&output).contains("its watchdog was killed"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
+    let masters = Masters::start(3);
+    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+    let mut run = common::run_on(proxies.iter().map(Proxy::url));
+    let script = format!("echo $$; {STUBBORN}");
+    let mut running =
+        Running::start(run.args(["--ttl", "6s", "--node-limit", "100ms", "k", "--", "sh", "-c", &script]));
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    kill(watchdog, Signal::STOP);
+    for proxy in &proxies[..2] {
+        proxy.drop_bytes(Direction::ToServer);
+    }
+    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+    assert!(masters.iter().take(2).all(common::has_key), "the lock had not ended");
+    assert_eq!(code(running.end().status), 120);
+    assert!(!is_alive(watchdog));
+}
+
+#[test]
+fn watchdog_ends_with_the_command_and_ignores_signals() {
+    let masters = Masters::start(1);
+    let mut running = Running::start(&mut run_script(&masters, &[], "echo held; read go; exit 3"));
+    assert_eq!(running.line(), "held");
+    let watchdog = watchdog_of(running.pid());
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2] {
+        kill(watchdog, signal);
+    }
+    running.say("go");
+    assert_eq!(code(running.end().status), 3);
+    eventually(PATIENCE, "the watchdog is gone", || !is_alive(watchdog));
+}
+
+#[test]
+fn watchdog_is_not_for_people() {
+    let output = common::quorlock().args(["__watchdog", "true"]).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("only `quorlock run` starts a watchdog"), "{}", stderr(&output));
+    let help = common::quorlock().arg("--help").output().unwrap();
+    assert!(!stdout(&help).contains("watchdog"));
+}
+
+#[test]
+fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
+    let masters = Masters::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let quorlock_pid = folder.path().join("pid");
+    let mut pipeline = Command::new("sh");
+    pipeline
+        .arg("-c")
+        .arg("{ echo $$ >\"$PID\"; exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat");
+    pipeline.arg(QUORLOCK).env("PID", &quorlock_pid).env("QUORLOCK_NODES", masters.urls().join(","));
+    let mut running = Running::start(&mut pipeline);
+    running.pid_line();
+    running.say("go");
+    let output = running.end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
+
+    let mut running = Running::start(&mut pipeline);
+    let command = running.pid_line();
+    // `$$` is the whole pipeline's shell: its child is the program.
+    let shell = running.pid();
+    let mut quorlock = None;
+    eventually(PATIENCE, "quorlock runs", || {
+        quorlock =
+            common::children_of(shell).into_iter().find(|child| !common::children_of(*child).is_empty());
+        quorlock.is_some()
+    });
+    kill(quorlock.unwrap(), Signal::KILL);
+    assert_eq!(stdout(&running.end()), "");
+    assert!(!is_alive(command));
+}
