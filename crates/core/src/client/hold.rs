@@ -90,6 +90,19 @@ pub enum HoldAction {
     },
 }
 
+impl Node {
+    /// Whether it was never asked for the lock, or its last answer says that it does not hold it. So
+    /// does an abstention from the grant, but not one from an extension: a replica may have the key.
+    fn is_known_to_miss(&self) -> bool {
+        match self.answer {
+            _ if self.delivery == Delivery::NotSent => true,
+            Answer::Refused => true,
+            Answer::Failed(NodeError::Abstains { .. }) => !self.answered_since,
+            _ => false,
+        }
+    }
+}
+
 impl Hold {
     /// A lock that has just been granted.
     pub fn new(spec: Arc<Spec>, grant: Grant) -> Self {
@@ -195,7 +208,7 @@ impl Hold {
         }
         let number = self.next_round;
         self.next_round += 2;
-        let is_missing = |node: &usize| self.nodes[*node].answer == Answer::Refused;
+        let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
         let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
         self.repair_rounds = if missing.is_empty() { 0 } else { self.repair_rounds + 1 };
         let core = Extension::new(ctx.fleet.majority, ctx.now, self.spec.ttl)
