@@ -176,7 +176,7 @@ async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
     let limit = Duration::from_millis(200);
     let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(limit);
     let mut lock = builder.acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    eventually_async(PATIENCE, "all have answered", async || lock.coverage().held == 3).await;
     for proxy in &net.proxies[..2] {
         proxy.hold(Direction::ToServer);
     }

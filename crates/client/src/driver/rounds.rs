@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::hold::LockInner;
 use super::shared::Shared;
 use super::timers::sleep_until;
-use crate::transport::{Outgoing, read_error, read_fence};
+use crate::transport::{Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
 /// What a node answered: which request of which lock, and how.
@@ -134,14 +134,14 @@ impl Round {
                 };
                 let Some(connection) = found else { return failed(NodeError::connection_lost()) };
                 let asked = Instant::now();
-                match connection.ask_all(&pipeline).await {
+                match connection.ask_all(pipeline).await {
                     Ok(values) if values.len() == ids.len() => {
                         shared.fleet.round_trips.sample(node, asked.elapsed());
                         let read = |((index, id), value)| (index, id, read_fence(value));
                         ids.iter().copied().zip(values).map(read).collect()
                     }
                     Ok(_) => failed(NodeError::UnexpectedReply),
-                    Err(error) => failed(read_error(&error)),
+                    Err(error) => failed(error),
                 }
             }));
         }

@@ -16,7 +16,7 @@ use super::links::{LinkEvent, supervise};
 use super::local_queues::LocalQueues;
 use super::releases::Releases;
 use super::renewer::Renewer;
-use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing, Took};
+use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing};
 use crate::{NodeAnswer, Nodes, clock};
 
 /// What all handles and tasks of one client share. Its connections live as long as this does.
@@ -136,13 +136,8 @@ impl Shared {
 
     /// A request was answered, in time or late.
     pub(super) fn sample(&self, answered: &Answered) {
-        if matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
-            return;
-        }
-        let round_trips = &self.fleet.round_trips;
-        match answered.took {
-            Took::Exactly(took) => round_trips.sample(answered.id.node, took),
-            Took::AtMost(took) => round_trips.sample_at_most(answered.id.node, took),
+        if !matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
+            self.fleet.round_trips.sample(answered.id.node, answered.took);
         }
     }
 

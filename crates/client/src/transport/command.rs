@@ -42,10 +42,29 @@ impl Outgoing {
         Self { packet, command: request.command }
     }
 
+    /// How many commands it is.
+    pub(super) fn len(&self) -> usize {
+        match &self.packet {
+            Packet::One(_) => 1,
+            Packet::Several(commands) => commands.len(),
+        }
+    }
+
     /// Adds it to a pipeline of others.
     pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
-        if let Packet::One(command) = &self.packet {
-            pipeline.add_command(Cmd::clone(command));
+        match &self.packet {
+            Packet::One(command) => {
+                pipeline.add_command(Cmd::clone(command));
+            }
+            Packet::Several(commands) => add(commands, pipeline),
+        }
+    }
+
+    /// What the next of these replies, one for each command, mean.
+    pub(super) fn read_next(&self, replies: &mut impl Iterator<Item = Value>) -> Response {
+        match &self.packet {
+            Packet::One(_) => self.read(Ok(replies.next().unwrap_or(Value::Okay))),
+            Packet::Several(commands) => self.read_several(replies.take(commands.len())),
         }
     }
 
@@ -81,20 +100,24 @@ impl Outgoing {
     }
 
     /// What the replies to several commands mean together: taken if one key is.
-    pub(super) fn read_several(&self, replies: Result<Vec<Value>, RedisError>) -> Response {
-        let replies = match replies {
-            Ok(replies) => replies,
-            Err(error) => return Response::Failed(read_error(&error)),
-        };
+    fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut all = Response::No;
-        for reply in replies {
-            match self.read(Ok(reply)) {
+        // All of them are taken from the replies, whatever they are.
+        for response in replies.map(|reply| self.read(Ok(reply))).collect::<Vec<_>>() {
+            match response {
                 Response::No => {}
                 Response::Yes => all = Response::Yes,
                 other => return other,
             }
         }
         all
+    }
+}
+
+/// Adds these commands to a pipeline of others.
+pub(super) fn add(commands: &Pipeline, pipeline: &mut Pipeline) {
+    for command in commands.cmd_iter() {
+        pipeline.add_command(command.clone());
     }
 }
 

@@ -1,4 +1,3 @@
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -6,16 +5,13 @@ use ::redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
     RedisError, RedisResult, Value,
 };
-use quorlock_core::client::{Hello, NodeError, Response, SetReport, limits};
-use tokio::task::unconstrained;
+use quorlock_core::client::{Hello, NodeError, SetReport, limits};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::command::{Outgoing, Packet, read_error};
-
-/// How many commands a connection takes before it has written the first of them. Commands that wait
-/// for a place may be overtaken by later ones, and a lock whose RELEASE overtakes its ACQUIRE stays
-/// on that node until its ttl is over. So there are far more places than commands in flight.
-const QUEUE_MAX: usize = 65_536;
+use super::batches::{Batches, Query, UNANSWERED_MAX};
+use super::command::{Outgoing, read_error};
+use super::in_flight::Ticket;
 
 /// How connections to one node are made.
 #[derive(Clone)]
@@ -29,6 +25,7 @@ pub(crate) struct Endpoint {
 /// One connection to a node, shared by all who ask it.
 pub(crate) struct Connection {
     wire: MultiplexedConnection,
+    batches: Batches,
     /// Its number among the connections of the node.
     pub(crate) number: u64,
 }
@@ -82,7 +79,8 @@ pub(crate) async fn open(
         .set_connection_timeout(Some(limits::HANDSHAKE))
         // The machines have a time limit for every request.
         .set_response_timeout(None)
-        .set_pipeline_buffer_size(QUEUE_MAX)
+        // More than there are batches: one that waits for a place may be overtaken by a later one.
+        .set_pipeline_buffer_size(UNANSWERED_MAX + 1)
         .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
             if push.kind == ::redis::PushKind::Disconnection {
                 closed();
@@ -100,7 +98,8 @@ pub(crate) async fn open(
         }
         other => other,
     })?;
-    Ok((Connection { wire, number }, read_info(&info), asked.elapsed()))
+    let batches = Batches::start(wire.clone());
+    Ok((Connection { wire, batches, number }, read_info(&info), asked.elapsed()))
 }
 
 /// What a server says of itself in the reply to INFO.
@@ -142,15 +141,9 @@ fn connect_error(error: &RedisError) -> NodeError {
 }
 
 impl Connection {
-    /// Sends a request at the first poll, however much else its task has done in this turn: what the
-    /// runtime held up there might be sent after what undoes it.
-    pub(super) async fn ask(self: Arc<Self>, outgoing: Outgoing) -> Response {
-        match &outgoing.packet {
-            Packet::One(command) => {
-                outgoing.read(unconstrained(self.wire.clone().send_packed_command(command)).await)
-            }
-            Packet::Several(pipeline) => outgoing.read_several(self.ask_all(pipeline).await),
-        }
+    /// Sends a request after all earlier ones.
+    pub(super) fn ask(&self, outgoing: Outgoing, ticket: Ticket) {
+        self.batches.add(Query::OfLock { outgoing, ticket });
     }
 
     /// Whether the node answers at all.
@@ -160,9 +153,10 @@ impl Connection {
         answered.is_ok_and(|answer| !matches!(answer, Value::ServerError(_)))
     }
 
-    /// Sends many commands in one packet, likewise.
-    pub(crate) async fn ask_all(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
-        let count = pipeline.len();
-        unconstrained(self.wire.clone().send_packed_commands(pipeline, 0, count)).await
+    /// Sends several commands, likewise.
+    pub(crate) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
+        let (reply, replied) = oneshot::channel();
+        self.batches.add(Query::Several { commands, reply });
+        replied.await.unwrap_or_else(|_| Err(NodeError::connection_lost()))
     }
 }

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use ::redis::{Pipeline, RedisResult, Value, from_redis_value};
+use ::redis::{Pipeline, Value, from_redis_value};
 use quorlock_core::Fence;
 use quorlock_core::client::{LeaseInfo, NodeError, inspection_answer};
 
-use super::{Connection, read_error};
+use super::Connection;
+use super::command::read_error;
 
 impl Connection {
     /// Asks the node about a key, and whether it may have forgotten a lock.
     pub(crate) async fn inspect(&self, key: &[u8]) -> Result<Option<LeaseInfo>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
-        read_inspection(self.ask_all(&pipeline).await)
+        read_inspection(self.ask_all(pipeline).await)
     }
 }
 
-fn read_inspection(replies: RedisResult<Vec<Value>>) -> Result<Option<LeaseInfo>, NodeError> {
-    let replies = replies.map_err(|error| read_error(&error))?;
-    let Ok([lease, info]) = <[Value; 2]>::try_from(replies) else {
+fn read_inspection(replies: Result<Vec<Value>, NodeError>) -> Result<Option<LeaseInfo>, NodeError> {
+    let Ok([lease, info]) = <[Value; 2]>::try_from(replies?) else {
         return Err(NodeError::UnexpectedReply);
     };
     inspection_answer(read_lease(lease)?, read_abstention(info)?)

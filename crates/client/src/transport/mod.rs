@@ -1,5 +1,6 @@
 //! Bytes to the nodes and back, on redis-rs. Nothing here decides when, to which node or how often.
 
+mod batches;
 mod blocking_pool;
 mod command;
 mod connection;
@@ -9,6 +10,6 @@ mod inspection;
 mod protocol_vectors;
 
 pub(crate) use blocking_pool::{BlockingPool, Seat};
-pub(crate) use command::{Outgoing, read_error, read_fence};
+pub(crate) use command::{Outgoing, read_fence};
 pub(crate) use connection::{Connection, Endpoint, open};
-pub(crate) use in_flight::{Answered, InFlight, Took};
+pub(crate) use in_flight::{Answered, InFlight};

@@ -528,10 +528,10 @@ impl Acquire {
                     }
                 } else if waiting.inspect.is_some_and(|(inspect, _)| inspect == id) {
                     waiting.inspect = None;
-                    match response {
-                        Response::No => self.go_ahead(ctx),
-                        Response::Failed(_) => waiting.look_offset += 1,
-                        _ => {}
+                    // The next look is at another node: this one may hold what was not released.
+                    waiting.look_offset += 1;
+                    if *response == Response::No {
+                        self.go_ahead(ctx);
                     }
                 } else if let Some(ahead) = waiting.ahead.as_mut().filter(|ahead| ahead.expects(id)) {
                     ahead.handle_response(id, response, ctx);

