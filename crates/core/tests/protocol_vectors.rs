@@ -310,8 +310,7 @@ fn extension(mut case: Fields) {
     case.text("name");
     let ttl = Ttl::from_ms(10_000).unwrap();
     let known = case.indexes("known_to_hold");
-    let missing = case.indexes("known_to_miss");
-    let mut round = Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known).known_to_miss(missing);
+    let mut round = Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known);
     let mut verdict = None;
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(round.answer(node, held, NOW));

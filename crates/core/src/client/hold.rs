@@ -90,19 +90,6 @@ pub enum HoldAction {
     },
 }
 
-impl Node {
-    /// Whether it was never asked for the lock, or its last answer says that it does not hold it. So
-    /// does an abstention from the grant, but not one from an extension: a replica may have the key.
-    fn is_known_to_miss(&self) -> bool {
-        match self.answer {
-            _ if self.delivery == Delivery::NotSent => true,
-            Answer::Refused => true,
-            Answer::Failed(NodeError::Abstains { .. }) => !self.answered_since,
-            _ => false,
-        }
-    }
-}
-
 impl Hold {
     /// A lock that has just been granted.
     pub fn new(spec: Arc<Spec>, grant: Grant) -> Self {
@@ -208,12 +195,10 @@ impl Hold {
         }
         let number = self.next_round;
         self.next_round += 2;
-        let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
-        let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
-        self.repair_rounds = if missing.is_empty() { 0 } else { self.repair_rounds + 1 };
+        let is_missing = |node: &Node| node.answer == Answer::Refused;
+        self.repair_rounds = if self.nodes.iter().any(is_missing) { self.repair_rounds + 1 } else { 0 };
         let core = Extension::new(ctx.fleet.majority, ctx.now, self.spec.ttl)
-            .known_to_hold(self.holding(ctx.topology))
-            .known_to_miss(missing);
+            .known_to_hold(self.holding(ctx.topology));
         let limit = self.spec.longest_timeout(ctx);
         self.round = Some(Round {
             number,
@@ -345,9 +330,16 @@ impl Hold {
         if let Some(verdict) = round.core.answer(node, held, ctx.now) {
             self.decide(verdict, ctx);
         }
-        while let Some(node) = self.round.as_mut().and_then(|round| round.core.next_repair()) {
+        while let Some(node) = self.next_repair() {
             self.repair(node, ctx);
         }
+    }
+
+    /// A refusal that comes after the time limit may say what an operator did after the others
+    /// answered: such a node is repaired in the next round.
+    fn next_repair(&mut self) -> Option<usize> {
+        let round = self.round.as_mut().filter(|round| round.due.is_some())?;
+        round.core.next_repair()
     }
 
     fn decide(&mut self, verdict: ExtensionVerdict, ctx: &Context<'_>) {
