@@ -24,7 +24,6 @@ pub(crate) struct Endpoint {
 
 /// One connection to a node, shared by all who ask it.
 pub(crate) struct Connection {
-    wire: MultiplexedConnection,
     batches: Batches,
     /// Its number among the connections of the node.
     pub(crate) number: u64,
@@ -98,8 +97,8 @@ pub(crate) async fn open(
         }
         other => other,
     })?;
-    let batches = Batches::start(wire.clone());
-    Ok((Connection { wire, batches, number }, read_info(&info), asked.elapsed()))
+    let batches = Batches::start(wire);
+    Ok((Connection { batches, number }, read_info(&info), asked.elapsed()))
 }
 
 /// What a server says of itself in the reply to INFO.
@@ -148,9 +147,10 @@ impl Connection {
 
     /// Whether the node answers at all.
     pub(crate) async fn ping(&self) -> bool {
-        let ping = ::redis::cmd("PING");
-        let answered = self.wire.clone().send_packed_command(&ping).await;
-        answered.is_ok_and(|answer| !matches!(answer, Value::ServerError(_)))
+        let mut ping = Pipeline::with_capacity(1);
+        ping.cmd("PING");
+        let answered = self.ask_all(ping).await;
+        answered.is_ok_and(|replies| !matches!(replies[..], [Value::ServerError(_)]))
     }
 
     /// Sends several commands, likewise.
