@@ -36,6 +36,31 @@ async fn distant_masters_need_no_settings() {
     }
 }
 
+/// `make test-distant` runs it for a minute.
+#[tokio::test]
+async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
+    let seconds = std::env::var("QUORLOCK_DISTANT_S").map_or(2, |seconds| seconds.parse().unwrap());
+    let (_masters, _proxies, quorum) = far_away(Duration::from_millis(200)).await;
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let callers = (0..4).map(|caller| {
+        let quorum = quorum.clone();
+        tokio::spawn(async move {
+            let mut locks = 0;
+            while Instant::now() < until {
+                let lock = quorum.lock(format!("k{caller}")).acquire().await;
+                let mut lock = lock.unwrap_or_else(|error| panic!("after {locks} locks: {error}"));
+                lock.extend().await.unwrap();
+                lock.release().await.unwrap();
+                locks += 1;
+            }
+            locks
+        })
+    });
+    let locks: u32 = futures_util::future::join_all(callers).await.into_iter().map(Result::unwrap).sum();
+    println!("{locks} locks in {seconds} s, none refused");
+    assert!(locks > 0);
+}
+
 #[tokio::test]
 async fn too_short_ttl_for_distant_masters_is_reported_with_the_one_to_set() {
     let (_masters, _proxies, quorum) = far_away(Duration::from_millis(400)).await;
