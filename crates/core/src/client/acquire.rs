@@ -106,12 +106,17 @@ enum Next {
 
 /// A token of the call that is being released on a node.
 #[derive(Clone, Copy, Debug)]
-struct Released {
-    /// The connection that its RELEASE, and every one before it, went through; none if it may arrive
-    /// before what it releases.
-    connection: Option<u64>,
-    /// By then its lease has ended by itself.
-    until: Moment,
+enum Released {
+    /// Of a WAIT that was not answered. It may be granted whenever the node reads it.
+    Wait,
+    /// Of a lease, if there was one.
+    Lease {
+        /// The connection that its RELEASE, and every one before it, went through; none if it may
+        /// arrive before what it releases.
+        connection: Option<u64>,
+        /// By then it has ended by itself.
+        until: Moment,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1102,13 +1107,18 @@ impl Acquire {
     }
 
     /// A token of this call is being released on the node, through this connection: what follows it
-    /// there comes after the release.
+    /// there comes after the release. None for a WAIT that was not answered, on whatever connection.
     fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
-        let noted = &mut self.released[node];
-        let same =
-            noted.is_none_or(|earlier| earlier.connection == connection || now.has_reached(earlier.until));
-        let connection = connection.filter(|_| same);
-        *noted = Some(Released { connection, until: now.plus(self.spec.ttl.duration()) });
+        let until = now.plus(self.spec.ttl.duration());
+        self.released[node] = Some(match (self.released[node], connection) {
+            (_, None) | (Some(Released::Wait), _) => Released::Wait,
+            (Some(Released::Lease { connection: earlier, until: over }), Some(_))
+                if earlier != connection && !now.has_reached(over) =>
+            {
+                Released::Lease { connection: None, until }
+            }
+            (_, Some(_)) => Released::Lease { connection, until },
+        });
     }
 
     /// A node may refuse because of a token of this call, whose release it has not received: that is
@@ -1118,11 +1128,14 @@ impl Acquire {
             return;
         }
         for (node, released) in self.released.iter().enumerate() {
-            let may_hold = released.is_some_and(|released| {
-                let came_first =
-                    released.connection.is_some() && released.connection == ctx.topology.route(node).ok();
-                !came_first && !ctx.now.has_reached(released.until)
-            });
+            let may_hold = match released {
+                None => false,
+                Some(Released::Wait) => true,
+                Some(Released::Lease { connection, until }) => {
+                    let came_first = connection.is_some() && *connection == ctx.topology.route(node).ok();
+                    !came_first && !ctx.now.has_reached(*until)
+                }
+            };
             if may_hold && self.answers[node] == Answer::Refused {
                 self.answers[node] = Answer::Failed(NodeError::HeldByLostRequest);
             }
