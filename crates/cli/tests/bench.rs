@@ -18,9 +18,13 @@ fn keys(masters: &Masters) -> Vec<String> {
     masters.iter().flat_map(|master| master.connection().keys::<_, Vec<String>>("*").unwrap()).collect()
 }
 
+/// How many leases all masters have granted.
 fn grants(masters: &Masters) -> u64 {
-    let info: String = redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
-    info.lines().find_map(|line| line.strip_prefix("lock_grants:")).unwrap().parse().unwrap()
+    let grants = masters.iter().map(|master| {
+        let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+        info.lines().find_map(|line| line.strip_prefix("lock_grants:")?.parse::<u64>().ok()).unwrap()
+    });
+    grants.sum()
 }
 
 #[test]
@@ -42,7 +46,8 @@ fn json_has_rates_and_percentiles_of_both_parts() {
             assert!(times[0] > 0.0 && times.is_sorted(), "{times:?}");
         }
     }
-    assert!(grants(&masters) >= locks);
+    // Two of the three masters grant each lock, and the third may be late.
+    assert!(grants(&masters) >= 2 * locks);
     assert!(keys(&masters).is_empty());
 }
 
