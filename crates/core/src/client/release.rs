@@ -81,6 +81,17 @@ impl Release {
         spec: &Arc<Spec>,
         ctx: &Context<'_>,
     ) -> Self {
+        Self::after_round(0, token, deliveries, spec, ctx)
+    }
+
+    /// The same, with rounds that come after this one.
+    fn after_round(
+        round: u32,
+        token: Token,
+        deliveries: impl Iterator<Item = Delivery>,
+        spec: &Arc<Spec>,
+        ctx: &Context<'_>,
+    ) -> Self {
         let now = ctx.now;
         let mut limit = Duration::ZERO;
         let mut this = Self {
@@ -100,7 +111,7 @@ impl Release {
             this.nodes.push(Node {
                 state: State::Done,
                 answer: Answer::Pending,
-                round: 0,
+                round,
                 pause: limits::RELEASE_PAUSE_MIN,
                 acquire_on: None,
                 overtakes_until: None,
@@ -136,12 +147,8 @@ impl Release {
     /// Takes a waiter out of the queue of a node. RELEASE travels through another connection than
     /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
     pub(super) fn leave(token: Token, wait: RequestId, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
-        let mut this = Self::on(token, wait.node, spec, ctx);
         // Its own requests are not taken for the WAIT.
-        this.nodes[wait.node].round += wait.round;
-        for send in this.sends.iter_mut().filter(|send| send.id.node == wait.node) {
-            send.id.round += wait.round;
-        }
+        let mut this = Self::after_round(wait.round, token, only(wait.node, ctx), spec, ctx);
         this.wait = Some(wait);
         this
     }
@@ -155,8 +162,7 @@ impl Release {
 
     /// Releases `token` on one node.
     pub(super) fn on(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
-        let delivery = |other| if other == node { Delivery::Arrived } else { Delivery::NotSent };
-        Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx)
+        Self::new(token, only(node, ctx), spec, ctx)
     }
 
     /// Repeats nothing: of a lock that has ended by its deadline.
@@ -336,4 +342,10 @@ impl Release {
             self.verdict.get_or_insert(verdict);
         }
     }
+}
+
+/// A request that has arrived at one node, and was sent to no other.
+fn only(node: usize, ctx: &Context<'_>) -> impl Iterator<Item = Delivery> + use<> {
+    let nodes = 0..ctx.topology.nodes().len();
+    nodes.map(move |other| if other == node { Delivery::Arrived } else { Delivery::NotSent })
 }
