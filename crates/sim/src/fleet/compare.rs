@@ -117,18 +117,7 @@ pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
 
 /// Clients that wait without end, and call again at once.
 fn habits(hold: (Ns, Ns)) -> Habits {
-    Habits {
-        ttls_ms: vec![10_000],
-        hold,
-        rest: (0, 0),
-        waits_percent: [0, 0, 0],
-        renew_percent: 0,
-        extend_percent: 0,
-        detach_percent: 0,
-        drop_percent: 0,
-        cancel_percent: 0,
-        at_once_percent: 0,
-    }
+    Habits { ttls_ms: vec![10_000], hold, ..Habits::default() }
 }
 
 fn newcomers() -> Plan {

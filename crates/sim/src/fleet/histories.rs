@@ -57,18 +57,7 @@ struct Node {
 
 impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
     fn new(nodes: usize) -> Self {
-        let habits = Habits {
-            ttls_ms: vec![TTL_MS],
-            hold: (1, 1),
-            rest: (1, 1),
-            waits_percent: [0; 3],
-            renew_percent: 0,
-            extend_percent: 0,
-            detach_percent: 0,
-            drop_percent: 0,
-            cancel_percent: 0,
-            at_once_percent: 0,
-        };
+        let habits = Habits { ttls_ms: vec![TTL_MS], hold: (1, 1), rest: (1, 1), ..Habits::default() };
         let members = (0..KEYS.len()).map(|key| vec![key]).collect();
         let mut plan = Plan::of_clients(1, &habits, 0).with_sets(KEYS.len(), members);
         plan.nodes = nodes;

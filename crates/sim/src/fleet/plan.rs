@@ -65,7 +65,7 @@ pub struct Plan {
 }
 
 /// What the programs of a run do.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Habits {
     pub(super) ttls_ms: Vec<u64>,
     pub(super) hold: (Ns, Ns),
@@ -361,14 +361,9 @@ impl Plan {
         self.habits = Habits {
             ttls_ms: vec![5000],
             hold: (0, 100 * MS),
-            rest: (0, 0),
             waits_percent: [100, 0, 0],
-            renew_percent: 0,
-            extend_percent: 0,
-            detach_percent: 0,
             drop_percent: 50,
-            cancel_percent: 0,
-            at_once_percent: 0,
+            ..Habits::default()
         };
         self.faults.clear();
         if self.nodes > 2 && rng.random() {
