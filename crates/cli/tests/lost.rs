@@ -9,52 +9,22 @@ mod common;
 
 use std::thread;
 
-use common::{PATIENCE, Running, code, has_key, is_alive, run_on, run_script, stderr, stdout};
+use common::{Net, PATIENCE, Running, code, is_alive, run_script, stderr, stdout};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
 /// A twentieth of it, the time before its end at which the command is killed, is long on a busy machine, too.
-const TTL: [&str; 4] = ["--ttl", "5s", "--node-limit", "100ms"];
+const TTL: [&str; 2] = ["--ttl", "5s"];
 
 /// Says its process id, and ends when it is told to.
 const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
 /// Says its process id, and goes on when it is told to end.
 const STUBBORN: &str = "trap 'echo TERM' TERM; echo $$; while :; do sleep 0.01; done";
 
-/// Masters, and proxies before them that let nothing through any more when they are told so: neither extensions nor
-/// releases.
-struct Net {
-    masters: Masters,
-    proxies: Vec<Proxy>,
-}
-
-impl Net {
-    fn start() -> Self {
-        let masters = Masters::start(3);
-        let proxies = masters.iter().map(|master| Proxy::start(master.url())).collect();
-        Self { masters, proxies }
-    }
-
-    fn run(&self, script: &str) -> Running {
-        let urls = self.proxies.iter().map(Proxy::url);
-        Running::start(run_on(urls).args(TTL).args(["k", "--", "sh", "-c", script]))
-    }
-
-    fn cut_off_a_majority(&self) {
-        for proxy in &self.proxies[..2] {
-            proxy.drop_bytes(Direction::ToServer);
-        }
-    }
-
-    fn majority_holds(&self) -> bool {
-        self.masters.iter().take(2).all(has_key)
-    }
-}
-
 #[test]
 fn a_command_is_asked_to_end_before_anybody_else_can_have_the_lock() {
     let net = Net::start();
-    let mut running = net.run(OBEDIENT);
+    let mut running = net.run(&TTL, OBEDIENT);
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
@@ -68,7 +38,7 @@ fn a_command_is_asked_to_end_before_anybody_else_can_have_the_lock() {
 #[test]
 fn a_command_that_will_not_end_is_killed_before_anybody_else_can_have_the_lock() {
     let net = Net::start();
-    let mut running = net.run(STUBBORN);
+    let mut running = net.run(&TTL, STUBBORN);
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
@@ -82,7 +52,7 @@ fn what_the_command_started_is_killed_with_it() {
     let net = Net::start();
     // The command itself ends when it is told to; its child does not.
     let script = format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\""));
-    let mut running = net.run(&script);
+    let mut running = net.run(&TTL, &script);
     let grandchild = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
@@ -94,7 +64,7 @@ fn what_the_command_started_is_killed_with_it() {
 #[test]
 fn a_majority_that_comes_back_in_time_is_no_loss() {
     let net = Net::start();
-    let mut running = net.run("echo held; read go");
+    let mut running = net.run(&TTL, "echo held; read go");
     assert_eq!(running.line(), "held");
     for proxy in &net.proxies[..2] {
         proxy.hold(Direction::ToServer);

@@ -8,40 +8,9 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Running, code, has_key, holding, is_alive, run_on, run_script, stderr, stdout};
-use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use common::{Net, PATIENCE, Running, code, holding, is_alive, run_script, stderr, stdout};
+use quorlock_testkit::{Direction, Masters, eventually};
 use rustix::process::Signal;
-
-/// Masters behind proxies.
-struct Net {
-    masters: Masters,
-    proxies: Vec<Proxy>,
-}
-
-impl Net {
-    fn start() -> Self {
-        let masters = Masters::start(3);
-        let proxies = masters.iter().map(|master| Proxy::start(master.url())).collect();
-        Self { masters, proxies }
-    }
-
-    fn run(&self, options: &[&str], script: &str) -> Running {
-        let mut run = run_on(self.proxies.iter().map(Proxy::url));
-        Running::start(
-            run.args(["--node-limit", "100ms"]).args(options).args(["k", "--", "sh", "-c", script]),
-        )
-    }
-
-    fn cut_off_a_majority(&self) {
-        for proxy in &self.proxies[..2] {
-            proxy.drop_bytes(Direction::ToServer);
-        }
-    }
-
-    fn majority_holds(&self) -> bool {
-        self.masters.iter().take(2).all(has_key)
-    }
-}
 
 /// Needs 1.4 s to clean up.
 const SLOW: &str =

@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use std::{iter, mem, thread};
 
-use quorlock_testkit::{Masters, Server, eventually};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// Longer than anything here takes, shorter than anybody's patience.
@@ -267,4 +267,37 @@ pub(crate) fn has_key(master: &Server) -> bool {
 #[track_caller]
 pub(crate) fn becomes_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
+}
+
+/// Masters, and proxies before them that let nothing through any more when they are told so: neither
+/// extensions nor releases.
+pub(crate) struct Net {
+    pub(crate) masters: Masters,
+    pub(crate) proxies: Vec<Proxy>,
+}
+
+impl Net {
+    pub(crate) fn start() -> Self {
+        let masters = Masters::start(3);
+        let proxies = masters.iter().map(|master| Proxy::start(master.url())).collect();
+        Self { masters, proxies }
+    }
+
+    /// Runs a script under the lock `k`.
+    pub(crate) fn run(&self, options: &[&str], script: &str) -> Running {
+        let mut run = run_on(self.proxies.iter().map(Proxy::url));
+        Running::start(
+            run.args(["--node-limit", "100ms"]).args(options).args(["k", "--", "sh", "-c", script]),
+        )
+    }
+
+    pub(crate) fn cut_off_a_majority(&self) {
+        for proxy in &self.proxies[..2] {
+            proxy.drop_bytes(Direction::ToServer);
+        }
+    }
+
+    pub(crate) fn majority_holds(&self) -> bool {
+        self.masters.iter().take(2).all(has_key)
+    }
 }
