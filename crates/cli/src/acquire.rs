@@ -4,14 +4,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
-use quorlock_client::{AcquireError, Quorum};
+use quorlock_client::Quorum;
 
 use crate::args::{TTL, not_empty};
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::Format;
 use crate::nodes::{self, NodeArgs};
-use crate::run::{self, CLOSE_LIMIT, is_hopeless};
+use crate::run::{self, CLOSE_LIMIT, code_of, is_hopeless};
 use crate::signals::Signals;
 use crate::{advice, exit, say};
 
@@ -90,19 +90,15 @@ async fn hand_out(quorum: &Quorum, args: Acquire, defaults: Defaults) -> anyhow:
     if let Some(owner) = args.owner.or(defaults.owner) {
         wanted = wanted.owner(owner);
     }
-    let code = match run::acquire(&wanted, wait, false).await {
+    match run::acquire(&wanted, wait, false).await {
         Ok(lock) => {
             args.format.hand_out(quorum, lock).await?;
-            return Ok(ExitCode::SUCCESS);
+            Ok(ExitCode::SUCCESS)
         }
-        Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+        Err(error) if is_hopeless(&error) => Err(advice::on_acquire(error)),
         Err(error) => {
             say(format_args!("not acquired: {error}"));
-            match error {
-                AcquireError::Held { .. } | AcquireError::TimedOut { .. } => exit::CONFLICT,
-                _ => exit::NO_MAJORITY,
-            }
+            Ok(ExitCode::from(code_of(&error, exit::CONFLICT)))
         }
-    };
-    Ok(ExitCode::from(code))
+    }
 }

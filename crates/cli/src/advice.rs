@@ -7,22 +7,15 @@ use crate::duration::text_of_ms;
 
 /// An acquisition that cannot succeed as it was asked for.
 pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
-    if let AcquireError::NoQuorum { nodes } = &error
-        && let Some(advice) = about_ttl(nodes)
-    {
-        return advice;
+    match &error {
+        AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
+        _ => error.into(),
     }
-    error.into()
 }
 
-/// The same for an attachment.
-pub(crate) fn on_attach(error: AttachError) -> anyhow::Error {
-    if let AttachError::NoQuorum { nodes } = &error
-        && let Some(advice) = about_ttl(nodes)
-    {
-        return advice;
-    }
-    error.into()
+/// The same for an attachment that these nodes refused.
+pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
+    about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
 }
 
 /// Names the option to change, if a limit for the ttl is in the way.

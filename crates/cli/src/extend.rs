@@ -61,7 +61,7 @@ async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyho
             return Ok(ExitCode::SUCCESS);
         }
         Err(AttachError::NoQuorum { nodes }) if nodes.is_permanent() => {
-            return Err(advice::on_attach(AttachError::NoQuorum { nodes }));
+            return Err(advice::on_attach(nodes));
         }
         Err(error) => {
             say(format_args!("not extended: {error}"));

@@ -138,7 +138,7 @@ pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
 }
 
 /// The exit code of a lock that was not acquired.
-fn code_of(error: &AcquireError, conflict: u8) -> u8 {
+pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
     match error {
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
         AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => exit::NO_MAJORITY,
