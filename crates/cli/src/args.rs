@@ -133,8 +133,8 @@ const RUN_ENVIRONMENT: &str = "Environment:
                   QUORLOCK_PASSWORD: they may contain a password
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
-                  earlier holder. What the command writes to can refuse
-                  smaller ones, and so whoever comes too late
+                  earlier holder. The storage that the command writes to
+                  can refuse smaller ones, and thus a late holder
   QUORLOCK_TTL_MS set for the command: the ttl in milliseconds";
 
 const RUN_EXAMPLE: &str = "Examples:

@@ -51,7 +51,7 @@ pub(crate) struct Family {
     leader: Option<Pid>,
     leader_status: Option<ExitStatus>,
     group: Group,
-    /// Children of this process that are not of the family: those that it had before.
+    /// Children that this process had before. They do not belong to the family.
     strangers: Vec<Pid>,
     has_children: bool,
     action: Option<GuardAction>,
@@ -189,7 +189,7 @@ impl Family {
         }
     }
 
-    /// Descendants of those that are killed here become children, and are killed the next time.
+    /// A killed process leaves its own children to this process. They are killed the next time.
     fn kill(&self) {
         self.signal(Signal::KILL);
         for child in self.children() {

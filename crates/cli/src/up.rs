@@ -30,7 +30,7 @@ pub(crate) struct Up {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
-    /// Keep the files of the masters in this folder, and go on with those that are there
+    /// Keep the files of the masters in this folder, and start from the files that are there
     ///
     /// A master that is started again grants no locks for a minute, since it may have forgotten some.
     #[arg(long, value_name = "DIR")]
@@ -170,7 +170,7 @@ fn existing(module: PathBuf) -> anyhow::Result<PathBuf> {
     Ok(module)
 }
 
-/// Tells the person. That nobody reads it is no reason to fail.
+/// Prints a message for the user. A closed standard error is ignored.
 fn tell(message: impl Display) {
     let _ = writeln!(stderr(), "{message}");
 }

@@ -80,7 +80,7 @@ fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
     master.kill();
 }
 
-/// A master whose certificate nobody trusts, and its TLS port.
+/// A master with a certificate that no client trusts, and its TLS port.
 fn strange_master(folder: &Path) -> (Server, u16) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -185,7 +185,7 @@ fn valkey_server_alone_is_enough() {
     command.env("PATH", folder.path()).env_remove("QUORLOCK_SERVER").args(["up", "-n", "1"]);
     let mut up = Running::start(&mut command);
     assert!(up.line().starts_with("export QUORLOCK_NODES="));
-    // Tests that run in the background of a script pass on that SIGINT is to be ignored.
+    // A shell starts background processes with SIGINT ignored, and the program inherits that.
     up.signal(Signal::TERM);
     assert_eq!(code(up.end().status), 0);
 }

@@ -30,7 +30,7 @@ pub struct Guard {
 enum Stage {
     /// An extension moves the deadline.
     Running,
-    /// The command is to be terminated at once.
+    /// The command must be terminated now.
     Ending,
     Terminated,
     Killed,

@@ -43,7 +43,7 @@ pub(super) struct Clients {
 impl Clients {
     /// Stops the tasks, and releases what they hold.
     pub(super) async fn clean_up(&mut self, limit: Duration) {
-        // Only when a task is gone its lock is with those that are flushed.
+        // The lock of a task is released when the task ends, and flushing waits for that.
         self.tasks.shutdown().await;
         for quorum in &self.quorums {
             if let Err(error) = quorum.flush(limit).await {

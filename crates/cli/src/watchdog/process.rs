@@ -62,7 +62,7 @@ impl Watchdog {
                 return Ok(());
             }
         };
-        // Whoever reads what the command writes must see its end.
+        // A reader of the command's output sees its end only when no other process keeps it open.
         let _ = let_go_of_stdio();
         if let Some(leader) = family.leader() {
             self.report(Report::Started(leader));

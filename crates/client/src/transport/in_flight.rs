@@ -13,7 +13,7 @@ use super::{Connection, Outgoing};
 #[derive(Default)]
 pub(crate) struct InFlight {
     inbox: Arc<Inbox>,
-    /// The connections live as long as somebody waits for an answer through them.
+    /// Keeps each connection open until its response has arrived.
     open: Vec<(RequestId, Arc<Connection>)>,
 }
 

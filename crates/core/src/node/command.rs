@@ -111,7 +111,7 @@ pub struct Revoke<'a, N> {
     pub db: u32,
     /// One of the locked keys.
     pub key: &'a N,
-    /// A value that nobody knows, which takes the place of the token in the mirror.
+    /// A random value that replaces the token in the mirror. No client knows it.
     pub unknown: &'a N,
     /// Whether the lock ends at once, and not at its deadline.
     pub ends_now: bool,

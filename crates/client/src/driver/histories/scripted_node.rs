@@ -21,7 +21,7 @@ pub(super) struct ScriptedNode {
 struct Lane {
     stream: UnixStream,
     received: Vec<u8>,
-    /// The names of the commands that are to be answered.
+    /// The names of the commands without an answer.
     unanswered: VecDeque<String>,
 }
 
