@@ -310,7 +310,8 @@ fn extension(mut case: Fields) {
     case.text("name");
     let ttl = Ttl::from_ms(10_000).unwrap();
     let known = case.indexes("known_to_hold");
-    let mut round = Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known);
+    let missing = case.indexes("known_to_miss");
+    let mut round = Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known).known_to_miss(missing);
     let mut verdict = None;
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(round.answer(node, held, NOW));

@@ -84,7 +84,8 @@ fn it_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
 
 #[test]
 fn a_node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
-    let mut round = Extension::new(Majority::of(5).unwrap(), at(0), ttl()).known_to_hold(0..5);
+    let mut round =
+        Extension::new(Majority::of(5).unwrap(), at(0), ttl()).known_to_hold(1..4).known_to_miss([0, 4]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     round.answer(2, Some(true), at(1));
@@ -98,7 +99,8 @@ fn a_node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
 
 #[test]
 fn nothing_is_repaired_by_a_round_that_came_too_late() {
-    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold(0..3);
+    let mut round =
+        Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([1, 2]).known_to_miss([0]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     assert_eq!(round.answer(2, Some(true), at(988)), Some(ExtensionVerdict::Uncertain));
@@ -107,7 +109,8 @@ fn nothing_is_repaired_by_a_round_that_came_too_late() {
 
 #[test]
 fn nothing_is_repaired_once_the_time_was_up() {
-    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold(0..3);
+    let mut round =
+        Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([1, 2]).known_to_miss([0]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     assert_eq!(round.time_is_up(), Some(ExtensionVerdict::Uncertain));
@@ -117,14 +120,28 @@ fn nothing_is_repaired_once_the_time_was_up() {
 
 #[test]
 fn a_grant_that_came_late_repairs_nothing() {
-    let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl());
+    let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_miss([0]);
     // Node 1 confirms. Then an operator deletes the lock everywhere, and the ACQUIRE that node 2 was sent long ago comes.
-    let mut late = round().known_to_hold([0, 1]);
-    let mut in_time = round().known_to_hold([0, 1, 2]);
+    let mut late = round().known_to_hold([1]);
+    let mut in_time = round().known_to_hold([1, 2]);
     for (round, repaired) in [(&mut late, None), (&mut in_time, Some(0))] {
         round.answer(1, Some(true), at(1));
         round.answer(0, Some(false), at(1));
         assert!(matches!(round.answer(2, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
+        assert_eq!(round.next_repair(), repaired);
+    }
+}
+
+#[test]
+fn a_refusal_that_came_late_repairs_nothing_in_its_round() {
+    let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1]);
+    // Nodes 0 and 1 confirm. Then an operator deletes the lock everywhere, and node 2 answers.
+    let mut late = round();
+    let mut known = round().known_to_miss([2]);
+    for (round, repaired) in [(&mut late, None), (&mut known, Some(2))] {
+        round.answer(0, Some(true), at(1));
+        assert!(matches!(round.answer(1, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
+        round.answer(2, Some(false), at(900));
         assert_eq!(round.next_repair(), repaired);
     }
 }
@@ -138,16 +155,20 @@ enum Node {
 
 proptest! {
     /// Whatever the nodes are like and in whatever order they answer: a node is repaired exactly when it said that it does
-    /// not hold the lock, and a majority of those that were known to do said so.
+    /// not hold the lock, and had said so before, and a majority of those that were known to do said so.
     #[test]
     fn a_repair_never_revives_a_lost_lock(
         nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)
             .prop_flat_map(|nodes| Just(nodes.into_iter().enumerate().collect::<Vec<_>>()).prop_shuffle()),
         known in prop::collection::vec(prop::bool::weighted(0.8), 9),
+        missing in prop::collection::vec(prop::bool::ANY, 9),
     ) {
         let majority = Majority::of(nodes.len()).unwrap();
         let known_nodes = (0..nodes.len()).filter(|&node| known[node]);
-        let mut round = Extension::new(majority, at(0), ttl()).known_to_hold(known_nodes);
+        let missing_nodes = (0..nodes.len()).filter(|&node| missing[node]);
+        let mut round = Extension::new(majority, at(0), ttl())
+            .known_to_hold(known_nodes)
+            .known_to_miss(missing_nodes);
         let mut decided = None;
         let (mut extends, mut confirmed) = (0, 0);
         for &(node, what) in &nodes {
@@ -156,7 +177,7 @@ proptest! {
             confirmed += usize::from(held == Some(true) && known[node]);
             decided = decided.or(round.answer(node, held, at(1)));
             while let Some(repaired) = round.next_repair() {
-                prop_assert!(confirmed >= majority.size());
+                prop_assert!(confirmed >= majority.size() && missing[repaired]);
                 prop_assert!(nodes.iter().any(|(node, what)| *node == repaired && matches!(what, Node::Missed)));
             }
         }

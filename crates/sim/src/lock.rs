@@ -62,8 +62,10 @@ impl Lock {
     pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Effect {
         let number = self.rounds();
         let known = if rules.twin == Some(Twin::RepairOnLateGrant) { Nodes::ALL } else { self.known };
-        let core = Extension::new(rules.majority, now, rules.ttl)
-            .known_to_hold(known.iter().filter(|&node| node < rules.majority.nodes()));
+        let (known, missing): (Vec<usize>, Vec<usize>) =
+            (0..rules.majority.nodes()).partition(|&node| known.has(node));
+        // More than the nodes that are known to miss it: what has not been heard of counts, too.
+        let core = Extension::new(rules.majority, now, rules.ttl).known_to_hold(known).known_to_miss(missing);
         self.round = Some(Round { number, sent: now, core });
         Effect::AskAll(Request::Extend(number))
     }
@@ -135,9 +137,5 @@ impl Nodes {
 
     fn has(self, node: usize) -> bool {
         self.0 & 1 << node != 0
-    }
-
-    fn iter(self) -> impl Iterator<Item = usize> {
-        (0..8).filter(move |&node| self.has(node))
     }
 }

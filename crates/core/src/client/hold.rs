@@ -64,6 +64,8 @@ struct Round {
     /// When nodes that have not answered count as silent; none after that.
     due: Option<(Moment, Duration)>,
     decided: bool,
+    /// No caller asked for it: it repairs the nodes that the round before it found to miss the lock.
+    is_follow_up: bool,
 }
 
 /// What the driver of a held lock is to do.
@@ -88,6 +90,20 @@ pub enum HoldAction {
         /// The number of its connection.
         connection: u64,
     },
+}
+
+impl Node {
+    /// Whether it is known not to hold the lock: its last answer says so, it was never asked for it, or
+    /// it abstained when it was. An abstention from an extension says nothing: a replica may have the key.
+    fn is_known_to_miss(&self) -> bool {
+        match self.answer {
+            Answer::Refused => true,
+            Answer::Granted(_) => false,
+            _ if self.delivery == Delivery::NotSent => true,
+            Answer::Failed(NodeError::Abstains { .. }) => !self.answered_since,
+            _ => false,
+        }
+    }
 }
 
 impl Hold {
@@ -186,19 +202,29 @@ impl Hold {
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
     }
 
-    /// Begins a round of extensions, unless the lock has ended, or an earlier round is undecided:
+    /// Begins a round of extensions, unless the lock has ended, or an earlier call's round is undecided:
     /// then that one's end is the end of this one, too.
     pub fn extend(&mut self, ctx: &Context<'_>) {
-        let is_lost = matches!(self.standing(ctx.now), Standing::Lost(_));
-        if self.over || is_lost || self.round.as_ref().is_some_and(|round| !round.decided) {
+        let is_undecided = |round: &Round| !round.decided && !round.is_follow_up;
+        if self.round.as_ref().is_some_and(is_undecided) {
+            return;
+        }
+        let is_repairing = self.nodes.iter().any(|node| node.answer == Answer::Refused);
+        self.repair_rounds = if is_repairing { self.repair_rounds + 1 } else { 0 };
+        self.begin_round(false, ctx);
+    }
+
+    fn begin_round(&mut self, is_follow_up: bool, ctx: &Context<'_>) {
+        if self.over || matches!(self.standing(ctx.now), Standing::Lost(_)) {
             return;
         }
         let number = self.next_round;
         self.next_round += 2;
-        let is_missing = |node: &Node| node.answer == Answer::Refused;
-        self.repair_rounds = if self.nodes.iter().any(is_missing) { self.repair_rounds + 1 } else { 0 };
+        let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
+        let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
         let core = Extension::new(ctx.fleet.majority, ctx.now, self.spec.ttl)
-            .known_to_hold(self.holding(ctx.topology));
+            .known_to_hold(self.holding(ctx.topology))
+            .known_to_miss(missing);
         let limit = self.spec.longest_timeout(ctx);
         self.round = Some(Round {
             number,
@@ -206,6 +232,7 @@ impl Hold {
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
             decided: false,
+            is_follow_up,
         });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
@@ -276,7 +303,10 @@ impl Hold {
             }
             self.heard(node, response.to_answer(), ctx);
             self.answer_round(node, response.holds(), ctx);
-            if *response == Response::No && self.nodes[node].repair.is_none() {
+            let found_missing = self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
+            if found_missing && self.is_extensible(ctx.now) {
+                self.begin_round(true, ctx);
+            } else if *response == Response::No && self.nodes[node].repair.is_none() {
                 self.actions.push_back(HoldAction::Incomplete);
             }
         }
@@ -330,16 +360,9 @@ impl Hold {
         if let Some(verdict) = round.core.answer(node, held, ctx.now) {
             self.decide(verdict, ctx);
         }
-        while let Some(node) = self.next_repair() {
+        while let Some(node) = self.round.as_mut().and_then(|round| round.core.next_repair()) {
             self.repair(node, ctx);
         }
-    }
-
-    /// A refusal that comes after the time limit may say what an operator did after the others
-    /// answered: such a node is repaired in the next round.
-    fn next_repair(&mut self) -> Option<usize> {
-        let round = self.round.as_mut().filter(|round| round.due.is_some())?;
-        round.core.next_repair()
     }
 
     fn decide(&mut self, verdict: ExtensionVerdict, ctx: &Context<'_>) {

@@ -51,11 +51,15 @@ pub enum Mutant {
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
+    /// A node is repaired in the round in which it first says that it does not hold the lock.
+    RepairOnFirstRefusal,
+    /// A waiter asks the same node at each look past the queue node.
+    LooksAtOneNode,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -75,6 +79,8 @@ impl Mutant {
         Self::LeavesQueue,
         Self::HeldByItself,
         Self::LostWaitForgotten,
+        Self::RepairOnFirstRefusal,
+        Self::LooksAtOneNode,
     ];
 }
 

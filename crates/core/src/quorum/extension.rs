@@ -9,7 +9,8 @@ use crate::client::mutants::{Mutant, is_broken};
 /// A node that answers that it does not hold the lock can be repaired, by an ACQUIRE with the same token, but only when a
 /// majority of *extends* succeeded in this same round, on nodes that were known to hold the lock before it began: a lock
 /// that is lost is never turned back into a held one. What a repair is answered is no vote. Nor does a node count for it
-/// whose grant came late: that may have come after the lock was lost.
+/// whose grant came late: that may have come after the lock was lost. And a node is repaired only if it was known not to
+/// hold the lock before the round began: one whose answer is late may say what an operator did after the others answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Extension {
     tally: Tally<()>,
@@ -18,6 +19,8 @@ pub struct Extension {
     verdict: Option<ExtensionVerdict>,
     /// Nodes that were known to hold the lock before the round began.
     known: Vec<bool>,
+    /// Nodes that were known not to hold it.
+    missing: Vec<bool>,
     /// Nodes that are being repaired.
     repaired: Vec<bool>,
 }
@@ -37,7 +40,8 @@ impl Extension {
     /// An extension whose first byte has not been sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
         let none = vec![false; majority.nodes()];
-        Self { tally: Tally::new(majority), sent, ttl, verdict: None, known: none.clone(), repaired: none }
+        let (known, missing, repaired) = (none.clone(), none.clone(), none);
+        Self { tally: Tally::new(majority), sent, ttl, verdict: None, known, missing, repaired }
     }
 
     /// The same, which repairs nodes that missed the lock. These are known to hold it: their last answer, to whatever
@@ -47,6 +51,15 @@ impl Extension {
     pub fn known_to_hold(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
         for node in nodes {
             self.known[node] = true;
+        }
+        self
+    }
+
+    /// These were known not to hold it, likewise: they can be repaired in this round.
+    #[must_use]
+    pub fn known_to_miss(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
+        for node in nodes {
+            self.missing[node] = true;
         }
         self
     }
@@ -88,8 +101,8 @@ impl Extension {
     }
 
     /// The next node to be repaired: send it ACQUIRE with the same token, and with the fence of the lock. Each is named
-    /// once, and none unless a majority of extends succeeded in this round on nodes that were
-    /// [known to hold](Self::known_to_hold) the lock.
+    /// once if it was [known to miss](Self::known_to_miss) the lock, and none unless a majority of extends succeeded in
+    /// this round on nodes that were [known to hold](Self::known_to_hold) it.
     pub fn next_repair(&mut self) -> Option<usize> {
         let early = is_broken(Mutant::EarlyRepair);
         if !early && !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
@@ -99,9 +112,19 @@ impl Extension {
         if !early && confirmed < self.tally.majority().size() {
             return None;
         }
-        let node = self.tally.no().find(|&node| !self.repaired[node])?;
+        let early = early || is_broken(Mutant::RepairOnFirstRefusal);
+        let is_due = |&node: &usize| !self.repaired[node] && (early || self.missing[node]);
+        let node = self.tally.no().find(is_due)?;
         self.repaired[node] = true;
         Some(node)
+    }
+
+    /// Whether a majority extended the lock, and a node that was not known to miss it says that it does
+    /// not hold it: begin another round, in which it can be repaired.
+    pub fn has_found_missing(&self) -> bool {
+        !is_broken(Mutant::RepairOnFirstRefusal)
+            && matches!(self.verdict, Some(ExtensionVerdict::Extended(_)))
+            && self.tally.no().any(|node| !self.missing[node])
     }
 
     /// On how many nodes the lock is known to be held.
