@@ -145,6 +145,8 @@ struct Waiting {
     inspect: Option<(RequestId, Moment)>,
     /// How many nodes after this one in the order are looked at next.
     look_offset: usize,
+    /// When all nodes were asked last, it refused and too few others did for anybody to hold the lock.
+    is_alone_in_refusing: bool,
     /// An attempt past this node, or while there is no place to wait.
     ahead: Option<Attempt>,
     /// The node granted the lock meanwhile.
@@ -789,6 +791,11 @@ impl Acquire {
         self.phase = Phase::Looking { round, refused_by, due: ctx.now.plus(limit), limit };
     }
 
+    /// Whether this node refuses, and too few are known to refuse for another client to hold the lock.
+    fn is_alone_in_refusing(&self, node: usize, ctx: &Context<'_>) -> bool {
+        self.answers[node] == Answer::Refused && self.count_refused() <= ctx.fleet.majority.spare()
+    }
+
     fn count_refused(&self) -> usize {
         self.answers.iter().filter(|answer| **answer == Answer::Refused).count()
     }
@@ -824,6 +831,7 @@ impl Acquire {
             ping: None,
             inspect: None,
             look_offset: 1,
+            is_alone_in_refusing: self.is_alone_in_refusing(node, ctx),
             ahead: None,
             granted: None,
         }));
@@ -977,7 +985,13 @@ impl Acquire {
         if waiting.sent.is_none() {
             waiting.look_at = ctx.now.plus(ctx.jitter(limits::LOOK_EVERY));
             if waiting.ahead.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
-                self.ask_ahead(Kind::First, ctx);
+                // What a node has not released is no reason to poll for ever.
+                let (node, offset) = (waiting.node, waiting.look_offset);
+                if std::mem::take(&mut waiting.is_alone_in_refusing) && waiting.inspect.is_none() {
+                    self.inspect_another(node, offset, ctx);
+                } else {
+                    self.ask_ahead(Kind::First, ctx);
+                }
             }
             return;
         }
@@ -1061,9 +1075,13 @@ impl Acquire {
             self.contended = false;
             return self.won(&mut ahead, win, ctx);
         }
-        let granted = waiting.granted.take();
+        let (node, granted) = (waiting.node, waiting.granted.take());
         self.keep_answers(&ahead);
         self.roll_back(&ahead, ctx);
+        let is_alone = self.is_alone_in_refusing(node, ctx);
+        if let Phase::Waiting(waiting) = &mut self.phase {
+            waiting.is_alone_in_refusing = is_alone;
+        }
         if let Some(granted) = granted {
             self.take(granted, ctx);
         } else if self.is_hopeless(ctx) {
