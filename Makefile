@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build test package servers test-matrix check-prose test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: setup ## Formatting, clippy, and all tests
 	cargo test --workspace --no-fail-fast
 	cargo test --package quorlock-client --features metrics --test metrics
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+check-prose: ## Phrases to avoid, long comments and broken links: PATHS=… KIND=link
+	@scripts/check-prose $(if $(KIND),--kind $(KIND)) $(PATHS)
 
 test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a fence is not larger than the one before it
 	cargo build --package quorlock --package quorlock-faults

@@ -194,7 +194,8 @@ pub fn twins() -> Vec<Check> {
         ),
         caught(Twin::ExtendRevives, Property::LostStaysLost, lost.clone()),
         caught(Twin::RepairAtOnce, Property::LostStaysLost, lost.clone()),
-        caught(Twin::RepairOnLateGrant, Property::LostStaysLost, lost),
+        // One round more: a node is repaired only if the round before found it without the lock.
+        caught(Twin::RepairOnLateGrant, Property::LostStaysLost, World { rounds: Some(3), ..lost }),
         caught(Twin::RevokeFreesAtOnce, Property::OneHolder, World { rounds: Some(0), ..revoked_holder(2) }),
         caught(
             Twin::RevokeKeepsToken,

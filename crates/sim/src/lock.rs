@@ -61,10 +61,11 @@ impl Lock {
 
     pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Effect {
         let number = self.rounds();
-        let known = if rules.twin == Some(Twin::RepairOnLateGrant) { Nodes::ALL } else { self.known };
-        let (known, missing): (Vec<usize>, Vec<usize>) =
-            (0..rules.majority.nodes()).partition(|&node| known.has(node));
-        // More than the nodes that are known to miss it: what has not been heard of counts, too.
+        let counts_late_grants = rules.twin == Some(Twin::RepairOnLateGrant);
+        let nodes = 0..rules.majority.nodes();
+        let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
+        // More than the nodes that are known to miss it: nodes that have not answered count, too.
+        let missing = nodes.filter(|&node| !self.known.has(node));
         let core = Extension::new(rules.majority, now, rules.ttl).known_to_hold(known).known_to_miss(missing);
         self.round = Some(Round { number, sent: now, core });
         Effect::AskAll(Request::Extend(number))
@@ -129,8 +130,6 @@ impl Lock {
 }
 
 impl Nodes {
-    const ALL: Self = Self(u8::MAX);
-
     pub(crate) fn set(&mut self, node: usize, on: bool) {
         self.0 = self.0 & !(1 << node) | u8::from(on) << node;
     }
