@@ -258,6 +258,8 @@ impl Checks {
             };
             processes[process].paused == 0 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
+        // Each process may be making a first attempt, which keeps a node from others for a round trip.
+        let newcomers = plan.round_trip * plan.processes as u64;
         let mut stuck = None;
         for process in processes {
             for (machine, call) in process.calls() {
@@ -279,7 +281,7 @@ impl Checks {
                 // clients warn of such fleets.
                 let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
                 let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
-                let most = crowd + 4 * limit.unwrap_or_default() + SAMPLED;
+                let most = crowd + newcomers + 4 * limit.unwrap_or_default() + SAMPLED;
                 if now - since > most {
                     stuck = Some((process.index, machine, (now - since) / MS));
                 }
