@@ -1,6 +1,6 @@
 use std::fmt;
 
-pub use quorlock_core::client::{HeldLock, LeaseInfo, ListedLock, LockMode, LockState, WaiterInfo};
+pub use quorlock_core::client::{HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo};
 
 use crate::NodeError;
 
@@ -28,13 +28,24 @@ pub struct NodeInspection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockList {
-    /// The locks, in the order of their keys. The answers of a lock are in the order of `nodes`.
+    /// The locks, in the order of their keys.
     pub locks: Vec<ListedLock>,
     /// Whether there are more locks than were asked for.
     pub is_truncated: bool,
     /// Each node, in the order in which the nodes were named, and why it listed less than all its
     /// locks, if it did.
     pub nodes: Vec<(String, Option<NodeError>)>,
+}
+
+/// A key that some nodes list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedLock {
+    /// The key.
+    pub key: Vec<u8>,
+    /// What the nodes say about it. A key that is [free](LockState::Free) is listed when a minority
+    /// has a lock there, of a client that is acquiring or releasing it, or that is gone.
+    pub lock: Inspection,
 }
 
 impl Inspection {

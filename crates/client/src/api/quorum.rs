@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
-    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, Lock, LockBuilder,
-    LockList, NodeError, NodeHealth, NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released,
+    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo, ListedLock,
+    Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth, NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released,
     Revocation, RevokeError, ScanError, clock,
 };
 
@@ -217,9 +217,14 @@ impl Quorum {
             return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
         }
         let state = summarize(self.shared.fleet.majority, &leases);
+        Ok(self.name(state, leases))
+    }
+
+    /// The answers with the names of the nodes.
+    fn name(&self, state: LockState, leases: Vec<Result<Option<LeaseInfo>, NodeError>>) -> Inspection {
         let named = self.shared.nodes.iter().zip(leases);
         let nodes = named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
-        Ok(Inspection { state, nodes: nodes.collect() })
+        Inspection { state, nodes: nodes.collect() }
     }
 
     /// Takes the lock on `key` back from its holder, on all nodes. For operators.
@@ -316,7 +321,9 @@ impl Quorum {
         }
         let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
-        Ok(LockList { locks: listing.merge(self.shared.fleet.majority), is_truncated, nodes })
+        let locks = listing.merge(self.shared.fleet.majority).into_iter();
+        let locks = locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
+        Ok(LockList { locks: locks.collect(), is_truncated, nodes })
     }
 
     /// Waits until all nodes have confirmed the releases in the background, for `limit` at most.
