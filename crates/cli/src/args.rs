@@ -10,8 +10,11 @@ use crate::config::Defaults;
 use crate::duration::duration;
 use crate::exit;
 use crate::extend::Extend;
+use crate::inspect::Inspect;
+use crate::list::List;
 use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
+use crate::revoke::Revoke;
 use crate::up::Up;
 
 /// How long a lock lasts when neither an option nor a file says so.
@@ -39,6 +42,9 @@ pub(crate) enum Verb {
     Acquire(Acquire),
     Extend(Extend),
     Release(Release),
+    Inspect(Inspect),
+    List(List),
+    Revoke(Revoke),
     Bench(Bench),
     Up(Up),
 }

@@ -18,8 +18,9 @@ fn help_names(verb: &[&str], things: &[&str]) {
 
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
-    let verbs = ["run", "acquire", "extend", "release", "bench", "up", "quorlock run KEY -- COMMAND"];
+    let verbs = ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
     help_names(&[], &verbs);
+    help_names(&[], &["quorlock run KEY -- COMMAND"]);
     let table = [
         ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"].as_slice(),
         ["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD", "SSL_CERT_FILE"]
@@ -30,6 +31,11 @@ fn help_names_options_exit_codes_and_environment_variables() {
     for verb in ["acquire", "extend", "release", "bench"] {
         help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
+    for verb in ["inspect", "list", "revoke"] {
+        help_names(&[verb], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
+    }
+    help_names(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
+    help_names(&["list"], &["[PATTERN]", "--limit", "--json"]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]

@@ -55,11 +55,13 @@ pub enum Mutant {
     RepairOnFirstRefusal,
     /// A waiter asks the same node at each look past the queue node.
     LooksAtOneNode,
+    /// A node is repaired after a node has answered that the lock is revoked.
+    RevokedRepaired,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -81,6 +83,7 @@ impl Mutant {
         Self::LostWaitForgotten,
         Self::RepairOnFirstRefusal,
         Self::LooksAtOneNode,
+        Self::RevokedRepaired,
     ];
 }
 
