@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,7 +13,16 @@ setup: ## Installs what is missing: a server to test on, a C compiler, and libcl
 	@scripts/setup
 
 build: setup ## Builds the module and the program (target/release/libquorlock.so, target/release/quorlock)
-	cargo build --release --workspace
+	cargo build --release --package quorlock --package quorlock-cli
+
+install: ## Installs what `make build` has built: PREFIX=/usr/local DESTDIR=
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install
+
+uninstall: ## Removes what `make install` has installed, but no configuration: PREFIX=/usr/local DESTDIR=
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install --uninstall
+
+dist: build ## Debian packages and a tar.gz of the module and the program, with checksums (target/dist)
+	@scripts/dist
 
 demo: build ## 8 workers, 200 locks, 5 masters, one of them killed half-way: fails if an increment is lost
 	@scripts/demo
