@@ -47,9 +47,12 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
         // /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so.
         looked_at.extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
     }
-    // Documentation tests run from a directory of their own.
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-    looked_at.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+    // An installed program is not on the machine that built it.
+    if workspace.join("Cargo.toml").is_file() {
+        // Documentation tests run from a directory of their own.
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+        looked_at.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+    }
     match looked_at.iter().find(|module| module.is_file()) {
         Some(module) => Ok(module.clone()),
         None => Err(ModuleError::NotFound { looked_at }),
