@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall dist test package servers test-matrix test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ test-distant: setup ## A minute of locks on masters that are 200 ms away, with t
 
 test-setup: ## Runs setup on fresh Debian systems, builds the module there, and acquires a lock
 	@scripts/test-setup $(SYSTEMS)
+
+test-dist: dist ## Runs the packages and every command of docs/operations on fresh Debian systems (12 min): SYSTEMS="bookworm"
+	@scripts/test-dist $(SYSTEMS)
+
+test-docker: dist ## Runs contrib/docker without Docker: the lines of the Dockerfile, the services of compose.yaml (2 min)
+	@scripts/test-docker
 
 test-server: setup ## The server's own tests without and with the module (20 min): UNITS="unit/multi"
 	cargo build --release --package quorlock
