@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix check-prose test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,7 +13,16 @@ setup: ## Installs what is missing: a server to test on, a C compiler, and libcl
 	@scripts/setup
 
 build: setup ## Builds the module and the program (target/release/libquorlock.so, target/release/quorlock)
-	cargo build --release --workspace
+	cargo build --release --package quorlock --package quorlock-cli
+
+install: ## Installs what `make build` has built: PREFIX=/usr/local DESTDIR=
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install
+
+uninstall: ## Removes what `make install` has installed, but no configuration: PREFIX=/usr/local DESTDIR=
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install --uninstall
+
+dist: build ## Debian packages and a tar.gz of the module and the program, with checksums (target/dist)
+	@scripts/dist
 
 demo: build ## 8 workers, 200 locks, 5 masters, one of them killed half-way: fails if an increment is lost
 	@scripts/demo
@@ -64,6 +73,12 @@ test-distant: setup ## A minute of locks on masters that are 200 ms away, with t
 
 test-setup: ## Runs setup on fresh Debian systems, builds the module there, and acquires a lock
 	@scripts/test-setup $(SYSTEMS)
+
+test-dist: dist ## Runs the packages and every command of docs/operations on fresh Debian systems (12 min): SYSTEMS="bookworm"
+	@scripts/test-dist $(SYSTEMS)
+
+test-docker: dist ## Runs contrib/docker without Docker: the lines of the Dockerfile, the services of compose.yaml (2 min)
+	@scripts/test-docker
 
 test-server: setup ## The server's own tests without and with the module (20 min): UNITS="unit/multi"
 	cargo build --release --package quorlock

@@ -1,4 +1,4 @@
-//! What `INFO lock` says. docs/operations.md has the same names.
+//! What `INFO lock` says. docs/operations/configuration.md has the same names.
 
 use crate::ffi::clock;
 use crate::ffi::info::Section;

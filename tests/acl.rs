@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use quorlock_testkit::Server;
 use redis::{Cmd, Connection, Value, cmd};
 
-const OPERATIONS: &str = include_str!("../docs/operations.md");
+const SECURITY: &str = include_str!("../docs/operations/security.md");
 
 const LOCK_COMMANDS: [&str; 8] = [
     "lock.acquire",
@@ -21,10 +21,15 @@ const LOCK_COMMANDS: [&str; 8] = [
 /// The commands for operators.
 const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
-/// The user of the documentation, as the words of `ACL SETUSER`.
+/// The user of that name in the documentation, as the words of `ACL SETUSER`.
+fn documented(name: &str) -> Vec<&'static str> {
+    let line =
+        SECURITY.lines().find(|line| line.starts_with(&format!("user {name} "))).expect("there is one");
+    line.split(' ').skip(1).collect()
+}
+
 fn documented_user() -> Vec<&'static str> {
-    let line = OPERATIONS.lines().find_map(|line| line.strip_prefix("user ")).expect("there is one");
-    line.split(' ').collect()
+    documented("locker")
 }
 
 fn set_user(connection: &mut Connection, words: &[&str]) {
@@ -94,6 +99,25 @@ fn the_documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
     for command in &for_all {
         assert!(["auth", "hello", "quit", "reset"].contains(&command.as_str()), "{command}");
     }
+}
+
+#[test]
+fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
+    let server = Server::with_module().start().unwrap();
+    let connection = &mut server.connection();
+    for (name, lock_commands) in [
+        ("operator", &["lock.help", "lock.inspect", "lock.revoke", "lock.scan"][..]),
+        ("monitoring", &[]),
+        ("legacy", &[]),
+    ] {
+        set_user(connection, &documented(name));
+        let allowed = may_run(connection, name, "orders/1");
+        let of_locks: Vec<_> = allowed.iter().filter(|command| command.starts_with("lock.")).collect();
+        assert_eq!(of_locks, lock_commands, "{name}");
+        assert!(allowed.contains("info") && allowed.contains("ping"), "{name}: {allowed:?}");
+        assert_eq!(allowed.contains("set"), name == "legacy", "{name}: {allowed:?}");
+    }
+    assert!(!may_run(connection, "legacy", "other/1").contains("set"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use quorlock_testkit::{Server, ServerBuilder, StartError, eventually, module_path};
 use redis::{Connection, RedisResult, cmd};
 
-const OPERATIONS: &str = include_str!("../docs/operations.md");
+const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// With the module, and no config but what is given.
@@ -52,7 +52,7 @@ fn the_documented_defaults_and_limits_are_those_of_the_server() {
     let server = bare().start().unwrap();
     let connection = &mut server.connection();
     let mut names = Vec::new();
-    for line in OPERATIONS.lines().filter(|line| line.starts_with("| `lock.")) {
+    for line in CONFIGURATION.lines().filter(|line| line.starts_with("| `lock.")) {
         let cells: Vec<_> =
             line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
         let [name, default, smallest, largest, settable] = cells[..] else { continue };

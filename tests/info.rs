@@ -6,7 +6,7 @@ use std::time::Duration;
 use quorlock_testkit::{Server, WallClock, eventually};
 use redis::{Connection, cmd};
 
-const OPERATIONS: &str = include_str!("../docs/operations.md");
+const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The fields, without the `lock_` before each.
@@ -36,7 +36,7 @@ fn tell(connection: &mut Connection, line: &str) {
 }
 
 fn documented() -> BTreeSet<String> {
-    let names = OPERATIONS.lines().filter_map(|line| line.strip_prefix("| `lock_")?.split_once('`'));
+    let names = CONFIGURATION.lines().filter_map(|line| line.strip_prefix("| `lock_")?.split_once('`'));
     names.map(|(name, _)| name.to_owned()).collect()
 }
 

@@ -17,6 +17,7 @@
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
 //! - [`exit`]: what the exit codes mean.
+//! - [`manual`]: man pages and shell completions.
 
 mod acquire;
 mod advice;
@@ -33,6 +34,7 @@ mod handle;
 mod inspect;
 mod keeper;
 mod list;
+mod manual;
 mod nodes;
 mod release;
 mod revoke;
@@ -55,8 +57,10 @@ use crate::args::{Args, Verb};
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
-    if words.next().is_some_and(|verb| verb == watchdog::VERB) {
-        return finish(watchdog::main(words.collect()).await);
+    match words.next() {
+        Some(verb) if verb == watchdog::VERB => return finish(watchdog::main(words.collect()).await),
+        Some(verb) if verb == manual::VERB => return finish(manual::main(&words.collect::<Vec<_>>())),
+        _ => {}
     }
     let args = match Args::try_parse() {
         Ok(args) => args,

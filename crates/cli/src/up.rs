@@ -40,7 +40,7 @@ pub(crate) struct Up {
     #[arg(long, value_name = "FILE")]
     server: Option<PathBuf>,
 
-    /// The module to load [default: libquorlock.so beside this program]
+    /// The module to load [default: libquorlock.so beside this program, or in ../lib/quorlock]
     #[arg(long, value_name = "FILE")]
     module: Option<PathBuf>,
 }

@@ -76,7 +76,7 @@ fn a_wrong_command_line_has_a_code_of_its_own_and_points_to_help() {
 fn files_of_the_help_and_of_the_documentation_are_read() {
     let help = quorlock().arg("--help").output().unwrap();
     let (_, of_help) = stdout(&help).split_once("File:\n").unwrap();
-    let page = include_str!("../../../docs/operations.md");
+    let page = include_str!("../../../docs/operations/configuration.md");
     let (_, of_page) = page.split_once("```toml\n").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quorlock.toml");

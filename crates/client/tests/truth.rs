@@ -148,7 +148,7 @@ async fn loss_without_extension_is_not_reported_as_the_nodes_consent() {
 #[tokio::test]
 async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
     let master = Server::with_module().tcp().start().unwrap();
-    let docs = include_str!("../../../docs/operations.md");
+    let docs = include_str!("../../../docs/operations/security.md");
     let line = docs.lines().find(|line| line.starts_with("user locker on ")).unwrap();
     let rules: Vec<_> = line.split(' ').skip(2).collect();
     redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();

@@ -37,8 +37,8 @@ pub enum ModuleError {
     },
     /// It is in none of the places where a build leaves it, and this program does not run where it could be built.
     #[error(
-        "the module is neither at {}: build it with `cargo build --release -p quorlock`, or set \
-             {MODULE_VARIABLE} to its path",
+        "the module is neither at {}: install the package quorlock-module, or build it with \
+             `cargo build --release -p quorlock`, or set {MODULE_VARIABLE} to its path",
         display_paths(looked_at)
     )]
     NotFound {

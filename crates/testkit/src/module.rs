@@ -14,7 +14,7 @@ const OUTPUT_TAIL_LINES: usize = 40;
 ///
 /// A test or program that runs where cargo put it gets the module of the same target directory and profile, built now
 /// when it is not there: one of another profile may be of another day. Any other program gets the one in its own
-/// directory, else that of the workspace, the release before the debug build.
+/// directory, else the installed one in `../lib/quorlock`, else that of the workspace, the release before the debug build.
 ///
 /// A module that is there is taken as it is, and not built again.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
@@ -44,10 +44,15 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
             return Ok(module);
         }
         looked_at.push(module);
+        // /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so.
+        looked_at.extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
     }
-    // Documentation tests run from a directory of their own.
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-    looked_at.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+    // An installed program is not on the machine that built it.
+    if workspace.join("Cargo.toml").is_file() {
+        // Documentation tests run from a directory of their own.
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+        looked_at.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+    }
     match looked_at.iter().find(|module| module.is_file()) {
         Some(module) => Ok(module.clone()),
         None => Err(ModuleError::NotFound { looked_at }),
