@@ -12,6 +12,7 @@ use crate::exit;
 use crate::extend::Extend;
 use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
+use crate::status::Status;
 use crate::up::Up;
 
 /// How long a lock lasts when neither an option nor a file says so.
@@ -40,6 +41,7 @@ pub(crate) enum Verb {
     Extend(Extend),
     Release(Release),
     Bench(Bench),
+    Status(Status),
     Up(Up),
 }
 

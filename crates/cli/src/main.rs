@@ -14,6 +14,7 @@
 //! - [`clock`]: the clocks of a validity.
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
+//! - [`fleet`]: every node asked by itself; [`status`] shows them.
 //! - [`exit`]: what the exit codes mean.
 
 mod acquire;
@@ -27,12 +28,14 @@ mod endpoint;
 mod exit;
 mod extend;
 mod family;
+mod fleet;
 mod handle;
 mod keeper;
 mod nodes;
 mod release;
 mod run;
 mod signals;
+mod status;
 mod up;
 mod watchdog;
 
@@ -69,6 +72,7 @@ async fn main() -> ExitCode {
         Verb::Extend(args) => extend::extend(args).await,
         Verb::Release(args) => release::release(args).await,
         Verb::Bench(args) => bench::bench(args).await,
+        Verb::Status(args) => status::status(args).await,
         Verb::Up(args) => up::up(args).await,
     })
 }

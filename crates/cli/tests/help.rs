@@ -18,7 +18,8 @@ fn help_names(verb: &[&str], things: &[&str]) {
 
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
-    let verbs = ["run", "acquire", "extend", "release", "bench", "up", "quorlock run KEY -- COMMAND"];
+    let verbs =
+        ["run", "acquire", "extend", "release", "bench", "status", "up", "quorlock run KEY -- COMMAND"];
     help_names(&[], &verbs);
     let table = [
         ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"].as_slice(),
@@ -27,7 +28,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
     ];
     help_names(&[], &table.concat());
-    for verb in ["acquire", "extend", "release", "bench"] {
+    for verb in ["acquire", "extend", "release", "bench", "status"] {
         help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
     let of_run = [
