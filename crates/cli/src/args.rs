@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::acquire::Acquire;
 use crate::bench::Bench;
 use crate::config::Defaults;
+use crate::doctor::Doctor;
 use crate::duration::duration;
 use crate::exit;
 use crate::extend::Extend;
@@ -42,6 +43,7 @@ pub(crate) enum Verb {
     Release(Release),
     Bench(Bench),
     Status(Status),
+    Doctor(Doctor),
     Up(Up),
 }
 

@@ -14,7 +14,8 @@
 //! - [`clock`]: the clocks of a validity.
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
-//! - [`fleet`]: every node asked by itself; [`status`] shows them.
+//! - [`fleet`]: every node asked by itself; [`status`] shows them, [`doctor`] says what
+//!   is wrong.
 //! - [`exit`]: what the exit codes mean.
 
 mod acquire;
@@ -23,6 +24,7 @@ mod args;
 mod bench;
 mod clock;
 mod config;
+mod doctor;
 mod duration;
 mod endpoint;
 mod exit;
@@ -73,6 +75,7 @@ async fn main() -> ExitCode {
         Verb::Release(args) => release::release(args).await,
         Verb::Bench(args) => bench::bench(args).await,
         Verb::Status(args) => status::status(args).await,
+        Verb::Doctor(args) => doctor::doctor(args).await,
         Verb::Up(args) => up::up(args).await,
     })
 }

@@ -18,8 +18,17 @@ fn help_names(verb: &[&str], things: &[&str]) {
 
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
-    let verbs =
-        ["run", "acquire", "extend", "release", "bench", "status", "up", "quorlock run KEY -- COMMAND"];
+    let verbs = [
+        "run",
+        "acquire",
+        "extend",
+        "release",
+        "bench",
+        "status",
+        "doctor",
+        "up",
+        "quorlock run KEY -- COMMAND",
+    ];
     help_names(&[], &verbs);
     let table = [
         ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"].as_slice(),
@@ -31,6 +40,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
     for verb in ["acquire", "extend", "release", "bench", "status"] {
         help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
+    help_names(&["doctor"], &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]

@@ -45,6 +45,7 @@ pub(crate) struct LockInfo {
     pub(crate) abstention: Option<Abstention>,
     pub(crate) set: SetReport,
     pub(crate) max_ttl_ms: Option<u64>,
+    pub(crate) rejoin_delay_ms: Option<u64>,
     pub(crate) leases: u64,
     pub(crate) waiters: u64,
     /// The values of [`COUNTERS`]. An older module may lack some.
@@ -118,6 +119,7 @@ impl LockInfo {
             abstention,
             set,
             max_ttl_ms: fields.number("lock_max_ttl_ms"),
+            rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
             leases: fields.number("lock_leases").unwrap_or(0),
             waiters: fields.number("lock_waiters").unwrap_or(0),
             counters: COUNTERS.map(|name| fields.number(&format!("lock_{name}"))),

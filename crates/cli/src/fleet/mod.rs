@@ -20,8 +20,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 pub(crate) use self::advice::advice;
-pub(crate) use self::node::Node;
-pub(crate) use self::report::{NodeReport, Report, State};
+pub(crate) use self::node::{Node, Replies, replies};
+pub(crate) use self::report::{Facts, NodeReport, Report, State};
 use crate::duration::duration;
 use crate::nodes::{NodeArgs, Nodes};
 

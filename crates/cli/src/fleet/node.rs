@@ -117,11 +117,14 @@ async fn probe(connection: &mut MultiplexedConnection) -> Result<(Duration, Opti
     best.ok_or(NodeError::UnexpectedReply)
 }
 
-/// The reply to each command. An error of one command does not touch the others.
+/// The reply to each of several commands.
+pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
+
+/// Sends several commands at a time. An error of one command does not touch the others.
 pub(crate) async fn replies<const N: usize>(
     questions: &Pipeline,
     connection: &mut MultiplexedConnection,
-) -> Result<[Result<Value, NodeError>; N], NodeError> {
+) -> Result<Replies<N>, NodeError> {
     let replies =
         connection.send_packed_commands(questions, 0, N).await.map_err(|error| read_error(&error))?;
     let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
@@ -129,7 +132,7 @@ pub(crate) async fn replies<const N: usize>(
 }
 
 /// An error of a command, or of the connection that it was sent through.
-pub(crate) fn read_error(error: &RedisError) -> NodeError {
+fn read_error(error: &RedisError) -> NodeError {
     let detail = printable(error.detail().unwrap_or_default());
     match error.code() {
         Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => {

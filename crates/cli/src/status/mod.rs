@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
+pub(crate) use self::table::{signed, time};
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Report};
 use crate::signals::Signals;
