@@ -10,6 +10,7 @@ use crate::config::Defaults;
 use crate::doctor::Doctor;
 use crate::duration::duration;
 use crate::exit;
+use crate::exporter::Exporter;
 use crate::extend::Extend;
 use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
@@ -44,6 +45,7 @@ pub(crate) enum Verb {
     Bench(Bench),
     Status(Status),
     Doctor(Doctor),
+    Exporter(Exporter),
     Up(Up),
 }
 

@@ -15,7 +15,7 @@
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
 //! - [`fleet`]: every node asked by itself; [`status`] shows them, [`doctor`] says what
-//!   is wrong.
+//!   is wrong, and [`exporter`] serves their figures to Prometheus.
 //! - [`exit`]: what the exit codes mean.
 
 mod acquire;
@@ -28,6 +28,7 @@ mod doctor;
 mod duration;
 mod endpoint;
 mod exit;
+mod exporter;
 mod extend;
 mod family;
 mod fleet;
@@ -76,6 +77,7 @@ async fn main() -> ExitCode {
         Verb::Bench(args) => bench::bench(args).await,
         Verb::Status(args) => status::status(args).await,
         Verb::Doctor(args) => doctor::doctor(args).await,
+        Verb::Exporter(args) => exporter::exporter(args).await,
         Verb::Up(args) => up::up(args).await,
     })
 }

@@ -41,6 +41,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
     help_names(&["doctor"], &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "]);
+    help_names(&["exporter"], &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]

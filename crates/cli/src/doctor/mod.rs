@@ -18,6 +18,7 @@ use anyhow::Context as _;
 use quorlock_core::Ttl;
 
 use self::findings::{Severity, findings};
+pub(crate) use self::node::check_of;
 use crate::args::TTL;
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Node};

@@ -51,6 +51,11 @@ fn of_state(state: &State) -> Option<Finding> {
     }
 }
 
+/// The name of the check that finds this error.
+pub(crate) fn check_of(error: &NodeError) -> &'static str {
+    of_error(error).check
+}
+
 fn of_error(error: &NodeError) -> Finding {
     let words = error.to_string();
     match error {
