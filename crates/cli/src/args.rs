@@ -12,8 +12,11 @@ use crate::duration::duration;
 use crate::exit;
 use crate::exporter::Exporter;
 use crate::extend::Extend;
+use crate::inspect::Inspect;
+use crate::list::List;
 use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
+use crate::revoke::Revoke;
 use crate::status::Status;
 use crate::up::Up;
 
@@ -42,6 +45,9 @@ pub(crate) enum Verb {
     Acquire(Acquire),
     Extend(Extend),
     Release(Release),
+    Inspect(Inspect),
+    List(List),
+    Revoke(Revoke),
     Bench(Bench),
     Status(Status),
     Doctor(Doctor),

@@ -5,12 +5,16 @@ use std::process::{ExitCode, ExitStatus};
 
 use rustix::process::Signal;
 
+/// It was done.
+pub(crate) const SUCCESS: u8 = 0;
 /// The lock was lost, and the child was stopped.
 pub(crate) const LOST: u8 = 120;
 /// Another has the lock, and the command was not started.
 pub(crate) const CONFLICT: u8 = 121;
 /// No majority of the masters voted, and the command was not started.
 pub(crate) const NO_MAJORITY: u8 = 122;
+/// There is no such lock.
+pub(crate) const FREE: u8 = 123;
 /// Something failed that is neither the child's nor the lock's doing.
 pub(crate) const FAILED: u8 = 125;
 /// The command was found and could not be run.

@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quorlock_client::{AttachError, DetachedLock, Quorum};
+use quorlock_client::{AttachError, DetachedLock, NodeError, Nodes, Quorum};
 
 use crate::duration::duration;
 use crate::handle::{Format, HandleArg};
@@ -34,7 +34,7 @@ pub(crate) struct Extend {
 const EXIT_CODES: &str = "Exit codes:
   0    the lock is held until its ttl is over
   120  the lock is lost: it had ended, or was extended or released with this
-       handle before
+       handle before, or an operator revoked it
   122  no majority of the nodes answered in time; the lock is given up
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes
@@ -67,10 +67,17 @@ async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyho
             say(format_args!("not extended: {error}"));
             match error {
                 AttachError::Gone { .. } => exit::LOST,
+                AttachError::NoQuorum { nodes } if is_revoked(&nodes) => exit::LOST,
                 AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => exit::NO_MAJORITY,
                 _ => exit::FAILED,
             }
         }
     };
     Ok(ExitCode::from(code))
+}
+
+/// Whether an operator revoked the lock on so many nodes that the others are no majority.
+fn is_revoked(nodes: &Nodes) -> bool {
+    let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();
+    2 * revoked >= nodes.0.len()
 }

@@ -64,8 +64,13 @@ impl Keeper {
             }
             Err(error) => {
                 let is_lost = matches!(error, ExtendError::Lost { .. });
-                if self.trouble.replace(error).is_none() && !is_lost {
-                    let left = Left(self.lock.remaining());
+                let is_revoked = matches!(error, ExtendError::Revoked { .. });
+                let before = self.trouble.replace(error);
+                let was_revoked = matches!(before, Some(ExtendError::Revoked { .. }));
+                let left = Left(self.lock.remaining());
+                if is_revoked && !was_revoked {
+                    notice(format!("an operator revoked the lock, {left} left: it cannot be extended"));
+                } else if before.is_none() && !is_lost {
                     notice(format!("cannot confirm the lock, {left} left"));
                 }
                 if is_lost {

@@ -4,6 +4,8 @@
 //! - [`nodes`]: where the nodes are named, and how they are reached; [`endpoint`] is one of them.
 //! - [`config`]: configuration files.
 //! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] is what they pass on.
+//! - [`inspect`], [`list`], [`revoke`]: the locks of others, for operators.
+//! - [`shown`]: text of others on a terminal, times, tables.
 //! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
@@ -33,10 +35,14 @@ mod extend;
 mod family;
 mod fleet;
 mod handle;
+mod inspect;
 mod keeper;
+mod list;
 mod nodes;
 mod release;
+mod revoke;
 mod run;
+mod shown;
 mod signals;
 mod status;
 mod up;
@@ -74,6 +80,9 @@ async fn main() -> ExitCode {
         Verb::Acquire(args) => acquire::acquire(args).await,
         Verb::Extend(args) => extend::extend(args).await,
         Verb::Release(args) => release::release(args).await,
+        Verb::Inspect(args) => inspect::inspect(args).await,
+        Verb::List(args) => list::list(args).await,
+        Verb::Revoke(args) => revoke::revoke(args).await,
         Verb::Bench(args) => bench::bench(args).await,
         Verb::Status(args) => status::status(args).await,
         Verb::Doctor(args) => doctor::doctor(args).await,

@@ -89,7 +89,8 @@
 //! - [`LockBuilder`] describes one lock. [`Lock`] is a held lock. [`LockWatch`] is a view of it.
 //! - [`Ownership`] tells whether a lock is held, uncertain or lost, and until when.
 //! - [`DetachedLock`] is a lock without a process, for another process to attach.
-//! - [`Inspection`] is what the nodes say about a key.
+//! - [`Inspection`] is what the nodes say about a key, and [`LockList`] all locks.
+//! - [`Revocation`] takes a lock back from its holder.
 //! - [`FenceGate`] is the resource's side of a lock.
 //! - [`AcquireError`] and the other errors have the answer of each node.
 //! - [`blocking`] is the same without tokio.
@@ -150,9 +151,11 @@ mod transport;
 
 pub use api::{
     AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
-    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo, Lock, LockBuilder,
-    LockState, LockWatch, LostError, NodeAnswer, NodeError, NodeHealth, NodeInspection, Nodes, Ownership,
-    Quorum, QuorumBuilder, ReleaseError, Released, RunError, Stale,
+    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo, ListedLock, Lock,
+    LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer, NodeError, NodeHealth,
+    NodeInspection, NodeRevocation, Nodes, Ownership, Quorum, QuorumBuilder, ReleaseError, Released,
+    Revocation, RevocationReport, RevocationState, RevokeError, RevokedNode, RunError, ScanError, Stale,
+    WaiterInfo,
 };
 pub use quorlock_core::{Fence, InvalidFence};
 

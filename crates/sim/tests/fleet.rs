@@ -63,7 +63,7 @@ fn no_seed_finds_again_what_it_found_once() {
 
 /// A seed that catches each mutant, and what the checker says. After a change of the machines or of
 /// the plans another seed may be the first: `quorlock-sim --mutants` finds it.
-const CAUGHT: [(Mutant, u64, &str); 21] = [
+const CAUGHT: [(Mutant, u64, &str); 22] = [
     (Mutant::NoAbstention, 202, "is held, but on 0 nodes only"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
@@ -85,6 +85,7 @@ const CAUGHT: [(Mutant, u64, &str); 21] = [
     (Mutant::Client(ClientRule::LeavesQueue), 178, "for a free lock"),
     (Mutant::Client(ClientRule::HeldByItself), 7611, "a majority was free"),
     (Mutant::Client(ClientRule::LostWaitForgotten), 2200, "has released"),
+    (Mutant::Client(ClientRule::RevokedRepaired), 237, "nodes revoked it"),
 ];
 
 #[test]

@@ -108,6 +108,13 @@ pub enum ExtendError {
         /// What each node answered.
         nodes: Nodes,
     },
+    /// An operator revoked the lock, so that it cannot be extended. It is held until its old deadline:
+    /// finish or stop the work before that.
+    #[error("an operator revoked the lock, which ends by its deadline: {nodes}")]
+    Revoked {
+        /// What each node answered.
+        nodes: Nodes,
+    },
     /// The lock has reached its `max_hold`, so that an extension cannot prolong it. It is held
     /// until its old deadline.
     #[error("the lock has reached its max_hold, {max_hold:?}: raise it, or do less under the lock")]
@@ -135,6 +142,12 @@ pub enum LostError {
          reachable?). Before that: {nodes}"
     )]
     Expired {
+        /// What each node answered last, before the deadline.
+        nodes: Nodes,
+    },
+    /// An operator revoked the lock, and it has ended by its deadline.
+    #[error("an operator revoked the lock, which has ended by its deadline: {nodes}")]
+    Revoked {
         /// What each node answered last, before the deadline.
         nodes: Nodes,
     },
@@ -216,6 +229,30 @@ pub enum ReleaseError {
 pub enum InspectError {
     /// No node answered.
     #[error("no node answered: {nodes}")]
+    NoAnswer {
+        /// Why each node did not answer.
+        nodes: Nodes,
+    },
+}
+
+/// Why nothing was revoked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RevokeError {
+    /// No node answered. The holder may extend the lock.
+    #[error("nothing was revoked, because no node answered: {nodes}")]
+    NoAnswer {
+        /// Why each node did not answer.
+        nodes: Nodes,
+    },
+}
+
+/// Why the locks are not listed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScanError {
+    /// No node listed its locks.
+    #[error("no node lists its locks: {nodes}")]
     NoAnswer {
         /// Why each node did not answer.
         nodes: Nodes,

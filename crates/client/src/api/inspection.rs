@@ -1,6 +1,6 @@
 use std::fmt;
 
-pub use quorlock_core::client::{HeldLock, LeaseInfo, LockState};
+pub use quorlock_core::client::{HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo};
 
 use crate::NodeError;
 
@@ -22,6 +22,30 @@ pub struct NodeInspection {
     pub node: String,
     /// The lease on this node; `None` when the key is free there.
     pub lease: Result<Option<LeaseInfo>, NodeError>,
+}
+
+/// The locks of all nodes: see [`Quorum::scan`](crate::Quorum::scan).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockList {
+    /// The locks, in the order of their keys.
+    pub locks: Vec<ListedLock>,
+    /// Whether there are more locks than were asked for.
+    pub is_truncated: bool,
+    /// Each node, in the order in which the nodes were named, and why it listed less than all its
+    /// locks, if it did.
+    pub nodes: Vec<(String, Option<NodeError>)>,
+}
+
+/// A key that some nodes list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedLock {
+    /// The key.
+    pub key: Vec<u8>,
+    /// What the nodes say about it. A key that is [free](LockState::Free) is listed when a minority
+    /// has a lock there, of a client that is acquiring or releasing it, or that is gone.
+    pub lock: Inspection,
 }
 
 impl Inspection {

@@ -118,6 +118,8 @@ impl Lock {
     /// - [`ExtendError::Lost`]: the lock is not held any more.
     /// - [`ExtendError::NoQuorum`]: too few nodes answer. The lock is still held for
     ///   [`remaining`](Self::remaining).
+    /// - [`ExtendError::Revoked`]: an operator [revoked](crate::Quorum::revoke) the lock. It is still
+    ///   held for `remaining`.
     /// - [`ExtendError::HeldTooLong`]: the lock has reached its
     ///   [`max_hold`](crate::LockBuilder::max_hold). It is still held for `remaining`.
     ///

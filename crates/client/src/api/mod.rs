@@ -10,21 +10,25 @@ mod lock_builder;
 mod ownership;
 mod quorum;
 mod quorum_builder;
+mod revocation;
 mod run;
 mod watch;
 
 pub use detached::{DetachedLock, InvalidDetached};
 pub use error::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, InspectError, LostError,
-    NodeAnswer, NodeError, Nodes, ReleaseError, RunError,
+    NodeAnswer, NodeError, Nodes, ReleaseError, RevokeError, RunError, ScanError,
 };
 pub use gate::{FenceGate, Stale};
 pub use health::NodeHealth;
-pub use inspection::{HeldLock, Inspection, LeaseInfo, LockState, NodeInspection};
+pub use inspection::{
+    HeldLock, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState, NodeInspection, WaiterInfo,
+};
 pub use lock::{Coverage, Lock, Released};
 pub use lock_builder::LockBuilder;
 pub use ownership::{Deadline, Ownership};
 pub use quorum::Quorum;
 pub use quorum_builder::QuorumBuilder;
+pub use revocation::{NodeRevocation, Revocation, RevocationReport, RevocationState, RevokedNode};
 pub(crate) use run::finish;
 pub use watch::LockWatch;

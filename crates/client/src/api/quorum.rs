@@ -3,15 +3,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{Keys, Release, Spec, limits, summarize};
+use quorlock_core::client::{Keys, Release, RevokeMode, Spec, limits, summarize};
 use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::driver::{self, NodeInfo, Releasing, Shared};
+use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
-    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, Lock, LockBuilder,
-    NodeError, NodeHealth, NodeInspection, QuorumBuilder, ReleaseError, Released, clock,
+    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo, ListedLock,
+    Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth, NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released,
+    Revocation, RevokeError, ScanError, clock,
 };
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their
@@ -216,9 +217,113 @@ impl Quorum {
             return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
         }
         let state = summarize(self.shared.fleet.majority, &leases);
+        Ok(self.name(state, leases))
+    }
+
+    /// The answers with the names of the nodes.
+    fn name(&self, state: LockState, leases: Vec<Result<Option<LeaseInfo>, NodeError>>) -> Inspection {
         let named = self.shared.nodes.iter().zip(leases);
         let nodes = named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
-        Ok(Inspection { state, nodes: nodes.collect() })
+        Inspection { state, nodes: nodes.collect() }
+    }
+
+    /// Takes the lock on `key` back from its holder, on all nodes. For operators.
+    ///
+    /// The holder can no longer extend the lock. The key stays taken until the lock's deadline, on
+    /// which the holder relies, so that no two hold it; the holder may release it earlier. Of a lock
+    /// of several keys all are revoked. Of waiters nothing is changed: the first of them acquires the
+    /// lock when it is over.
+    ///
+    /// Returns when each node has answered, or its time limit is over, which is that of a lock with a
+    /// ttl of 10 s. [`Revocation::report`] says what the answers amount to, and how long the lock may
+    /// last. [`Revocation::ended`] waits for that, and asks nodes that did not answer again.
+    ///
+    /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// use quorlock_client::RevocationState;
+    ///
+    /// let mut revocation = quorum.revoke("orders/42").await?;
+    /// let report = revocation.report();
+    /// if report.state == RevocationState::Revoked {
+    ///     println!("the lock ends within {:?}", report.remaining);
+    /// }
+    /// revocation.ended().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RevokeError::NoAnswer`] when no node answers. A minority of answers is no error but a
+    /// [state](crate::RevocationState::Unknown).
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the lock revoked on some nodes, or on all of them.
+    pub async fn revoke(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
+        self.begin_revocation(key.as_ref(), RevokeMode::AtDeadline).await
+    }
+
+    /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known to
+    /// be dead.
+    ///
+    /// **A holder that is alive may run on beside the next one**, until its validity is over or it
+    /// tries to extend the lock. [`RevocationReport::remaining`](crate::RevocationReport::remaining)
+    /// says for how long. Otherwise this is the same as [`revoke`](Self::revoke): the lock is first
+    /// revoked on all nodes and then ended, so that no node is given the lock again meanwhile.
+    ///
+    /// # Errors
+    /// [`RevokeError::NoAnswer`] when no node answers.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the lock revoked or ended on some nodes, or on all of them.
+    pub async fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
+        self.begin_revocation(key.as_ref(), RevokeMode::Now).await
+    }
+
+    async fn begin_revocation(&self, key: &[u8], mode: RevokeMode) -> Result<Revocation, RevokeError> {
+        let mut revocation = Revocation { revoking: Revoking::start(&self.shared, key, mode) };
+        revocation.settle().await;
+        let failed = |result: &NodeRevocation| match result {
+            NodeRevocation::Failed(error) => Some(Answer::Failed(error.clone())),
+            _ => None,
+        };
+        let failures: Option<Vec<_>> = revocation.revoking.machine.nodes().map(failed).collect();
+        match failures {
+            Some(answers) => Err(RevokeError::NoAnswer { nodes: self.shared.report(answers.iter()) }),
+            None => Ok(revocation),
+        }
+    }
+
+    /// Lists the locks of all nodes whose keys match `pattern`, as [`inspect`](Self::inspect) shows
+    /// them: the first `limit` in the order of their keys, and 100,000 at most. For operators.
+    ///
+    /// The pattern is that of `SCAN`: `*`, `?`, `[a-c]`, `[^a-c]` and `\`, at most 255 bytes. Keys
+    /// that other programs wrote with `SET` are not listed. The list is no snapshot: a lock that is
+    /// acquired or released meanwhile may be listed for some nodes only. One that is held from
+    /// beginning to end is listed.
+    ///
+    /// Each node is asked for a bounded number of locks at a time, and has its time limit for each of
+    /// these answers. The memory of the list is bounded by `limit`.
+    ///
+    /// # Errors
+    /// [`ScanError::NoAnswer`] when no node lists its locks.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
+        let limit = limit.min(limits::LISTED_MAX);
+        let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
+        let failures: Vec<_> = listing.failures().collect();
+        if failures.iter().all(|error| !matches!(error, None | Some(NodeError::Abstains { .. }))) {
+            let answers: Vec<_> = failures.into_iter().flatten().map(Answer::Failed).collect();
+            return Err(ScanError::NoAnswer { nodes: self.shared.report(answers.iter()) });
+        }
+        let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
+        let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
+        let locks = listing.merge(self.shared.fleet.majority).into_iter();
+        let locks = locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
+        Ok(LockList { locks: locks.collect(), is_truncated, nodes })
     }
 
     /// Waits until all nodes have confirmed the releases in the background, for `limit` at most.

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::thread::Thread;
-use super::{Lock, LockBuilder, QuorumBuilder};
+use super::{Lock, LockBuilder, QuorumBuilder, Revocation};
 use crate::{
-    AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, NodeHealth, ReleaseError,
-    Released,
+    AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LockList, NodeHealth,
+    ReleaseError, Released, RevokeError, ScanError,
 };
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
@@ -87,6 +87,35 @@ impl Quorum {
     pub fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
         let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
         self.thread.thread.block_on(async move { quorum.inspect(key).await })
+    }
+
+    /// Takes the lock on `key` back from its holder: see [`crate::Quorum::revoke`].
+    ///
+    /// # Errors
+    /// [`RevokeError::NoAnswer`] when no node answers.
+    pub fn revoke(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
+        let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
+        let revocation = self.thread.thread.block_on(async move { quorum.revoke(key).await })?;
+        Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
+    }
+
+    /// Ends the lock on `key` at once: see [`crate::Quorum::revoke_now`].
+    ///
+    /// # Errors
+    /// [`RevokeError::NoAnswer`] when no node answers.
+    pub fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
+        let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
+        let revocation = self.thread.thread.block_on(async move { quorum.revoke_now(key).await })?;
+        Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
+    }
+
+    /// Lists the locks of all nodes whose keys match `pattern`: see [`crate::Quorum::scan`].
+    ///
+    /// # Errors
+    /// [`ScanError::NoAnswer`] when no node lists its locks.
+    pub fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
+        let (quorum, pattern) = (self.quorum.clone(), pattern.as_ref().to_vec());
+        self.thread.thread.block_on(async move { quorum.scan(pattern, limit).await })
     }
 
     /// Waits until all nodes have confirmed the releases in the background, for `limit` at most:

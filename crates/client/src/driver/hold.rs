@@ -219,6 +219,11 @@ impl LockInner {
         }
     }
 
+    /// Whether an operator revoked it, so that it cannot be extended.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.hold().is_revoked()
+    }
+
     /// In how long the lock is due to be extended, and how much earlier it may be extended together
     /// with other locks.
     pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
@@ -333,6 +338,7 @@ impl LockInner {
 
     pub(crate) fn lost_by(self: &Arc<Self>, end: End) -> LostError {
         match end {
+            End::NotHeld | End::Expired if self.is_revoked() => LostError::Revoked { nodes: self.report() },
             End::NotHeld => LostError::Ended { nodes: self.report() },
             End::Expired => LostError::Expired { nodes: self.report() },
             End::HeldTooLong => {

@@ -1,11 +1,14 @@
-//! LOCK.INSPECT on every node.
+//! LOCK.INSPECT and LOCK.SCAN on every node.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
 use quorlock_core::Ttl;
-use quorlock_core::client::{LeaseInfo, NodeError, inspection_routes, limits};
+use quorlock_core::client::{LeaseInfo, Listing, NodeError, inspection_routes, limits};
 use tokio::time::{Instant, timeout};
 
 use super::shared::Shared;
+use crate::transport::Connection;
 
 /// An inspection has no ttl; each node has as much time as for a lock of the default ttl.
 const TTL: Ttl = match Ttl::from_ms(10_000) {
@@ -17,22 +20,71 @@ const TTL: Ttl = match Ttl::from_ms(10_000) {
 pub(crate) async fn inspect(shared: &Shared, key: &[u8]) -> Vec<Result<Option<LeaseInfo>, NodeError>> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
-        let number = route?;
-        let Some(connection) = shared.connection(node, number) else {
-            return Err(NodeError::connection_lost());
-        };
-        let derived = || limits::node_timeout(shared.fleet.round_trips.of(node), TTL);
-        let limit = shared.node_timeout.map_or_else(derived, |limit| limit.min(TTL.duration() / 4));
-        let asked = Instant::now();
-        let Ok(answer) = timeout(limit, connection.inspect(key)).await else {
-            shared.fleet.round_trips.timed_out(node);
-            shared.suspect(node, number);
-            return Err(NodeError::timed_out(limit));
-        };
-        if !matches!(answer, Err(NodeError::Down { .. })) {
-            shared.fleet.round_trips.sample(node, asked.elapsed());
-        }
-        answer
+        ask_in_time(shared, node, route?, async |connection| connection.inspect(key).await).await
     });
     join_all(asking).await
+}
+
+/// Asks a node through this connection, within its time limit.
+pub(super) async fn ask_in_time<T>(
+    shared: &Shared,
+    node: usize,
+    number: u64,
+    ask: impl AsyncFnOnce(&Connection) -> Result<T, NodeError>,
+) -> Result<T, NodeError> {
+    let Some(connection) = shared.connection(node, number) else {
+        return Err(NodeError::connection_lost());
+    };
+    let derived = || limits::node_timeout(shared.fleet.round_trips.of(node), TTL);
+    let limit = shared.node_timeout.map_or_else(derived, |limit| limit.min(TTL.duration() / 4));
+    let asked = Instant::now();
+    let Ok(answer) = timeout(limit, ask(&connection)).await else {
+        shared.fleet.round_trips.timed_out(node);
+        shared.suspect(node, number);
+        return Err(NodeError::timed_out(limit));
+    };
+    if !matches!(answer, Err(NodeError::Down { .. })) {
+        shared.fleet.round_trips.sample(node, asked.elapsed());
+    }
+    answer
+}
+
+/// Lists the locks of all nodes whose keys match, the first `limit` of them in the order of their
+/// keys.
+pub(crate) async fn scan(shared: &Shared, pattern: &[u8], limit: usize) -> Listing {
+    let routes = inspection_routes(&shared.view.load().topology);
+    let listing = Mutex::new(Listing::new(routes.len(), limit));
+    let scanning = routes.into_iter().enumerate().map(async |(node, route)| {
+        let scanned = scan_node(shared, (node, route), pattern, &listing).await;
+        lock(&listing).finish(node, scanned);
+    });
+    join_all(scanning).await;
+    listing.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock(listing: &Mutex<Listing>) -> MutexGuard<'_, Listing> {
+    listing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lists the locks of one node. Returns why it may have forgotten some, if it may have.
+async fn scan_node(
+    shared: &Shared,
+    (node, route): (usize, Result<u64, NodeError>),
+    pattern: &[u8],
+    listing: &Mutex<Listing>,
+) -> Result<Option<String>, NodeError> {
+    let number = route?;
+    let (mut cursor, mut abstains) = (0, None);
+    loop {
+        let ask = async |connection: &Connection| connection.scan(cursor, pattern).await;
+        let slice = ask_in_time(shared, node, number, ask).await?;
+        for (key, lease) in slice.locks {
+            lock(listing).add(node, key, lease);
+        }
+        abstains = abstains.or(slice.abstains);
+        cursor = slice.cursor;
+        if cursor == 0 {
+            return Ok(abstains);
+        }
+    }
 }

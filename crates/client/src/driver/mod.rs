@@ -10,13 +10,15 @@ mod links;
 mod local_queues;
 mod releases;
 mod renewer;
+mod revocation;
 mod rounds;
 mod shared;
 mod timers;
 
 pub(crate) use acquire::{acquire, attach};
 pub(crate) use hold::LockInner;
-pub(crate) use inspection::inspect;
+pub(crate) use inspection::{inspect, scan};
 pub(crate) use releases::Releasing;
+pub(crate) use revocation::Revoking;
 pub(crate) use rounds::extend;
 pub(crate) use shared::{NodeInfo, Shared};

@@ -25,10 +25,15 @@ type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
     let lost = |lost: LostError| match lost {
         LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
-        LostError::Ended { nodes } | LostError::Expired { nodes } => ExtendError::Lost { nodes },
+        LostError::Ended { nodes } | LostError::Expired { nodes } | LostError::Revoked { nodes } => {
+            ExtendError::Lost { nodes }
+        }
     };
     // What has ended here is not asked for again: it may be another's by now.
     if !lock.is_extensible().map_err(lost)? {
+        if lock.is_revoked() {
+            return Err(ExtendError::Revoked { nodes: lock.report() });
+        }
         let max_hold = lock.spec.max_hold.unwrap_or(Duration::MAX);
         return Err(ExtendError::HeldTooLong { max_hold });
     }
@@ -40,6 +45,7 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
     match (verdict, lock.is_extensible()) {
         (_, Err(end)) => Err(lost(end)),
         (ExtensionVerdict::Extended(_), Ok(_)) => Ok(()),
+        (_, Ok(_)) if lock.is_revoked() => Err(ExtendError::Revoked { nodes: lock.report() }),
         (ExtensionVerdict::Lost | ExtensionVerdict::Uncertain, Ok(_)) => {
             Err(ExtendError::NoQuorum { nodes: lock.report() })
         }

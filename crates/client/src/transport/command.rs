@@ -201,6 +201,10 @@ pub(crate) fn read_error(error: &RedisError) -> NodeError {
         Some("ABSTAIN") => NodeError::Abstains { reason: detail.to_owned() },
         Some("BADFENCE") => NodeError::ClockBehind { reason: detail.to_owned() },
         Some("QUEUEFULL") => NodeError::QueueFull { reason: detail.to_owned() },
+        Some("REVOKED") => match detail.split(' ').next().and_then(|ms| ms.parse().ok()) {
+            Some(left_ms) => NodeError::Revoked { left_ms },
+            None => NodeError::UnexpectedReply,
+        },
         Some("READONLY") => NodeError::Replica,
         Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => NodeError::Denied { reason: words(code) },
         _ if detail.starts_with("unknown command") => NodeError::NoModule,

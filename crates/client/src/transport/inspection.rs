@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ::redis::{Pipeline, Value, from_redis_value};
 use quorlock_core::Fence;
-use quorlock_core::client::{LeaseInfo, NodeError, inspection_answer};
+use quorlock_core::client::{LeaseInfo, LockMode, NodeError, WaiterInfo, inspection_answer};
 
 use super::Connection;
 use super::command::read_error;
@@ -25,26 +25,34 @@ fn read_inspection(replies: Result<Vec<Value>, NodeError>) -> Result<Option<Leas
     inspection_answer(read_lease(lease)?, read_abstention(info)?)
 }
 
-/// A map in RESP3, a flat array in RESP2. Fields that a newer module adds are skipped.
-fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
-    let fields: Vec<(Value, Value)> = match reply {
-        Value::Nil => return Ok(None),
-        Value::Map(fields) => fields,
+/// The fields of a map in RESP3, or of a flat array in RESP2; `None` for nil.
+pub(super) fn fields_of(reply: Value) -> Result<Option<Vec<(Value, Value)>>, NodeError> {
+    match reply {
+        Value::Nil => Ok(None),
+        Value::Map(fields) => Ok(Some(fields)),
         Value::Array(values) if values.len().is_multiple_of(2) => {
             let mut values = values.into_iter();
-            std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect()
+            Ok(Some(std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect()))
         }
-        Value::ServerError(error) => return Err(read_error(&error.into())),
-        _ => return Err(NodeError::UnexpectedReply),
-    };
+        Value::ServerError(error) => Err(read_error(&error.into())),
+        _ => Err(NodeError::UnexpectedReply),
+    }
+}
+
+/// Fields that a newer module adds are skipped.
+pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
+    let Some(fields) = fields_of(reply)? else { return Ok(None) };
     let mut lease = LeaseInfo::default();
-    let mut has_fence_and_ttl = (false, false);
+    let (mut has_fence_and_ttl, mut clients) = ((false, false), Vec::new());
     for (name, value) in fields {
         let name: String = read(name)?;
         match name.as_str() {
+            // Of a shared lock, the first of its holders.
             "owner" => {
-                let owner: Option<Vec<u8>> = read(value)?;
-                lease.owner = owner.map(|owner| String::from_utf8_lossy(&owner).into_owned());
+                lease.owner = match value {
+                    Value::Array(owners) => owners.into_iter().next().map(read_text).transpose()?.flatten(),
+                    owner => read_text(owner)?,
+                }
             }
             "fence" => {
                 let fence: Option<u64> = read(value)?;
@@ -58,16 +66,56 @@ fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
                 lease.ttl = u64::try_from(ttl_ms).ok().map(Duration::from_millis);
                 has_fence_and_ttl.1 = true;
             }
+            "held" => {
+                let held_ms: Option<u64> = read(value)?;
+                lease.held = held_ms.map(Duration::from_millis);
+            }
+            "mode" => {
+                lease.mode = match read::<String>(value)?.as_str() {
+                    "exclusive" => LockMode::Exclusive,
+                    "shared" => LockMode::Shared,
+                    "foreign" => LockMode::Foreign,
+                    _ => LockMode::Unknown,
+                }
+            }
+            "holders" => lease.holders = read(value)?,
             "waiters" => lease.waiters = read(value)?,
+            "queue" => {
+                let labels: Option<Vec<Value>> = read(value)?;
+                for label in labels.unwrap_or_default() {
+                    let mut waiter = WaiterInfo::default();
+                    waiter.owner = read_text(label)?;
+                    lease.queue.push(waiter);
+                }
+            }
+            "clients" => clients = read::<Option<Vec<Value>>>(value)?.unwrap_or_default(),
             "keys" => lease.keys = read(value)?,
+            "revoked" => lease.revoked = read::<i64>(value)? != 0,
             _ => {}
+        }
+    }
+    // The fields may come in any order.
+    for (waiter, client) in lease.queue.iter_mut().zip(clients) {
+        for (name, value) in fields_of(client)?.unwrap_or_default() {
+            match read::<String>(name)?.as_str() {
+                "client" => waiter.client = read_text(value)?,
+                "user" => waiter.user = read_text(value)?,
+                "address" => waiter.address = read_text(value)?,
+                _ => {}
+            }
         }
     }
     if has_fence_and_ttl == (true, true) { Ok(Some(lease)) } else { Err(NodeError::UnexpectedReply) }
 }
 
+/// A text that a client has sent, which may be any bytes.
+fn read_text(value: Value) -> Result<Option<String>, NodeError> {
+    let text: Option<Vec<u8>> = read(value)?;
+    Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))
+}
+
 /// Why the node abstains, if it does, in the words of its own ABSTAIN error.
-fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
+pub(super) fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     if let Value::ServerError(error) = reply {
         return Err(read_error(&error.into()));
     }
@@ -83,7 +131,7 @@ fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     }))
 }
 
-fn read<T: ::redis::FromRedisValue>(value: Value) -> Result<T, NodeError> {
+pub(super) fn read<T: ::redis::FromRedisValue>(value: Value) -> Result<T, NodeError> {
     from_redis_value(value).map_err(|_| NodeError::UnexpectedReply)
 }
 
@@ -121,6 +169,26 @@ mod tests {
             assert_eq!(lease.ttl, Some(Duration::from_millis(7302)));
             assert_eq!((lease.waiters, lease.keys), (2, 1));
         }
+    }
+
+    #[test]
+    fn holders_waiters_and_revocation_are_read() {
+        let mut all = fields();
+        let client = vec![(text("user"), text("default")), (text("address"), text("unix"))];
+        all.extend([
+            (text("clients"), Value::Array(vec![Value::Map(client)])),
+            (text("held"), Value::Int(1500)),
+            (text("mode"), text("exclusive")),
+            (text("holders"), Value::Int(1)),
+            (text("queue"), Value::Array(vec![text("web-4"), Value::Nil])),
+            (text("revoked"), Value::Int(1)),
+        ]);
+        let lease = read_lease(Value::Map(all)).unwrap().unwrap();
+        assert_eq!((lease.held, lease.mode), (Some(Duration::from_millis(1500)), LockMode::Exclusive));
+        assert_eq!((lease.holders, lease.revoked, lease.queue.len()), (1, true, 2));
+        assert_eq!(lease.queue[0].owner.as_deref(), Some("web-4"));
+        assert_eq!(lease.queue[0].address.as_deref(), Some("unix"));
+        assert_eq!((&lease.queue[1].owner, &lease.queue[1].user), (&None, &None));
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod in_flight;
 mod inspection;
 #[cfg(test)]
 mod protocol_vectors;
+mod revocation;
 
 pub(crate) use blocking_pool::{BlockingPool, Seat};
 pub(crate) use command::{Outgoing, read_fence};

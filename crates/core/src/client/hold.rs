@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::acquire::{Grant, Spec};
+use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Token, limits,
 };
@@ -26,6 +27,8 @@ pub struct Hold {
     tenure: Tenure,
     /// The holder released or detached it.
     over: bool,
+    /// Whether an operator revoked it on a node, or on so many that no majority extends it.
+    revoked: Revoked,
     nodes: Vec<Node>,
     /// The round of the ACQUIREs that it was granted by.
     acquire_round: u32,
@@ -52,6 +55,17 @@ struct Node {
     answered_since: bool,
     /// The round of an unanswered repair.
     repair: Option<u32>,
+}
+
+/// What the nodes have said of a revocation. No later answer takes it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Revoked {
+    Nowhere,
+    /// On a minority. The lock can be extended on the others, and no node is repaired any more: that
+    /// would undo what the operator did.
+    Somewhere,
+    /// On so many nodes that the others are no majority.
+    Everywhere,
 }
 
 /// A round of extensions.
@@ -109,6 +123,7 @@ impl Hold {
             since: grant.since,
             tenure: Tenure::new(grant.lifetime, grant.since, max_hold),
             over: false,
+            revoked: Revoked::Nowhere,
             nodes: nodes.collect(),
             acquire_round: grant.round,
             next_round: grant.next_round,
@@ -150,19 +165,29 @@ impl Hold {
 
     /// Whether an extension could make it last longer.
     pub fn is_extensible(&self, now: Moment) -> bool {
-        !self.over && self.tenure.is_extensible(now)
+        !self.over && !self.is_revoked() && self.tenure.is_extensible(now)
+    }
+
+    /// Whether an operator revoked it on so many nodes that it cannot be extended. It is held until its
+    /// deadline.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked == Revoked::Everywhere
+    }
+
+    fn may_repair(&self) -> bool {
+        self.revoked == Revoked::Nowhere || is_broken(Mutant::RevokedRepaired)
     }
 
     /// When it is to be extended next, if it is to be renewed: a third of the ttl after the last
     /// extension, sooner after one that no majority confirmed, and soon while a node that answers does
     /// not hold it. Until that is repaired, one failing node may be one too many.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
-        if self.over {
+        if self.over || self.is_revoked() {
             return None;
         }
         let regular = self.tenure.extend_in(now, self.spec.ttl)?;
         let is_missing = |node: &Node| node.answer == Answer::Refused && node.repair.is_none();
-        if !self.nodes.iter().any(is_missing) {
+        if !self.may_repair() || !self.nodes.iter().any(is_missing) {
             return Some(regular);
         }
         let doublings = 2_u32.saturating_pow(self.repair_rounds);
@@ -323,6 +348,15 @@ impl Hold {
         node.answer = answer;
         node.incarnation = ctx.topology.incarnation(index);
         node.answered_since = true;
+        let is_revoked = |node: &&Node| matches!(node.answer, Answer::Failed(NodeError::Revoked { .. }));
+        let revoked = match self.nodes.iter().filter(is_revoked).count() {
+            0 => Revoked::Nowhere,
+            count if count > ctx.fleet.majority.spare() => Revoked::Everywhere,
+            _ => Revoked::Somewhere,
+        };
+        if revoked > self.revoked {
+            self.revoked = revoked;
+        }
     }
 
     fn answer_round(&mut self, node: usize, held: Option<bool>, ctx: &Context<'_>) {
@@ -360,7 +394,7 @@ impl Hold {
         let on_its_way = matches!(node.delivery, Delivery::InFlight { .. })
             && ctx.now.since(node.acquired_at) < self.spec.ttl.duration();
         let ended = self.over || matches!(self.standing(ctx.now), Standing::Lost(_));
-        if ended || on_its_way {
+        if ended || on_its_way || !self.may_repair() {
             return;
         }
         let Ok(connection) = ctx.topology.route_acquire(index) else { return };

@@ -18,6 +18,44 @@ pub struct LeaseInfo {
     pub waiters: u64,
     /// How many keys the lock has.
     pub keys: u64,
+    /// How long ago the node granted the lock; `None` for a key that another program wrote.
+    pub held: Option<Duration>,
+    /// The kind of lock.
+    pub mode: LockMode,
+    /// How many clients hold the lock: one, unless it is shared.
+    pub holders: u64,
+    /// The first clients that wait on this node, in the order of the queue.
+    pub queue: Vec<WaiterInfo>,
+    /// Whether an operator revoked the lock. Of a key that another program wrote this is not known.
+    pub revoked: bool,
+}
+
+/// The kind of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LockMode {
+    /// It has one holder.
+    Exclusive,
+    /// Several clients hold it together.
+    Shared,
+    /// A string that another program wrote with `SET`.
+    Foreign,
+    /// A kind that this version of the client does not know.
+    Unknown,
+}
+
+/// A client that waits for a lock, as a node describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaiterInfo {
+    /// The label that it gave, if it gave one.
+    pub owner: Option<String>,
+    /// The name of its connection.
+    pub client: Option<String>,
+    /// Its user on the node.
+    pub user: Option<String>,
+    /// Its address, `host:port` or `unix`.
+    pub address: Option<String>,
 }
 
 /// What a client's nodes say together about a key.
@@ -49,7 +87,18 @@ pub struct HeldLock {
 impl Default for LeaseInfo {
     /// One key that is taken, with nothing else known about it.
     fn default() -> Self {
-        Self { owner: None, fence: None, ttl: None, waiters: 0, keys: 1 }
+        Self {
+            owner: None,
+            fence: None,
+            ttl: None,
+            waiters: 0,
+            keys: 1,
+            held: None,
+            mode: LockMode::Unknown,
+            holders: 1,
+            queue: Vec::new(),
+            revoked: false,
+        }
     }
 }
 

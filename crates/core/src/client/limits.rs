@@ -20,6 +20,8 @@
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
+//! | [`REVOKE_REPEAT`] | 250 ms: a node is asked again during a revocation |
+//! | [`LISTED_MAX`], [`SCAN_COUNT`] | 100,000 locks of a list, and 500 entries that one LOCK.SCAN looks at |
 //! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
@@ -67,6 +69,13 @@ pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 pub const CONNECTS_MAX: usize = 6;
 /// How soon a lock that is renewed is extended when a node does not hold it. It doubles.
 pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
+/// How often a node is asked again while a lock is revoked: often enough that no lock is acquired and
+/// ends unseen in between.
+pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
+/// How many locks a list has at most.
+pub const LISTED_MAX: usize = 100_000;
+/// How many entries of its table one LOCK.SCAN looks at.
+pub const SCAN_COUNT: u32 = 500;
 /// How often an idle connection is checked.
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
 /// How many connections of one client to one node may wait.

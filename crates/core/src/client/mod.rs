@@ -8,6 +8,8 @@
 //! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that wait.
 //! - [`agree`]: which nodes belong to the set of the majority.
 //! - [`summarize`]: what the nodes say about a key, for [`LockState`].
+//! - [`Listing`]: the locks that the nodes list, merged by key.
+//! - [`Revocation`]: takes a lock back from its holder, on all nodes.
 //! - [`Renewals`]: when which lock is to be extended.
 //! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
@@ -22,6 +24,7 @@ mod keys;
 pub mod limits;
 mod line;
 mod links;
+mod listing;
 #[cfg_attr(
     not(feature = "mutants"),
     expect(dead_code, unreachable_pub, reason = "only simulators break rules")
@@ -31,6 +34,7 @@ mod node_error;
 mod release;
 mod renewals;
 mod request;
+mod revocation;
 mod round_trips;
 mod set;
 mod token;
@@ -39,16 +43,22 @@ pub use acquire::{Acquire, Action, Failure, Grant, InvalidSpec, Outcome, Reason,
 pub use context::{Context, Fleet, NodeStatus, Random, Topology};
 pub use fences::FenceProposals;
 pub use hold::{Hold, HoldAction};
-pub use inspection::{HeldLock, LeaseInfo, LockState, inspection_answer, inspection_routes, summarize};
+pub use inspection::{
+    HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes, summarize,
+};
 pub use keys::{InvalidKeys, Keys};
 pub use line::{Entry, Line};
 pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
+pub use listing::{ListedLock, Listing};
 #[cfg(feature = "mutants")]
 pub use mutants::{Mutant, break_rule};
 pub use node_error::{Answer, NodeError};
 pub use release::{Release, Send};
 pub use renewals::Renewals;
 pub use request::{Command, Delivery, Request, RequestId, Response};
+pub use revocation::{
+    NodeRevocation, Revocation, RevocationState, RevokeAsk, RevokeMode, RevokeQuestion, RevokeReply,
+};
 pub use round_trips::RoundTrips;
 pub use set::{
     Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,

@@ -51,11 +51,13 @@ pub enum Mutant {
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
+    /// A node is repaired after a node has answered that the lock is revoked.
+    RevokedRepaired,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -75,6 +77,7 @@ impl Mutant {
         Self::LeavesQueue,
         Self::HeldByItself,
         Self::LostWaitForgotten,
+        Self::RevokedRepaired,
     ];
 }
 

@@ -72,6 +72,13 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
+    /// An operator revoked this lock on the node. It is held there until its deadline, and cannot be
+    /// extended.
+    #[error("an operator revoked the lock there: {left_ms} ms are left, and it cannot be extended")]
+    Revoked {
+        /// How much longer the node held the lock when it answered, in milliseconds.
+        left_ms: u64,
+    },
     /// The ttl is above the node's `lock.max-ttl`.
     #[error("it allows a ttl of at most {max_ms} ms: lower the ttl or raise lock.max-ttl")]
     TtlTooLong {
@@ -174,6 +181,7 @@ impl NodeError {
             | Self::Abstains { .. }
             | Self::ClockBehind { .. }
             | Self::QueueFull { .. }
+            | Self::Revoked { .. }
             | Self::HeldByLostRequest
             | Self::UnexpectedReply => false,
         }

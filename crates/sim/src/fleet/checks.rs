@@ -55,6 +55,7 @@ impl Checks {
                 }
                 Note::Extended { process, machine, verdict, round_began } => {
                     is_not_revived((process, machine), verdict, round_began, world, processes);
+                    self.is_not_kept((process, machine), verdict, round_began, world, processes);
                     self.excludes_others(process, machine, world, processes);
                     self.is_held_on_majority(process, machine, world, processes);
                 }
@@ -95,6 +96,24 @@ impl Checks {
             }
             self.fences[key] = fence;
             self.granted[key] = world.now;
+        }
+    }
+
+    /// A lock that a majority of the nodes has called revoked is not extended, however much later one of
+    /// them said so than another.
+    fn is_not_kept(
+        &self,
+        (process, machine): (usize, u64),
+        verdict: ExtensionVerdict,
+        round_began: Ns,
+        world: &mut World,
+        all: &[Process],
+    ) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        let token = lock.hold.token();
+        let told = world.revoked.iter().filter(|&&(of, _, at)| of == token && at < round_began).count();
+        if told >= self.majority.size() && matches!(verdict, ExtensionVerdict::Extended(_)) {
+            world.violate(format!("p{process}/{machine} is extended after {told} nodes revoked it"));
         }
     }
 

@@ -234,6 +234,20 @@ impl World {
         self.ended.append(&mut ended);
     }
 
+    /// An operator revokes whatever lock has the key, on this node.
+    pub(super) fn revoke_lock(&mut self, key: usize, node: usize) {
+        let host = &mut self.hosts[node];
+        if host.state != State::Up || host.is_paused {
+            return;
+        }
+        let (name, now) = (Name::from_slice(self.plan.names[key].as_bytes()), host.clock.at(self.now));
+        let unknown = Name::from_slice(b"nobody knows this");
+        let revoke = node::Revoke { db: 0, key: &name, unknown: &unknown, ends_now: false };
+        let reply = host.server.execute(now, &node::Command::Revoke(revoke));
+        trace!(self, "an operator revokes {key} on n{node}: {reply:?}");
+        self.turn(node);
+    }
+
     /// Takes down which strings a restarted node has, or until when, after a step of its wall clock.
     pub(super) fn claim_foreign(&mut self, node: usize) {
         let host = &self.hosts[node];
@@ -498,8 +512,7 @@ fn failed(error: &CommandError) -> Response {
         }
         CommandError::WrongType => NodeError::Refused("WRONGTYPE Operation".into()),
         CommandError::OtherKeys => NodeError::Refused("ERR other keys".into()),
-        // The time left would make every error another one.
-        CommandError::Revoked { .. } => NodeError::Refused("REVOKED an operator revoked this lock".into()),
+        CommandError::Revoked { left_ms } => NodeError::Revoked { left_ms: *left_ms },
         CommandError::NoExpiry => NodeError::Refused("ERR no expiry".into()),
         CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
     })

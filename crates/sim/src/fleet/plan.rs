@@ -135,6 +135,11 @@ pub(super) enum FaultKind {
         key: usize,
         nodes: Vec<usize>,
     },
+    /// An operator revokes the lock of a key on this node.
+    Revoke {
+        key: usize,
+        node: usize,
+    },
 }
 
 impl Plan {
@@ -200,6 +205,7 @@ impl Plan {
         match seed % 10 {
             8 => this.draw_operator(rng),
             9 => this.draw_meetings(rng),
+            _ if seed % 100 == 37 => this.draw_revocations(rng),
             _ => {}
         }
         this
@@ -393,6 +399,34 @@ impl Plan {
         self.keep_apart();
     }
 
+    /// An operator revokes long locks, on one node after the other, so slowly that the lease on one node
+    /// may end before the next node is reached.
+    fn draw_revocations(&mut self, rng: &mut StdRng) {
+        let ttl_ms = (20 * self.round_trip / MS).clamp(pick(rng, &[300, 500, 1000]), TTL_MAX_MS);
+        let ttl = ttl_ms * MS;
+        self.habits = Habits {
+            ttls_ms: vec![ttl_ms],
+            hold: (ttl, 6 * ttl),
+            rest: (0, ttl),
+            waits_percent: [0, 0, 100],
+            renew_percent: 100,
+            ..Habits::default()
+        };
+        self.length = 60 * SECOND;
+        let mut at = SECOND;
+        while at < self.length {
+            let key = rng.random_range(0..self.names.len());
+            let mut nodes: Vec<usize> = (0..self.nodes).collect();
+            while !nodes.is_empty() {
+                let node = nodes.swap_remove(rng.random_range(0..nodes.len()));
+                at += rng.random_range(0..=3 * ttl);
+                self.faults.push(Fault { from: at, to: at, kind: FaultKind::Revoke { key, node } });
+            }
+            at += rng.random_range(ttl..=10 * ttl);
+        }
+        self.keep_apart();
+    }
+
     fn draw_faults(&mut self, rng: &mut StdRng) {
         let kinds: Vec<u32> = (0..9).filter(|_| rng.random_range(0..10) < 4).collect();
         let often = pick(rng, &[1, 2, 4]);
@@ -503,7 +537,7 @@ impl FaultKind {
             | Self::PauseNode { node: other }
             | Self::StepWall { node: other, .. }
             | Self::Restart { node: other, .. } => *other == node,
-            Self::End { .. } => true,
+            Self::End { .. } | Self::Revoke { .. } => true,
             Self::PauseProcess { process: other } | Self::Sleep { process: other } => *other == process,
         }
     }

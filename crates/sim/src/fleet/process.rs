@@ -468,7 +468,12 @@ impl Process {
         let mut ctx = self.shared.context(world.now);
         match &mut slot.machine {
             Machine::Call(call) => call.acquire.handle_response(id, response, &mut ctx),
-            Machine::Lock(lock) => lock.hold.handle_response(id, response, &ctx),
+            Machine::Lock(lock) => {
+                if let Response::Failed(NodeError::Revoked { .. }) = response {
+                    world.is_told_revoked(lock.hold.token(), node);
+                }
+                lock.hold.handle_response(id, response, &ctx);
+            }
             Machine::Release(task) => task.release.handle_response(id, response, &ctx),
         }
         self.drive(machine, world);

@@ -239,6 +239,11 @@ impl Simulation {
                     world.end_lock(*key, nodes);
                 }
             }
+            FaultKind::Revoke { key, node } => {
+                if begins {
+                    world.revoke_lock(*key, *node);
+                }
+            }
             FaultKind::StepWall { node, by_us } => {
                 if begins {
                     world.hosts[*node].clock.wall_offset_us += by_us;

@@ -31,6 +31,8 @@ pub(super) struct World {
     pub(super) ended: Vec<Token>,
     /// Those of locks that an operator has ended on a majority, and when.
     pub(super) ended_everywhere: Vec<(Token, Ns)>,
+    /// Of which lock a node has told the holder that it is revoked there, and when it first did.
+    pub(super) revoked: Vec<(Token, usize, Ns)>,
     /// The first thing that went wrong.
     pub(super) violation: Option<String>,
     /// No more calls are made.
@@ -108,6 +110,7 @@ impl World {
             texts: Vec::new(),
             ended: Vec::new(),
             ended_everywhere: Vec::new(),
+            revoked: Vec::new(),
             violation: None,
             is_ending: false,
             commands: 0,
@@ -129,6 +132,13 @@ impl World {
 
     pub(super) fn send_down(&mut self, conn: Conn, message: Down) {
         self.network.send_down(conn, message, self.now, &mut self.events);
+    }
+
+    /// A node has told the holder of a lock that it is revoked there.
+    pub(super) fn is_told_revoked(&mut self, token: Token, node: usize) {
+        if !self.revoked.iter().any(|&(of, by, _)| (of, by) == (token, node)) {
+            self.revoked.push((token, node, self.now));
+        }
     }
 
     pub(super) fn violate(&mut self, what: String) {

@@ -1,0 +1,361 @@
+//! `quorlock inspect`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use quorlock_client::{
+    HeldLock, InspectError, Inspection, LeaseInfo, LockMode, LockState, NodeInspection, WaiterInfo,
+};
+use serde::Serialize;
+
+use crate::args::not_empty;
+use crate::nodes::{self, NodeArgs};
+use crate::shown::{self, count, escaped, ms, table, time};
+use crate::{exit, say};
+
+/// Shows who holds a lock: since when, until when, on which nodes, and who waits for it.
+///
+/// The answer may be out of date when it is printed. To act on a free lock, acquire it.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Inspect {
+    /// The lock's name: the key on every node
+    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    key: OsString,
+
+    /// Print JSON, with times in milliseconds
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the lock is held
+  122  no majority of the nodes answered, or none agrees
+  123  the lock is free
+  125  quorlock itself failed, or its arguments are not understood";
+
+pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
+    let quorum = args.nodes.connect().await?;
+    let key = args.key.into_vec();
+    let inspection = match quorum.inspect(&key).await {
+        Ok(inspection) => inspection,
+        Err(error @ InspectError::NoAnswer { .. }) => {
+            say(error);
+            return Ok(ExitCode::from(exit::NO_MAJORITY));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let summary = Summary::of(&inspection);
+    if args.json {
+        shown::print(&(shown::json(&Printed::new(&key, &inspection, &summary))? + "\n"));
+    } else {
+        shown::print(&text(&key, &inspection, &summary));
+    }
+    Ok(ExitCode::from(summary.kind.code()))
+}
+
+/// What the answers of the nodes amount to.
+pub(crate) struct Summary<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) held: Option<&'a HeldLock>,
+    /// How long ago the first of the nodes that hold it granted it.
+    since: Option<Duration>,
+    pub(crate) waiters: u64,
+    pub(crate) queue: Vec<&'a WaiterInfo>,
+    keys: u64,
+    /// On how many nodes it is revoked, and how many nodes there are.
+    revoked: usize,
+    nodes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Free,
+    Held,
+    /// A majority refuses to extend it.
+    Revoked,
+    /// A program that uses `SET` has the key on a majority.
+    Foreign,
+    /// Too few nodes answered.
+    NoMajority,
+    /// A majority answered, and does not agree.
+    Divided,
+}
+
+impl Kind {
+    fn code(self) -> u8 {
+        match self {
+            Self::Held | Self::Revoked | Self::Foreign => exit::SUCCESS,
+            Self::Free => exit::FREE,
+            Self::NoMajority | Self::Divided => exit::NO_MAJORITY,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Held | Self::Revoked => "held",
+            Self::Foreign => "foreign",
+            Self::NoMajority => "unknown",
+            Self::Divided => "divided",
+        }
+    }
+}
+
+impl<'a> Summary<'a> {
+    pub(crate) fn of(inspection: &'a Inspection) -> Self {
+        let nodes = inspection.nodes.len();
+        let majority = nodes / 2 + 1;
+        let leases = || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
+        let held = match &inspection.state {
+            LockState::Held(held) => Some(held),
+            LockState::Free | LockState::Unclear => None,
+        };
+        let of_lock = || leases().filter(|lease| held.is_some_and(|held| lease.fence == Some(held.fence)));
+        let revoked = of_lock().filter(|lease| lease.revoked).count();
+        let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
+        let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();
+        let kind = match inspection.state {
+            LockState::Free => Kind::Free,
+            LockState::Held(_) if revoked >= majority => Kind::Revoked,
+            LockState::Held(_) => Kind::Held,
+            LockState::Unclear if foreign >= majority => Kind::Foreign,
+            LockState::Unclear if answered < majority => Kind::NoMajority,
+            LockState::Unclear => Kind::Divided,
+        };
+        Self {
+            kind,
+            held,
+            since: of_lock().filter_map(|lease| lease.held).max(),
+            waiters: leases().map(|lease| lease.waiters).sum(),
+            queue: leases().flat_map(|lease| &lease.queue).collect(),
+            keys: of_lock().map(|lease| lease.keys).max().unwrap_or(1),
+            revoked,
+            nodes,
+        }
+    }
+
+    pub(crate) fn headline(&self) -> String {
+        match (self.kind, self.held) {
+            (Kind::Held | Kind::Revoked, Some(held)) => {
+                let owner = shown::owner(held.owner.as_deref());
+                let revoked = if self.kind == Kind::Revoked { ", revoked" } else { "" };
+                format!("held by {owner} on {} of {} nodes{revoked}", held.nodes.len(), self.nodes)
+            }
+            (Kind::Free, _) => "free".to_owned(),
+            (Kind::Foreign, _) => "taken by a program that uses SET".to_owned(),
+            (Kind::Divided, _) => "no majority of the nodes agrees".to_owned(),
+            _ => "unknown: too few nodes answered".to_owned(),
+        }
+    }
+
+    fn meaning(&self) -> String {
+        let next = match self.waiters {
+            0 => "The next client that asks acquires it",
+            _ => "The first of those that wait acquires it",
+        };
+        match self.kind {
+            Kind::Free => "A client that asks for the lock acquires it.".to_owned(),
+            Kind::Held if self.revoked > 0 => format!(
+                "An operator has revoked it on {} of {} nodes only: the holder can still extend it.",
+                self.revoked, self.nodes
+            ),
+            Kind::Held => format!("{next} when the holder releases it or no longer extends it."),
+            Kind::Revoked => format!("The holder cannot extend it any more. {next} by the deadline."),
+            Kind::Foreign => {
+                "No fence and no owner is known. Clients of this lock wait until the key expires or is deleted."
+                    .to_owned()
+            }
+            Kind::NoMajority => {
+                "Somebody may hold it: ask again when a majority of the nodes can be reached.".to_owned()
+            }
+            Kind::Divided => {
+                "Clients are acquiring or releasing the lock just now, or nodes kept what a client left \
+                 behind, which ends by its deadline."
+                    .to_owned()
+            }
+        }
+    }
+}
+
+fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
+    let mut lines = format!("{}: {}\n", escaped(key), summary.headline());
+    let mut facts = Vec::new();
+    if let Some(held) = summary.held {
+        let fact = |name: &str, value: String| vec![format!("  {name}"), value];
+        facts.push(fact("fence", held.fence.to_string()));
+        if let Some(since) = summary.since {
+            facts.push(fact("since", format!("{} ago", time(since))));
+        }
+        let unless = if summary.kind == Kind::Revoked { "" } else { ", unless it is extended" };
+        facts.push(fact("until", format!("{} from now at most{unless}", time(held.at_most))));
+        if summary.keys > 1 {
+            facts.push(fact("keys", format!("this one and {}", count(summary.keys - 1, "other"))));
+        }
+    }
+    if summary.waiters > 0 {
+        let queue = summary.queue.iter().map(|waiter| named(waiter)).collect::<Vec<_>>().join(", ");
+        let hidden = summary.waiters.saturating_sub(summary.queue.len() as u64);
+        let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
+        facts.push(vec!["  waiting".to_owned(), format!("{}: {queue}{more}", summary.waiters)]);
+    }
+    lines.push_str(&table(&facts));
+    lines.push_str(&table(&node_rows(inspection)));
+    lines.push_str(&summary.meaning());
+    lines.push('\n');
+    lines
+}
+
+/// A waiter with its address, to find it by.
+fn named(waiter: &WaiterInfo) -> String {
+    let owner = shown::owner(waiter.owner.as_deref());
+    match &waiter.address {
+        Some(address) => format!("{owner} ({})", escaped(address)),
+        None => owner,
+    }
+}
+
+fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {
+    let heading = ["NODE", "STATE", "OWNER", "FENCE", "HELD FOR", "ENDS IN", "WAITING"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for NodeInspection { node, lease, .. } in &inspection.nodes {
+        let mut row = vec![node.clone()];
+        match lease {
+            Ok(Some(lease)) => row.extend(cells(lease)),
+            Ok(None) => row.push("free".to_owned()),
+            Err(error) => row.push(escaped(error.to_string())),
+        }
+        rows.push(row);
+    }
+    rows
+}
+
+fn cells(lease: &LeaseInfo) -> [String; 6] {
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let state = match lease.mode {
+        LockMode::Foreign => "foreign",
+        _ if lease.revoked => "revoked",
+        LockMode::Shared => "shared",
+        _ => "held",
+    };
+    [
+        state.to_owned(),
+        or_none(lease.owner.as_ref().map(escaped)),
+        or_none(lease.fence.map(|fence| fence.to_string())),
+        or_none(lease.held.map(time)),
+        lease.ttl.map_or_else(|| "never".to_owned(), time),
+        lease.waiters.to_string(),
+    ]
+}
+
+/// What `--json` prints. Times are in milliseconds.
+#[derive(Serialize)]
+struct Printed<'a> {
+    key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_hex: Option<String>,
+    #[serde(flatten)]
+    lock: PrintedLock<'a>,
+    nodes: Vec<PrintedNode<'a>>,
+}
+
+/// What a majority says.
+#[derive(Serialize)]
+pub(crate) struct PrintedLock<'a> {
+    state: &'static str,
+    revoked: bool,
+    owner: Option<&'a str>,
+    fence: Option<u64>,
+    held_ms: Option<u64>,
+    since_unix_ms: Option<u64>,
+    at_most_ms: Option<u64>,
+    keys: u64,
+    waiters: u64,
+    queue: Vec<PrintedWaiter<'a>>,
+    meaning: String,
+}
+
+#[derive(Serialize)]
+struct PrintedWaiter<'a> {
+    owner: Option<&'a str>,
+    client: Option<&'a str>,
+    user: Option<&'a str>,
+    address: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct PrintedNode<'a> {
+    node: &'a str,
+    state: &'static str,
+    error: Option<String>,
+    owner: Option<&'a str>,
+    fence: Option<u64>,
+    held_ms: Option<u64>,
+    ttl_ms: Option<u64>,
+    waiters: u64,
+    revoked: bool,
+}
+
+impl<'a> Printed<'a> {
+    fn new(key: &[u8], inspection: &'a Inspection, summary: &Summary<'a>) -> Self {
+        Self {
+            key: String::from_utf8_lossy(key).into_owned(),
+            key_hex: shown::key_hex(key),
+            lock: PrintedLock::new(summary),
+            nodes: inspection.nodes.iter().map(PrintedNode::new).collect(),
+        }
+    }
+}
+
+impl<'a> PrintedLock<'a> {
+    pub(crate) fn new(summary: &Summary<'a>) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let waiter = |waiter: &&'a WaiterInfo| PrintedWaiter {
+            owner: waiter.owner.as_deref(),
+            client: waiter.client.as_deref(),
+            user: waiter.user.as_deref(),
+            address: waiter.address.as_deref(),
+        };
+        Self {
+            state: summary.kind.name(),
+            revoked: summary.kind == Kind::Revoked,
+            owner: summary.held.and_then(|held| held.owner.as_deref()),
+            fence: summary.held.map(|held| held.fence.get()),
+            held_ms: summary.since.map(ms),
+            since_unix_ms: summary.since.map(|since| ms(now.saturating_sub(since))),
+            at_most_ms: summary.held.map(|held| ms(held.at_most)),
+            keys: summary.keys,
+            waiters: summary.waiters,
+            queue: summary.queue.iter().map(waiter).collect(),
+            meaning: summary.meaning(),
+        }
+    }
+}
+
+impl<'a> PrintedNode<'a> {
+    fn new(inspected: &'a NodeInspection) -> Self {
+        let lease = inspected.lease.as_ref().ok().and_then(Option::as_ref);
+        Self {
+            node: &inspected.node,
+            state: match &inspected.lease {
+                Err(_) => "failed",
+                Ok(None) => "free",
+                Ok(Some(lease)) if lease.mode == LockMode::Foreign => "foreign",
+                Ok(Some(_)) => "held",
+            },
+            error: inspected.lease.as_ref().err().map(ToString::to_string),
+            owner: lease.and_then(|lease| lease.owner.as_deref()),
+            fence: lease.and_then(|lease| lease.fence).map(quorlock_client::Fence::get),
+            held_ms: lease.and_then(|lease| lease.held).map(ms),
+            ttl_ms: lease.and_then(|lease| lease.ttl).map(ms),
+            waiters: lease.map_or(0, |lease| lease.waiters),
+            revoked: lease.is_some_and(|lease| lease.revoked),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `quorlock list`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
+
+use quorlock_client::{ListedLock, ScanError};
+use serde::Serialize;
+
+use crate::inspect::{Kind, PrintedLock, Summary};
+use crate::nodes::{self, NodeArgs};
+use crate::shown::{self, count, escaped, table, time};
+use crate::{exit, say};
+
+/// How many locks are listed when no option says so.
+const LIMIT: usize = 1000;
+
+/// Lists the locks of all nodes, in the order of their keys.
+///
+/// The list is no snapshot: a lock that is acquired or released meanwhile may be listed on some of
+/// the nodes only. Keys that other programs wrote with SET are not listed.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct List {
+    /// Which keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
+    #[arg(default_value = "*", hide_default_value = true)]
+    pattern: OsString,
+
+    /// Print JSON: one object, with times in milliseconds
+    #[arg(long)]
+    json: bool,
+
+    /// List so many locks, the first ones in the order of their keys; at most 100000
+    #[arg(long, default_value_t = LIMIT, value_name = "N")]
+    limit: usize,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the locks are listed, if there are any
+  122  no majority of the nodes listed its locks
+  125  quorlock itself failed, or its arguments are not understood";
+
+pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
+    let quorum = args.nodes.connect().await?;
+    let list = match quorum.scan(args.pattern.into_vec(), args.limit).await {
+        Ok(list) => list,
+        Err(error @ ScanError::NoAnswer { .. }) => {
+            say(error);
+            return Ok(ExitCode::from(exit::NO_MAJORITY));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let (nodes, failed): (Vec<_>, Vec<_>) = list.nodes.iter().partition(|(_, error)| error.is_none());
+    let has_majority = 2 * nodes.len() > list.nodes.len();
+    let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
+    if args.json {
+        let locks = summaries.map(|(lock, summary)| Printed::new(lock, &summary)).collect();
+        let failed = failed.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
+        let failed = failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
+        let all = All { locks, truncated: list.is_truncated, failed };
+        shown::print(&(shown::json(&all)? + "\n"));
+    } else {
+        let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"].map(str::to_owned).to_vec();
+        let rows: Vec<_> = std::iter::once(heading).chain(summaries.map(row)).collect();
+        shown::print(&table(&rows));
+        for (node, error) in failed {
+            if let Some(error) = error {
+                say(format_args!("{node} listed less than all its locks: {}", escaped(error.to_string())));
+            }
+        }
+    }
+    if list.is_truncated {
+        say(format_args!(
+            "there are more locks than {}: raise --limit, or give a pattern",
+            count(list.locks.len() as u64, "lock")
+        ));
+    }
+    Ok(ExitCode::from(if has_majority { exit::SUCCESS } else { exit::NO_MAJORITY }))
+}
+
+fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    vec![
+        escaped(&lock.key),
+        state(&summary),
+        or_none(summary.held.map(|held| held.fence.to_string())),
+        or_none(summary.held.map(|held| time(held.at_most))),
+        summary.waiters.to_string(),
+    ]
+}
+
+/// A key that is free on a majority is listed because a minority has it.
+fn state(summary: &Summary<'_>) -> String {
+    match summary.kind {
+        Kind::Free => "on a minority of the nodes only".to_owned(),
+        _ => summary.headline(),
+    }
+}
+
+#[derive(Serialize)]
+struct All<'a> {
+    locks: Vec<Printed<'a>>,
+    /// Whether there are more than the limit.
+    truncated: bool,
+    failed: Vec<Failed<'a>>,
+}
+
+#[derive(Serialize)]
+struct Failed<'a> {
+    node: &'a str,
+    error: String,
+}
+
+#[derive(Serialize)]
+struct Printed<'a> {
+    key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_hex: Option<String>,
+    #[serde(flatten)]
+    lock: PrintedLock<'a>,
+}
+
+impl<'a> Printed<'a> {
+    fn new(lock: &ListedLock, summary: &Summary<'a>) -> Self {
+        Self {
+            key: String::from_utf8_lossy(&lock.key).into_owned(),
+            key_hex: shown::key_hex(&lock.key),
+            lock: PrintedLock::new(summary),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! `quorlock revoke`.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, Write as _, stderr, stdin};
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use quorlock_client::{
+    InspectError, Inspection, NodeRevocation, Quorum, Revocation, RevocationReport, RevocationState,
+    RevokeError,
+};
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep};
+
+use crate::args::not_empty;
+use crate::inspect::{Kind, Summary};
+use crate::nodes::{self, NodeArgs};
+use crate::shown::{self, escaped, table, time};
+use crate::signals::Signals;
+use crate::{exit, say};
+
+/// How often the line of progress is written anew.
+const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+
+/// Takes a lock back from its holder, and waits until it is free.
+///
+/// The holder can no longer extend the lock. It keeps the lock until the present deadline, so that no
+/// two hold it: `quorlock run` stops its command before that. Then the next waiter acquires the lock.
+///
+/// With --now the lock ends at once, and the next holder may run beside the old one. That is for a
+/// holder that is known to be dead.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Revoke {
+    /// The lock's name: the key on every node
+    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    key: OsString,
+
+    /// End the lock at once, although its holder may still run
+    #[arg(long)]
+    now: bool,
+
+    /// Do not ask; required where there is no terminal
+    #[arg(long)]
+    yes: bool,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the lock is over
+  121  another acquired the lock before the answer; nothing was revoked
+  122  too few nodes answered: the holder may extend the lock. What the others
+       have revoked stays revoked
+  123  there is no such lock
+  125  quorlock itself failed, its arguments are not understood, or the answer
+       was no
+  128 + the signal that ended the wait; what was revoked stays revoked";
+
+const EXAMPLE: &str = "Example:
+  quorlock inspect nightly-backup
+  quorlock revoke nightly-backup";
+
+pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
+    let quorum = args.nodes.connect().await?;
+    let key = args.key.into_vec();
+    let Some(inspection) = look(&quorum, &key).await? else { return Ok(ExitCode::from(exit::NO_MAJORITY)) };
+    let summary = Summary::of(&inspection);
+    say(format_args!("{} is {}", escaped(&key), summary.headline()));
+    if summary.kind == Kind::Free {
+        return Ok(ExitCode::from(exit::FREE));
+    }
+    say(consequence(&summary, args.now));
+    if !args.yes {
+        if !(stdin().is_terminal() && stderr().is_terminal()) {
+            bail!("nothing was revoked, because there is no terminal to ask on: give --yes");
+        }
+        if !is_confirmed().await? {
+            bail!("nothing was revoked");
+        }
+        // It may have changed hands while the person read.
+        let Some(again) = look(&quorum, &key).await? else { return Ok(ExitCode::from(exit::NO_MAJORITY)) };
+        if let Some(code) = has_changed(&summary, &Summary::of(&again)) {
+            return Ok(code);
+        }
+    }
+    // From here on a signal ends the wait, and what it leaves is said.
+    let mut signals = Signals::listen()?;
+    let revoking = async {
+        if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await }
+    };
+    let mut revocation = match signals.unless(revoking).await {
+        Ok(Ok(revocation)) => revocation,
+        Ok(Err(error @ RevokeError::NoAnswer { .. })) => {
+            say(error);
+            return Ok(ExitCode::from(exit::NO_MAJORITY));
+        }
+        Ok(Err(error)) => return Err(error.into()),
+        Err(signal) => {
+            say("interrupted: the lock may be revoked on some nodes, or on all of them");
+            return Ok(exit::by(signal));
+        }
+    };
+    let waited = wait(&mut revocation, &mut signals).await;
+    let report = revocation.report();
+    shown::print(&table(&rows(&report)));
+    Ok(finish(&report, waited, args.now))
+}
+
+/// What the nodes say; none, and a message, when no node answers.
+async fn look(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspection>> {
+    match quorum.inspect(key).await {
+        Ok(inspection) => Ok(Some(inspection)),
+        Err(error @ InspectError::NoAnswer { .. }) => {
+            say(format_args!("nothing was revoked: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whom it hits, and how.
+fn consequence(summary: &Summary<'_>, now: bool) -> String {
+    let holder = match summary.held {
+        Some(held) => format!("{}, fence {},", shown::owner(held.owner.as_deref()), held.fence),
+        None => "its holder".to_owned(),
+    };
+    let left = summary.held.map(|held| format!(" within {}", time(held.at_most))).unwrap_or_default();
+    let next = match summary.queue.first() {
+        Some(waiter) => format!("{} acquires the lock", shown::owner(waiter.owner.as_deref())),
+        None => "the lock is free".to_owned(),
+    };
+    if now {
+        format!("with --now the lock ends at once, but {holder} may run on beside the next holder{left}; {next}")
+    } else {
+        format!("{holder} can no longer extend it and must end{left}; then {next}")
+    }
+}
+
+async fn is_confirmed() -> anyhow::Result<bool> {
+    let _ = write!(stderr(), "Revoke it? [y/N] ");
+    let read = || {
+        let mut answer = String::new();
+        stdin().read_line(&mut answer).map(|_| answer)
+    };
+    let answer = tokio::task::spawn_blocking(read).await??;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+/// The exit code when the lock is not what the person was shown.
+fn has_changed(shown: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
+    let fence = |summary: &Summary<'_>| summary.held.map(|held| held.fence);
+    if now.kind == Kind::Free {
+        say("it has become free, and nothing was revoked");
+        return Some(ExitCode::from(exit::FREE));
+    }
+    if fence(shown) == fence(now) {
+        return None;
+    }
+    say(format_args!("nothing was revoked: the lock is now {}", now.headline()));
+    Some(ExitCode::from(exit::CONFLICT))
+}
+
+/// Why the wait ended.
+enum Waited {
+    /// The lock is over.
+    Over,
+    /// Too few nodes have answered, and what the others revoked has ended.
+    GaveUp,
+    Interrupted(Signal),
+}
+
+async fn wait(revocation: &mut Revocation, signals: &mut Signals) -> Waited {
+    let mut progress = Progress::default();
+    let began = Instant::now();
+    let known = revocation.report().remaining;
+    loop {
+        let report = revocation.report();
+        match report.state {
+            RevocationState::Over => return Waited::Over,
+            RevocationState::Revoked => {}
+            _ if began.elapsed() >= known => return Waited::GaveUp,
+            _ => {}
+        }
+        progress.show(&report);
+        tokio::select! {
+            biased;
+            signal = signals.next() => return Waited::Interrupted(signal),
+            () = revocation.changed() => {}
+            () = sleep(PROGRESS_EVERY) => {}
+        }
+    }
+}
+
+/// A line that is written over on a terminal, and written once elsewhere.
+#[derive(Default)]
+struct Progress {
+    shown: Option<RevocationState>,
+    is_open: bool,
+}
+
+impl Progress {
+    fn show(&mut self, report: &RevocationReport) {
+        let left = time(report.remaining);
+        let text = match report.state {
+            RevocationState::Revoked => format!("revoked; the lock ends within {left}"),
+            RevocationState::Unconfirmed => {
+                format!("asking again for {left}: some nodes have the lock, and others may still get it")
+            }
+            _ => format!("asking again for {left}: too few nodes answer, and the holder may extend the lock"),
+        };
+        if stderr().is_terminal() {
+            self.is_open = true;
+            let _ = write!(stderr(), "\r\x1b[Kquorlock: {text}");
+        } else if self.shown != Some(report.state) {
+            say(text);
+        }
+        self.shown = Some(report.state);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_open {
+            let _ = writeln!(stderr());
+        }
+    }
+}
+
+fn finish(report: &RevocationReport, waited: Waited, now: bool) -> ExitCode {
+    let left = time(report.remaining);
+    match waited {
+        Waited::Over if now && !report.remaining.is_zero() => {
+            say(format_args!("the lock is over; its old holder may still run for {left}"));
+            ExitCode::from(exit::SUCCESS)
+        }
+        Waited::Over => {
+            say("the lock is over");
+            ExitCode::from(exit::SUCCESS)
+        }
+        Waited::GaveUp => {
+            say("too few nodes answered: the holder may extend the lock. Ask again when a majority of the \
+                 nodes can be reached");
+            ExitCode::from(exit::NO_MAJORITY)
+        }
+        Waited::Interrupted(signal) => {
+            match report.state {
+                RevocationState::Revoked => say(format_args!(
+                    "interrupted: the revocation stands, and the lock ends within {left}"
+                )),
+                _ => say("interrupted: what was revoked stays revoked, but the holder may extend the lock"),
+            }
+            exit::by(signal)
+        }
+    }
+}
+
+fn rows(report: &RevocationReport) -> Vec<Vec<String>> {
+    let heading = vec!["NODE".to_owned(), "ANSWER".to_owned()];
+    let answers = report.nodes.iter().map(|node| {
+        let answer = match &node.result {
+            NodeRevocation::Revoked(lease) => {
+                let left = lease.ttl.map_or_else(String::new, |left| format!(", {} left", time(left)));
+                format!("revoked from {}{left}", shown::owner(lease.owner.as_deref()))
+            }
+            NodeRevocation::Ended => "revoked, and over".to_owned(),
+            NodeRevocation::Free => "free".to_owned(),
+            NodeRevocation::Other(lease) => {
+                format!("held by {}, who acquired it later", shown::owner(lease.owner.as_deref()))
+            }
+            NodeRevocation::Failed(error) => escaped(error.to_string()),
+            _ => "no answer yet".to_owned(),
+        };
+        vec![node.node.clone(), answer]
+    });
+    std::iter::once(heading).chain(answers).collect()
+}

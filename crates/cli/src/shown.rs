@@ -1,0 +1,162 @@
+//! Text of others on a terminal, times with units, tables and JSON.
+
+use std::fmt::Write as _;
+use std::io::{Write as _, stdout};
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// The most characters of a key or a label that are shown; JSON has all of them.
+const SHOWN_MAX: usize = 200;
+
+/// A key, a label or a name that a client has sent, as it may reach a terminal: without control
+/// characters, escape sequences, marks that reorder or hide text, and line ends. Bytes that are not
+/// UTF-8 are shown in hexadecimal.
+pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
+    let mut shown = String::new();
+    let mut left = SHOWN_MAX;
+    for chunk in text.as_ref().utf8_chunks() {
+        for char in chunk.valid().chars() {
+            if left == 0 {
+                return shown + "…";
+            }
+            left -= 1;
+            if matches!(char, '\'' | '"') {
+                shown.push(char);
+            } else {
+                shown.extend(char.escape_debug());
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(shown, "\\x{byte:02x}");
+        }
+    }
+    shown
+}
+
+/// An owner label, or what to say where there is none.
+pub(crate) fn owner(label: Option<&str>) -> String {
+    label.map_or_else(|| "an unnamed owner".to_owned(), escaped)
+}
+
+/// A time with its unit, in at most two parts: `340 ms`, `7.3 s`, `2 min 5 s`, `3 h 20 min`.
+pub(crate) fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{} ms", time.as_millis()),
+        1..60 => format!("{}.{} s", seconds, time.subsec_millis() / 100),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// `1 node`, `3 nodes`.
+pub(crate) fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Lines with columns, two spaces apart.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        let cells = rows.iter().filter(|row| row.len() > column + 1).map(|row| row[column].chars().count());
+        cells.max().unwrap_or_default()
+    };
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let mut lines = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        lines.push_str(line.trim_end());
+        lines.push('\n');
+    }
+    lines
+}
+
+/// JSON in one line. Characters that are not printable are escaped, so that it may reach a terminal.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
+    let mut shown = String::new();
+    for char in serde_json::to_string(value)?.chars() {
+        let is_plain = matches!(char, ' '..='~') || (!char.is_ascii() && char.escape_debug().len() == 1);
+        if is_plain {
+            shown.push(char);
+        } else {
+            for unit in char.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
+        }
+    }
+    Ok(shown)
+}
+
+/// Prints what was asked for. That nobody reads it is no reason to fail.
+pub(crate) fn print(text: &str) {
+    let _ = stdout().write_all(text.as_bytes());
+    let _ = stdout().flush();
+}
+
+/// The bytes of a key in hexadecimal, if they are not UTF-8.
+pub(crate) fn key_hex(key: &[u8]) -> Option<String> {
+    let hex = || key.iter().map(|byte| format!("{byte:02x}")).collect();
+    str::from_utf8(key).is_err().then(hex)
+}
+
+/// Whole milliseconds, for JSON.
+pub(crate) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_cannot_command_the_terminal() {
+        for (text, shown) in [
+            ("orders/42", "orders/42"),
+            ("Zürich 東京 it's \"ok\"", "Zürich 東京 it's \"ok\""),
+            ("\u{1b}[2J\u{1b}]0;title\u{7}", r"\u{1b}[2J\u{1b}]0;title\u{7}"),
+            ("a\r\nb\tc\u{0}\u{7f}", r"a\r\nb\tc\0\u{7f}"),
+            ("\u{9b}31m\u{85}", r"\u{9b}31m\u{85}"),
+            ("web\u{202e}3-bew\u{2066}\u{200f}\u{61c}", r"web\u{202e}3-bew\u{2066}\u{200f}\u{61c}"),
+            ("a\u{200b}b\u{feff}\u{2028}\u{2029}\u{ad}", r"a\u{200b}b\u{feff}\u{2028}\u{2029}\u{ad}"),
+            (r"\u{1b}", r"\\u{1b}"),
+            ("\u{e0041}\u{301}", r"\u{e0041}\u{301}"),
+        ] {
+            assert_eq!(escaped(text), shown);
+        }
+        assert_eq!(escaped(b"a\xff\xfeb"), r"a\xff\xfeb");
+        assert_eq!(escaped("x".repeat(1000)).chars().count(), SHOWN_MAX + 1);
+    }
+
+    #[test]
+    fn json_shows_no_character_that_commands_the_terminal() {
+        let text = "\u{1b}[2J \u{202e} \u{9b} \u{e0041} ü \" \\ \n";
+        let shown = json(&text).unwrap();
+        assert!(shown.chars().all(|char| char == 'ü' || matches!(char, ' '..='~')), "{shown}");
+        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text);
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (ms, shown) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (7340, "7.3 s"),
+            (59_999, "59.9 s"),
+            (125_000, "2 min 5 s"),
+            (12_000_000, "3 h 20 min"),
+            (180_000_000, "2 d 2 h"),
+        ] {
+            assert_eq!(time(Duration::from_millis(ms)), shown);
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let row = |cells: &[&str]| cells.iter().map(|&cell| cell.to_owned()).collect::<Vec<_>>();
+        let rows = [row(&["NODE", "STATE"]), row(&["a:6379", "free"]), row(&["b", "a longer text"])];
+        assert_eq!(table(&rows), "NODE    STATE\na:6379  free\nb       a longer text\n");
+    }
+}

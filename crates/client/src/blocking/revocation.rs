@@ -1,0 +1,40 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::quorum::Closing;
+use crate::{RevocationReport, RevocationState};
+
+/// A lock that is being taken back from its holder: a [`crate::Revocation`] whose calls block.
+///
+/// Nodes that did not answer are asked again during [`ended`](Self::ended) only.
+#[must_use = "nodes that did not answer are asked again only while this waits for the end"]
+pub struct Revocation {
+    /// Moves to the thread of the quorum during a call.
+    revocation: Option<crate::Revocation>,
+    thread: Arc<Closing>,
+}
+
+impl Revocation {
+    pub(super) fn new(revocation: crate::Revocation, thread: Arc<Closing>) -> Self {
+        Self { revocation: Some(revocation), thread }
+    }
+
+    /// How far it is: see [`crate::Revocation::report`].
+    pub fn report(&self) -> RevocationReport {
+        self.revocation.as_ref().expect("it is here between calls").report()
+    }
+
+    /// Waits until the lock is over, for `limit` at most. Returns whether it is over.
+    pub fn ended(&mut self, limit: Duration) -> bool {
+        let mut revocation = self.revocation.take().expect("it is here between calls");
+        let revocation = self.thread.thread.block_on(async move {
+            let _ = timeout(limit, revocation.ended()).await;
+            revocation
+        });
+        let is_over = revocation.report().state == RevocationState::Over;
+        self.revocation = Some(revocation);
+        is_over
+    }
+}

@@ -1,0 +1,69 @@
+//! The loop of a revocation.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use quorlock_core::client::{NodeError, Revocation, RevokeMode, RevokeReply};
+use quorlock_core::quorum::Moment;
+
+use super::inspection::ask_in_time;
+use super::shared::Shared;
+use super::timers::sleep_until;
+use crate::clock;
+
+/// A node's answer, and when it was asked.
+type Answered = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
+
+/// A revocation and its questions.
+pub(crate) struct Revoking {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) machine: Revocation,
+    key: Arc<[u8]>,
+    answers: FuturesUnordered<Answered>,
+}
+
+impl Revoking {
+    /// Asks all nodes.
+    pub(crate) fn start(shared: &Arc<Shared>, key: &[u8], mode: RevokeMode) -> Self {
+        let machine = shared.with_context(|ctx| Revocation::new(mode, ctx));
+        let mut this =
+            Self { shared: Arc::clone(shared), machine, key: key.into(), answers: FuturesUnordered::new() };
+        this.act();
+        this
+    }
+
+    fn act(&mut self) {
+        while let Some(ask) = self.machine.poll() {
+            let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.key));
+            self.answers.push(Box::pin(async move {
+                let sent = clock::now();
+                let question = ask.question;
+                let answer = ask_in_time(&shared, ask.node, ask.connection, async |connection| {
+                    connection.revoke(&key, question).await
+                });
+                (ask.node, sent, answer.await)
+            }));
+        }
+    }
+
+    /// Waits for the next answer, or for the time of the next question.
+    ///
+    /// Nothing is lost when this is not awaited to its end.
+    pub(crate) async fn step(&mut self) {
+        let due = self.machine.poll_timeout();
+        tokio::select! {
+            biased;
+            Some((node, sent, reply)) = self.answers.next() => {
+                let machine = &mut self.machine;
+                self.shared.with_context(|ctx| machine.handle_reply(node, sent, reply, ctx));
+            }
+            () = sleep_until(due), if due.is_some() || self.answers.is_empty() => {
+                let machine = &mut self.machine;
+                self.shared.with_context(|ctx| machine.handle_timeout(ctx));
+            }
+        }
+        self.act();
+    }
+}

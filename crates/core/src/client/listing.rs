@@ -1,0 +1,163 @@
+use std::collections::BTreeMap;
+
+use super::inspection::{inspection_answer, summarize};
+use super::{LeaseInfo, LockState, NodeError};
+use crate::quorum::Majority;
+
+/// The locks that the nodes list, merged by key: the first ones in the order of their keys.
+///
+/// The memory that it takes is bounded: a key that is not among the first `limit` is dropped. What was
+/// dropped once is never among the first again, so that each key that is kept has the word of every
+/// node.
+#[derive(Debug)]
+pub struct Listing {
+    limit: usize,
+    locks: BTreeMap<Vec<u8>, Vec<Option<LeaseInfo>>>,
+    nodes: Vec<Option<Result<Option<String>, NodeError>>>,
+    is_truncated: bool,
+}
+
+/// A key that some nodes list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedLock {
+    /// The key.
+    pub key: Vec<u8>,
+    /// What a majority of the nodes says about the key. [`LockState::Free`]: only a minority has a lock
+    /// there, of a client that is acquiring or releasing it, or that is gone.
+    pub state: LockState,
+    /// The word of each node, in the order of the nodes.
+    pub nodes: Vec<Result<Option<LeaseInfo>, NodeError>>,
+}
+
+impl Listing {
+    /// An empty list of at most `limit` locks on so many nodes.
+    pub fn new(nodes: usize, limit: usize) -> Self {
+        Self { limit, locks: BTreeMap::new(), nodes: vec![None; nodes], is_truncated: false }
+    }
+
+    /// Takes a lock that a node lists. One that it lists twice counts once, as it was seen last.
+    pub fn add(&mut self, node: usize, key: Vec<u8>, lease: LeaseInfo) {
+        let nodes = self.nodes.len();
+        self.locks.entry(key).or_insert_with(|| vec![None; nodes])[node] = Some(lease);
+        if self.locks.len() > self.limit {
+            self.locks.pop_last();
+            self.is_truncated = true;
+        }
+    }
+
+    /// A node has listed all its locks, or why it has not. A node that abstains may have forgotten some.
+    pub fn finish(&mut self, node: usize, abstains: Result<Option<String>, NodeError>) {
+        self.nodes[node] = Some(abstains);
+    }
+
+    /// Whether keys were dropped, because there were more than the limit.
+    pub fn is_truncated(&self) -> bool {
+        self.is_truncated
+    }
+
+    /// Why each node listed less than all its locks, if it did.
+    pub fn failures(&self) -> impl Iterator<Item = Option<NodeError>> + use<'_> {
+        self.nodes.iter().map(|node| self.answer(node.as_ref(), None).err())
+    }
+
+    fn answer(
+        &self,
+        node: Option<&Result<Option<String>, NodeError>>,
+        lease: Option<LeaseInfo>,
+    ) -> Result<Option<LeaseInfo>, NodeError> {
+        match (lease, node) {
+            (Some(lease), _) => Ok(Some(lease)),
+            (None, Some(Ok(abstains))) => inspection_answer(None, abstains.clone()),
+            (None, Some(Err(error))) => Err(error.clone()),
+            (None, None) => Err(NodeError::UnexpectedReply),
+        }
+    }
+
+    /// What the nodes say together, in the order of the keys.
+    pub fn merge(mut self, majority: Majority) -> Vec<ListedLock> {
+        let locks = std::mem::take(&mut self.locks);
+        let listed = |(key, leases): (Vec<u8>, Vec<Option<LeaseInfo>>)| {
+            let answers = self.nodes.iter().zip(leases);
+            let nodes: Vec<_> = answers.map(|(node, lease)| self.answer(node.as_ref(), lease)).collect();
+            ListedLock { key, state: summarize(majority, &nodes), nodes }
+        };
+        locks.into_iter().map(listed).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Fence;
+
+    fn lease(fence: u64) -> LeaseInfo {
+        LeaseInfo { fence: Fence::new(fence), ttl: Some(Duration::from_secs(fence)), ..LeaseInfo::default() }
+    }
+
+    fn merged(listing: Listing) -> Vec<(String, &'static str)> {
+        let locks = listing.merge(Majority::of(3).unwrap());
+        let name = |lock: ListedLock| {
+            let state = match lock.state {
+                LockState::Held(_) => "held",
+                LockState::Free => "free",
+                LockState::Unclear => "unclear",
+            };
+            (String::from_utf8(lock.key).unwrap(), state)
+        };
+        locks.into_iter().map(name).collect()
+    }
+
+    fn named((key, state): (&str, &'static str)) -> (String, &'static str) {
+        (key.to_owned(), state)
+    }
+
+    #[test]
+    fn keys_are_merged_into_what_a_majority_says() {
+        let mut listing = Listing::new(3, 10);
+        for (node, key, fence) in
+            [(0, "c", 7), (1, "c", 7), (2, "c", 7), (0, "a", 5), (2, "a", 5), (1, "b", 9), (1, "a", 4)]
+        {
+            listing.add(node, key.into(), lease(fence));
+        }
+        (0..3).for_each(|node| listing.finish(node, Ok(None)));
+        assert!(!listing.is_truncated());
+        assert!(listing.failures().all(|error| error.is_none()));
+        assert_eq!(merged(listing), [("a", "held"), ("b", "free"), ("c", "held")].map(named));
+    }
+
+    #[test]
+    fn node_that_did_not_list_all_is_not_taken_for_free() {
+        let mut listing = Listing::new(3, 10);
+        listing.add(0, b"k".to_vec(), lease(7));
+        listing.finish(0, Ok(None));
+        listing.finish(1, Err(NodeError::timed_out(Duration::from_millis(50))));
+        listing.finish(2, Ok(Some("9 ms more (start)".into())));
+        let failures: Vec<_> = listing.failures().collect();
+        assert!(failures[0].is_none() && matches!(failures[1], Some(NodeError::TimedOut { .. })));
+        assert!(matches!(failures[2], Some(NodeError::Abstains { .. })));
+        assert_eq!(merged(listing), [("k", "unclear")].map(named));
+    }
+
+    #[test]
+    fn limit_keeps_the_first_keys_with_the_word_of_every_node() {
+        let keys = ["d", "b", "e", "a", "c"];
+        for order in [[0, 1, 2], [2, 0, 1]] {
+            let mut listing = Listing::new(3, 2);
+            for node in order {
+                for turn in 0..keys.len() {
+                    let key = keys[(turn + node) % keys.len()];
+                    listing.add(node, key.into(), lease(7));
+                }
+                listing.finish(node, Ok(None));
+            }
+            assert!(listing.is_truncated());
+            let locks = listing.merge(Majority::of(3).unwrap());
+            assert_eq!(locks.iter().map(|lock| &lock.key[..]).collect::<Vec<_>>(), [b"a", b"b"]);
+            let on_all = |lock: &ListedLock| lock.nodes.iter().all(|node| matches!(node, Ok(Some(_))));
+            assert!(locks.iter().all(on_all));
+        }
+    }
+}

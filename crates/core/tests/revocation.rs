@@ -1,0 +1,433 @@
+//! Revoking a lock on all nodes: what is certain, and what a holder does that is told of it.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{
+    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
+    NodeStatus, Outcome, Random, Request, RequestId, Response, Revocation, RevocationState, RevokeMode,
+    RevokeQuestion, RevokeReply, Send, Spec, Topology,
+};
+use quorlock_core::node::Holder;
+use quorlock_core::quorum::{End, Majority, Moment, Standing};
+use quorlock_core::{Fence, Ttl};
+use support::{Extended, Inspected, MAX_TTL_MS, Server, settings};
+
+const K: &[u8] = b"k";
+const TTL_MS: u64 = 10_000;
+/// A revoked node is asked again by then.
+const REPEAT_MS: u64 = 300;
+
+struct Numbers(u128);
+
+impl Random for Numbers {
+    fn bits(&mut self) -> Option<u128> {
+        self.0 += 1;
+        Some(self.0)
+    }
+
+    fn below(&mut self, _: u64) -> u64 {
+        0
+    }
+}
+
+/// Nodes with one clock, and the messages that a test delivers.
+struct World {
+    nodes: Vec<Server>,
+    /// Whether the operator, and the holder, reach each node.
+    operator_reaches: Vec<bool>,
+    holder_reaches: Vec<bool>,
+    fleet: Fleet,
+    topology: Topology,
+    random: Numbers,
+    now_ms: u64,
+}
+
+impl World {
+    fn new(nodes: usize) -> Self {
+        let status = |node: usize| NodeStatus {
+            link: Ok(0),
+            admission: Ok(()),
+            incarnation: 0,
+            identity: Some(format!("node {node}").into()),
+        };
+        Self {
+            nodes: (0..nodes).map(|_| Server::with(settings(0))).collect(),
+            operator_reaches: vec![true; nodes],
+            holder_reaches: vec![true; nodes],
+            fleet: Fleet::new(Majority::of(nodes).unwrap()),
+            topology: Topology::new((0..nodes).map(status).collect()),
+            random: Numbers(0),
+            now_ms: 1000,
+        }
+    }
+
+    fn ctx(&mut self) -> Context<'_> {
+        Context {
+            now: Moment::default().plus(Duration::from_millis(self.now_ms)),
+            wall_us: 1_800_000_000_000_000 + self.now_ms * 1000,
+            fleet: &self.fleet,
+            topology: &self.topology,
+            random: &mut self.random,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment::default().plus(Duration::from_millis(self.now_ms))
+    }
+
+    fn pass_ms(&mut self, ms: u64) {
+        self.now_ms += ms;
+        for node in &mut self.nodes {
+            node.pass_ms(ms);
+            node.turn();
+        }
+    }
+
+    /// What a node answers to a request of a holder.
+    fn answer(&mut self, node: usize, request: &Request) -> Response {
+        if !self.holder_reaches[node] {
+            return Response::Failed(NodeError::timed_out(Duration::from_millis(50)));
+        }
+        let (node, token) = (&mut self.nodes[node], request.token);
+        let token = token.as_str().as_bytes();
+        match request.command {
+            Command::Acquire { fence } => match node.acquire(K, token, TTL_MS, Some(fence)) {
+                Some(fence) => Response::Fence(fence),
+                None => Response::No,
+            },
+            Command::Extend { fence } => match node.extend_with(K, token, TTL_MS, fence, None) {
+                Extended::Held { fence } => Response::Fence(fence),
+                Extended::NotHeld => Response::No,
+                Extended::Revoked { left_ms } => Response::Failed(NodeError::Revoked { left_ms }),
+                other => panic!("{other:?}"),
+            },
+            Command::Release if node.release(K, token) => Response::Yes,
+            Command::Release => Response::No,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A lock that is granted by all nodes that the holder reaches.
+    fn acquire(&mut self) -> Hold {
+        let spec = Arc::new(Spec {
+            keys: [K].into_iter().collect(),
+            ttl: Ttl::from_ms(TTL_MS).unwrap(),
+            min_validity: Duration::ZERO,
+            node_timeout: None,
+            max_hold: None,
+            owner: None,
+        });
+        let mut acquire = Acquire::new(Arc::clone(&spec), Some(Duration::ZERO), &self.ctx());
+        acquire.handle_turn(false, &mut self.ctx());
+        let mut sends = Vec::new();
+        loop {
+            while let Some(action) = acquire.poll() {
+                match action {
+                    Action::Send { id, request, .. } => sends.push((id, request)),
+                    Action::Done(outcome) => {
+                        let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
+                        let mut hold = Hold::new(spec, grant);
+                        self.deliver(&mut hold, sends);
+                        return hold;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            let (id, request) = sends.remove(0);
+            let response = self.answer(id.node, &request);
+            acquire.handle_response(id, &response, &mut self.ctx());
+        }
+    }
+
+    /// Delivers requests of a holder, and what it sends because of the answers.
+    fn deliver(&mut self, hold: &mut Hold, sends: Vec<(RequestId, Request)>) {
+        for (id, request) in sends {
+            let response = self.answer(id.node, &request);
+            hold.handle_response(id, &response, &self.ctx());
+        }
+        let sends = sends_of(hold);
+        if !sends.is_empty() {
+            self.deliver(hold, sends);
+        }
+    }
+
+    /// A whole round of extensions.
+    fn extend(&mut self, hold: &mut Hold) {
+        hold.extend(&self.ctx());
+        let sends = sends_of(hold);
+        self.deliver(hold, sends);
+    }
+
+    /// What a node answers to the operator.
+    fn reply(&mut self, node: usize, question: RevokeQuestion) -> Result<RevokeReply, NodeError> {
+        if !self.operator_reaches[node] {
+            return Err(NodeError::timed_out(Duration::from_millis(50)));
+        }
+        let node = &mut self.nodes[node];
+        let was_locked = match question {
+            RevokeQuestion::Revoke => Some(node.revoke(K).unwrap()),
+            RevokeQuestion::RevokeNow => Some(node.revoke_now(K).unwrap()),
+            RevokeQuestion::Look => None,
+        };
+        let lease = node.inspect_whole(K).map(|inspected| {
+            let mut lease = LeaseInfo::default();
+            if let Holder::Lease { fence, ttl_ms, held_ms, revoked, .. } = inspected.holder {
+                lease.fence = Some(fence);
+                lease.ttl = Some(Duration::from_millis(ttl_ms));
+                lease.held = Some(Duration::from_millis(held_ms));
+                lease.revoked = revoked;
+            }
+            lease
+        });
+        let now = node.now().monotonic;
+        let abstains = node.node().abstains(now).map(|_| "it was restarted".to_owned());
+        Ok(RevokeReply { was_locked, lease, abstains })
+    }
+
+    /// Asks what the revocation wants to ask, until it waits.
+    fn run(&mut self, revocation: &mut Revocation) {
+        while let Some(ask) = revocation.poll() {
+            let reply = self.reply(ask.node, ask.question);
+            let sent = self.now();
+            revocation.handle_reply(ask.node, sent, reply, &self.ctx());
+        }
+    }
+
+    fn revoke(&mut self, mode: RevokeMode) -> Revocation {
+        let mut revocation = Revocation::new(mode, &self.ctx());
+        self.run(&mut revocation);
+        revocation
+    }
+
+    /// Time passes, in which the revocation asks again.
+    fn pass_revoking(&mut self, revocation: &mut Revocation, ms: u64) {
+        self.pass_ms(ms);
+        revocation.handle_timeout(&self.ctx());
+        self.run(revocation);
+    }
+
+    fn standing(&self, hold: &Hold) -> Standing {
+        hold.standing(self.now())
+    }
+
+    fn is_revoked(&mut self, node: usize) -> bool {
+        self.reply(node, RevokeQuestion::Look).unwrap().lease.is_some_and(|lease| lease.revoked)
+    }
+}
+
+fn sends_of(hold: &mut Hold) -> Vec<(RequestId, Request)> {
+    let mut sends = Vec::new();
+    while let Some(action) = hold.poll() {
+        if let HoldAction::Send(Send { id, request, .. }) = action {
+            sends.push((id, request));
+        }
+    }
+    sends
+}
+
+fn failed_on(revocation: &Revocation) -> usize {
+    revocation.nodes().filter(|node| matches!(node, NodeRevocation::Failed(_))).count()
+}
+
+#[test]
+fn revoked_lock_keeps_its_validity_and_is_not_extended() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    world.pass_ms(1000);
+    let before = world.standing(&hold);
+    let Standing::Held(left) = before else { panic!("{before:?}") };
+    let revocation = world.revoke(RevokeMode::AtDeadline);
+    assert_eq!(revocation.state(), RevocationState::Revoked);
+    assert_eq!(world.standing(&hold), before, "it was told nothing");
+    world.extend(&mut hold);
+    assert_eq!(world.standing(&hold), Standing::Uncertain(left));
+    assert!(hold.is_revoked() && !hold.is_extensible(world.now()));
+    assert_eq!(hold.renew_in(world.now()), None, "no extension would succeed");
+    assert!(left < revocation.remaining(world.now()), "it ends before the operator says so");
+    world.pass_ms(u64::try_from(left.as_millis()).unwrap() + 1);
+    assert_eq!(world.standing(&hold), Standing::Lost(End::Expired));
+    assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "later the node ends it");
+}
+
+#[test]
+fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    world.operator_reaches = vec![true, false, false];
+    let revocation = world.revoke(RevokeMode::AtDeadline);
+    assert_eq!((revocation.state(), failed_on(&revocation)), (RevocationState::Unknown, 2));
+    for _ in 0..6 {
+        world.pass_ms(TTL_MS / 3);
+        world.extend(&mut hold);
+        assert!(matches!(world.standing(&hold), Standing::Held(_)));
+        assert!(!hold.is_revoked());
+    }
+    assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "its lease has ended");
+    let regular = hold.renew_in(world.now()).unwrap();
+    assert!(regular > Duration::from_millis(TTL_MS / 4), "it is not in a hurry to repair it: {regular:?}");
+}
+
+#[test]
+fn release_of_a_revoked_lock_ends_the_revocation() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    world.extend(&mut hold);
+    let (_, mut release) = hold.release(&world.ctx());
+    while let Some(send) = release.poll() {
+        assert_eq!(world.answer(send.id.node, &send.request), Response::Yes);
+    }
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert_eq!(revocation.state(), RevocationState::Over);
+    assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
+}
+
+#[test]
+fn revocation_is_over_by_the_deadline() {
+    let mut world = World::new(3);
+    drop(world.acquire());
+    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    let left = revocation.remaining(world.now());
+    assert!((10_000..10_110).contains(&left.as_millis()), "{left:?}");
+    world.operator_reaches = vec![false; 3];
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert_eq!(revocation.state(), RevocationState::Revoked, "what was revoked stays so");
+    world.pass_revoking(&mut revocation, TTL_MS);
+    assert_eq!(revocation.state(), RevocationState::Over);
+    assert_eq!((revocation.poll_timeout(), revocation.remaining(world.now())), (None, Duration::ZERO));
+}
+
+#[test]
+fn free_key_is_over_at_once_and_nothing_is_revoked() {
+    let mut world = World::new(3);
+    let revocation = world.revoke(RevokeMode::AtDeadline);
+    assert_eq!(revocation.state(), RevocationState::Over);
+    assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
+}
+
+/// The holder has begun to repair a node before another one revokes the lock: with the third one,
+/// which the operator does not reach, it has a majority.
+#[test]
+fn free_node_makes_nothing_certain_until_it_was_asked_again() {
+    let mut world = World::new(3);
+    let order = world.topology.order(K);
+    let (queue_node, missed) = (order[0], order[2]);
+    world.nodes[missed].set(K, b"another", Some(TTL_MS));
+    let mut hold = world.acquire();
+    assert!(world.nodes[missed].release(K, b"another"));
+    hold.extend(&world.ctx());
+    let sends = sends_of(&mut hold);
+    for (id, request) in sends {
+        let response = world.answer(id.node, &request);
+        hold.handle_response(id, &response, &world.ctx());
+    }
+    let repair = sends_of(&mut hold);
+    let [(id, request)] = repair[..] else { panic!("{repair:?}") };
+    assert!(matches!(request.command, Command::Acquire { .. }));
+
+    world.operator_reaches[order[1]] = false;
+    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    let nodes: Vec<_> = revocation.nodes().collect();
+    assert_eq!(*nodes[missed], NodeRevocation::Free);
+    assert!(matches!(nodes[queue_node], NodeRevocation::Revoked(_)), "{nodes:?}");
+    assert_eq!(revocation.state(), RevocationState::Unconfirmed, "two of three have answered");
+    // The repair arrives, and the lock can be extended although a majority has answered 1 or 0.
+    let response = world.answer(id.node, &request);
+    hold.handle_response(id, &response, &world.ctx());
+    world.pass_ms(100);
+    world.extend(&mut hold);
+    assert!(matches!(world.standing(&hold), Standing::Held(_)), "that is the harm");
+    // The node is asked again, and refuses from then on.
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert_eq!(revocation.state(), RevocationState::Revoked);
+    world.extend(&mut hold);
+    assert!(hold.is_revoked());
+}
+
+#[test]
+fn nodes_that_revoked_one_after_the_other_do_not_count_together() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    world.operator_reaches = vec![true, false, false];
+    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    // The holder does not hear of it: node 0 is silent until its lease has ended.
+    world.holder_reaches[0] = false;
+    for _ in 0..4 {
+        world.pass_revoking(&mut revocation, TTL_MS / 3);
+        world.extend(&mut hold);
+    }
+    world.holder_reaches[0] = true;
+    world.extend(&mut hold);
+    assert!(!world.is_revoked(0), "it was repaired");
+    world.operator_reaches = vec![false, true, false];
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert!(world.nodes[1].revoke(K).unwrap() && revocation.state() != RevocationState::Revoked);
+    world.extend(&mut hold);
+    assert!(matches!(world.standing(&hold), Standing::Held(_)), "two nodes extend it");
+    world.operator_reaches = vec![true, true, true];
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert_eq!(revocation.state(), RevocationState::Revoked);
+}
+
+#[test]
+fn restarted_node_does_not_count_as_free() {
+    let mut world = World::new(3);
+    let _hold = world.acquire();
+    for node in [0, 1] {
+        world.nodes[node] = Server::with(settings(MAX_TTL_MS));
+    }
+    let revocation = world.revoke(RevokeMode::AtDeadline);
+    assert_eq!((revocation.state(), failed_on(&revocation)), (RevocationState::Unknown, 2));
+}
+
+#[test]
+fn node_that_comes_back_is_revoked_and_the_next_lock_is_left_alone() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    world.operator_reaches[2] = false;
+    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    assert_eq!(revocation.state(), RevocationState::Revoked);
+    world.operator_reaches[2] = true;
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert!(world.is_revoked(2), "it is asked again");
+
+    // The next holder begins while the operator does not reach a node.
+    let mut revocation = world.revoke(RevokeMode::AtDeadline);
+    world.operator_reaches = vec![false, false, false];
+    let (_, mut release) = hold.release(&world.ctx());
+    while let Some(send) = release.poll() {
+        world.answer(send.id.node, &send.request);
+    }
+    world.pass_ms(100);
+    let mut next = world.acquire();
+    world.operator_reaches = vec![true, true, true];
+    world.pass_revoking(&mut revocation, REPEAT_MS);
+    assert_eq!(revocation.state(), RevocationState::Over);
+    assert!(revocation.nodes().all(|node| matches!(node, NodeRevocation::Other(_))));
+    world.extend(&mut next);
+    assert!(matches!(world.standing(&next), Standing::Held(_)));
+    assert!((0..3).all(|node| !world.is_revoked(node)));
+}
+
+#[test]
+fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    world.pass_ms(2000);
+    let revocation = world.revoke(RevokeMode::Now);
+    assert_eq!(revocation.state(), RevocationState::Over);
+    assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
+    assert!((0..3).all(|node| world.nodes[node].inspect(K) == Inspected::Free));
+    let Standing::Held(left) = world.standing(&hold) else { panic!("it does not know") };
+    assert!(left <= revocation.remaining(world.now()), "{left:?}");
+    world.extend(&mut hold);
+    assert_eq!(world.standing(&hold), Standing::Lost(End::NotHeld));
+    let next: Fence = world.acquire().fence();
+    assert!(next > hold.fence());
+}
