@@ -18,6 +18,7 @@ use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
 use crate::revoke::Revoke;
 use crate::status::Status;
+use crate::top::Top;
 use crate::up::Up;
 
 /// How long a lock lasts when neither an option nor a file says so.
@@ -51,6 +52,7 @@ pub(crate) enum Verb {
     Bench(Bench),
     Status(Status),
     Doctor(Doctor),
+    Top(Top),
     Exporter(Exporter),
     Up(Up),
 }

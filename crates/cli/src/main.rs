@@ -18,6 +18,7 @@
 //! - [`up`]: `quorlock up`.
 //! - [`fleet`]: every node asked by itself; [`status`] shows them, [`doctor`] says what
 //!   is wrong, and [`exporter`] serves their figures to Prometheus.
+//!   [`top`] shows their locks.
 //! - [`exit`]: what the exit codes mean.
 
 mod acquire;
@@ -45,6 +46,7 @@ mod run;
 mod shown;
 mod signals;
 mod status;
+mod top;
 mod up;
 mod watchdog;
 
@@ -87,6 +89,7 @@ async fn main() -> ExitCode {
         Verb::Status(args) => status::status(args).await,
         Verb::Doctor(args) => doctor::doctor(args).await,
         Verb::Exporter(args) => exporter::exporter(args).await,
+        Verb::Top(args) => top::top(args).await,
         Verb::Up(args) => up::up(args).await,
     })
 }

@@ -1,10 +1,11 @@
 //! The nodes that a verb works on: where they are named, and the connection to them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use quorlock_client::Quorum;
+use quorlock_client::{Quorum, QuorumBuilder};
 use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
 use rustls::crypto::CryptoProvider;
 
@@ -225,6 +226,15 @@ impl NodeArgs {
 impl Nodes {
     /// Connects to the nodes.
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
+        Ok(self.quorum().connect().await?)
+    }
+
+    /// Connects to the nodes, each of which may take this long to answer.
+    pub(crate) async fn connect_within(&self, node_limit: Duration) -> anyhow::Result<Quorum> {
+        Ok(self.quorum().node_timeout(node_limit).connect().await?)
+    }
+
+    fn quorum(&self) -> QuorumBuilder {
         let mut builder = Quorum::builder().nodes(self.endpoints.iter().map(Endpoint::secret_url));
         if let Some(roots) = &self.certificates.roots {
             builder = builder.root_certificates(roots.clone());
@@ -232,7 +242,7 @@ impl Nodes {
         if let Some(Identity { chain, key }) = &self.certificates.identity {
             builder = builder.client_certificate(chain.clone(), key.clone());
         }
-        Ok(builder.connect().await?)
+        builder
     }
 
     /// A client of each node by itself, which is not connected yet.

@@ -90,9 +90,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     }
     // From here on a signal ends the wait, and what it leaves is said.
     let mut signals = Signals::listen()?;
-    let revoking = async {
-        if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await }
-    };
+    let revoking = async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
     let mut revocation = match signals.unless(revoking).await {
         Ok(Ok(revocation)) => revocation,
         Ok(Err(error @ RevokeError::NoAnswer { .. })) => {
@@ -135,7 +133,9 @@ fn consequence(summary: &Summary<'_>, now: bool) -> String {
         None => "the lock is free".to_owned(),
     };
     if now {
-        format!("with --now the lock ends at once, but {holder} may run on beside the next holder{left}; {next}")
+        format!(
+            "with --now the lock ends at once, but {holder} may run on beside the next holder{left}; {next}"
+        )
     } else {
         format!("{holder} can no longer extend it and must end{left}; then {next}")
     }
@@ -249,9 +249,9 @@ fn finish(report: &RevocationReport, waited: Waited, now: bool) -> ExitCode {
         }
         Waited::Interrupted(signal) => {
             match report.state {
-                RevocationState::Revoked => say(format_args!(
-                    "interrupted: the revocation stands, and the lock ends within {left}"
-                )),
+                RevocationState::Revoked => {
+                    say(format_args!("interrupted: the revocation stands, and the lock ends within {left}"))
+                }
                 _ => say("interrupted: what was revoked stays revoked, but the holder may extend the lock"),
             }
             exit::by(signal)

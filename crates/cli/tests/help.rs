@@ -42,6 +42,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
     }
     help_names(&["doctor"], &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "]);
     help_names(&["exporter"], &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "]);
+    help_names(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]

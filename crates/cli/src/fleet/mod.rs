@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 pub(crate) use self::advice::advice;
-pub(crate) use self::node::{Node, Replies, replies};
+pub(crate) use self::node::{Node, Replies, query, replies};
 pub(crate) use self::report::{Facts, NodeReport, Report, State};
 use crate::duration::duration;
 use crate::nodes::{NodeArgs, Nodes};
@@ -36,7 +36,7 @@ pub(crate) struct FleetArgs {
 
     /// How long one node may take to connect and to answer
     #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_LIMIT)]
-    node_limit: Duration,
+    pub(crate) node_limit: Duration,
 }
 
 /// The nodes, each with a connection of its own that is kept while it works.

@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 
 use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue as _, Pipeline, RedisError, Value, cmd,
-};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, Value, cmd};
 use tokio::sync::Mutex;
 
 use super::clock;
@@ -129,6 +127,15 @@ pub(crate) async fn replies<const N: usize>(
         connection.send_packed_commands(questions, 0, N).await.map_err(|error| read_error(&error))?;
     let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
     Ok(replies.map(|reply| reply.extract_error().map_err(|error| read_error(&error))))
+}
+
+/// Sends one command.
+pub(crate) async fn query<T: FromRedisValue>(
+    connection: &mut MultiplexedConnection,
+    words: &[&str],
+) -> Result<T, NodeError> {
+    let mut command = redis::Cmd::new();
+    command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
 }
 
 /// An error of a command, or of the connection that it was sent through.

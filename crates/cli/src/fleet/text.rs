@@ -7,8 +7,8 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 /// Marks where a text was cut.
 const CUT: char = '…';
 
-/// The text with escapes in place of characters that control a terminal or change the order in
-/// which others are shown.
+/// A message with escapes in place of characters that control a terminal, reorder or hide text. It
+/// may be applied twice. Keys and labels are for [`escaped`](crate::shown::escaped).
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -22,11 +22,9 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// Whether a terminal would act on this character instead of showing it.
+/// Whether a terminal would act on this character, or not show it.
 fn is_control(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+    !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
 }
 
 /// How many columns of a terminal the text takes.
@@ -94,6 +92,7 @@ mod tests {
             ("é 日本", "é 日本"),
             ("\x1b[2Jx", "\\u{1b}[2Jx"),
             ("a\nb\tc", "a\\nb\\tc"),
+            ("it's \"C:\\x\"", "it's \"C:\\x\""),
             ("\u{9b}31m", "\\u{9b}31m"),
             ("\u{202e}txt", "\\u{202e}txt"),
             ("a\u{200b}b", "a\\u{200b}b"),

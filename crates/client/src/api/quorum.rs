@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
-    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo, ListedLock,
-    Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth, NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released,
-    Revocation, RevokeError, ScanError, clock,
+    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo,
+    ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth, NodeInspection,
+    NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError, ScanError, clock,
 };
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their
