@@ -22,6 +22,8 @@ use crate::shown::{self, escaped, table, time};
 use crate::signals::Signals;
 use crate::{exit, say};
 
+/// For how long a majority is waited for at least, whatever is known of the lock.
+const PATIENCE_MIN: Duration = Duration::from_secs(3);
 /// How often the line of progress is written anew.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
@@ -103,10 +105,10 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             return Ok(exit::by(signal));
         }
     };
-    let waited = wait(&mut revocation, &mut signals).await;
-    let report = revocation.report();
-    shown::print(&table(&rows(&report)));
-    Ok(finish(&report, waited, args.now))
+    shown::print(&table(&rows(&revocation.report())));
+    let at_most = summary.held.map_or(Duration::ZERO, |held| held.at_most);
+    let waited = wait(&mut revocation, at_most.max(PATIENCE_MIN), &mut signals).await;
+    Ok(finish(&revocation.report(), &waited, args.now))
 }
 
 /// What the nodes say; none, and a message, when no node answers.
@@ -127,17 +129,19 @@ fn consequence(summary: &Summary<'_>, now: bool) -> String {
         Some(held) => format!("{}, fence {},", shown::owner(held.owner.as_deref()), held.fence),
         None => "its holder".to_owned(),
     };
-    let left = summary.held.map(|held| format!(" within {}", time(held.at_most))).unwrap_or_default();
+    let left = summary.held.map(|held| time(held.at_most));
+    let left = |word: &str| left.map(|left| format!(" {word} {left}")).unwrap_or_default();
     let next = match summary.queue.first() {
         Some(waiter) => format!("{} acquires the lock", shown::owner(waiter.owner.as_deref())),
         None => "the lock is free".to_owned(),
     };
     if now {
+        let left = left("for up to");
         format!(
             "with --now the lock ends at once, but {holder} may run on beside the next holder{left}; {next}"
         )
     } else {
-        format!("{holder} can no longer extend it and must end{left}; then {next}")
+        format!("{holder} can no longer extend it and must end{}; then {next}", left("within"))
     }
 }
 
@@ -174,19 +178,30 @@ enum Waited {
     Interrupted(Signal),
 }
 
-async fn wait(revocation: &mut Revocation, signals: &mut Signals) -> Waited {
-    let mut progress = Progress::default();
+/// Waits for the end of the lock, and for a majority until `at_most` is over.
+async fn wait(revocation: &mut Revocation, at_most: Duration, signals: &mut Signals) -> Waited {
     let began = Instant::now();
-    let known = revocation.report().remaining;
+    let mut last = revocation.report();
+    let give_up_after = at_most.max(last.remaining);
+    let mut progress = Progress::default();
     loop {
         let report = revocation.report();
+        for (before, node) in last.nodes.iter().zip(&report.nodes) {
+            let is_news = matches!(before.result, NodeRevocation::Failed(_) | NodeRevocation::Free)
+                && matches!(node.result, NodeRevocation::Revoked(_));
+            if is_news {
+                progress.end_line();
+                say(format_args!("{}: {}", node.node, answer(&node.result)));
+            }
+        }
+        last = report.clone();
         match report.state {
             RevocationState::Over => return Waited::Over,
             RevocationState::Revoked => {}
-            _ if began.elapsed() >= known => return Waited::GaveUp,
+            _ if began.elapsed() >= give_up_after => return Waited::GaveUp,
             _ => {}
         }
-        progress.show(&report);
+        progress.show(&report, give_up_after.saturating_sub(began.elapsed()));
         tokio::select! {
             biased;
             signal = signals.next() => return Waited::Interrupted(signal),
@@ -204,10 +219,12 @@ struct Progress {
 }
 
 impl Progress {
-    fn show(&mut self, report: &RevocationReport) {
-        let left = time(report.remaining);
+    fn show(&mut self, report: &RevocationReport, patience: Duration) {
+        let left = time(patience);
         let text = match report.state {
-            RevocationState::Revoked => format!("revoked; the lock ends within {left}"),
+            RevocationState::Revoked => {
+                format!("revoked; the lock ends within {}", time(report.remaining))
+            }
             RevocationState::Unconfirmed => {
                 format!("asking again for {left}: some nodes have the lock, and others may still get it")
             }
@@ -223,15 +240,21 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.is_open {
+impl Progress {
+    fn end_line(&mut self) {
+        if std::mem::take(&mut self.is_open) {
             let _ = writeln!(stderr());
         }
     }
 }
 
-fn finish(report: &RevocationReport, waited: Waited, now: bool) -> ExitCode {
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end_line();
+    }
+}
+
+fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
     let left = time(report.remaining);
     match waited {
         Waited::Over if now && !report.remaining.is_zero() => {
@@ -250,32 +273,33 @@ fn finish(report: &RevocationReport, waited: Waited, now: bool) -> ExitCode {
         Waited::Interrupted(signal) => {
             match report.state {
                 RevocationState::Revoked => {
-                    say(format_args!("interrupted: the revocation stands, and the lock ends within {left}"))
+                    say(format_args!("interrupted: the revocation stands, and the lock ends within {left}"));
                 }
                 _ => say("interrupted: what was revoked stays revoked, but the holder may extend the lock"),
             }
-            exit::by(signal)
+            exit::by(*signal)
         }
     }
 }
 
 fn rows(report: &RevocationReport) -> Vec<Vec<String>> {
     let heading = vec!["NODE".to_owned(), "ANSWER".to_owned()];
-    let answers = report.nodes.iter().map(|node| {
-        let answer = match &node.result {
-            NodeRevocation::Revoked(lease) => {
-                let left = lease.ttl.map_or_else(String::new, |left| format!(", {} left", time(left)));
-                format!("revoked from {}{left}", shown::owner(lease.owner.as_deref()))
-            }
-            NodeRevocation::Ended => "revoked, and over".to_owned(),
-            NodeRevocation::Free => "free".to_owned(),
-            NodeRevocation::Other(lease) => {
-                format!("held by {}, who acquired it later", shown::owner(lease.owner.as_deref()))
-            }
-            NodeRevocation::Failed(error) => escaped(error.to_string()),
-            _ => "no answer yet".to_owned(),
-        };
-        vec![node.node.clone(), answer]
-    });
+    let answers = report.nodes.iter().map(|node| vec![node.node.clone(), answer(&node.result)]);
     std::iter::once(heading).chain(answers).collect()
+}
+
+fn answer(result: &NodeRevocation) -> String {
+    match result {
+        NodeRevocation::Revoked(lease) => {
+            let left = lease.ttl.map_or_else(String::new, |left| format!(", {} left", time(left)));
+            format!("revoked from {}{left}", shown::owner(lease.owner.as_deref()))
+        }
+        NodeRevocation::Ended => "revoked, and over".to_owned(),
+        NodeRevocation::Free => "free".to_owned(),
+        NodeRevocation::Other(lease) => {
+            format!("held by {}, who acquired it later", shown::owner(lease.owner.as_deref()))
+        }
+        NodeRevocation::Failed(error) => escaped(error.to_string()),
+        _ => "no answer yet".to_owned(),
+    }
 }

@@ -98,8 +98,11 @@ pub(crate) fn print(text: &str) {
 
 /// The bytes of a key in hexadecimal, if they are not UTF-8.
 pub(crate) fn key_hex(key: &[u8]) -> Option<String> {
-    let hex = || key.iter().map(|byte| format!("{byte:02x}")).collect();
-    str::from_utf8(key).is_err().then(hex)
+    let hex = |mut hex: String, byte: &u8| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    };
+    str::from_utf8(key).is_err().then(|| key.iter().fold(String::new(), hex))
 }
 
 /// Whole milliseconds, for JSON.

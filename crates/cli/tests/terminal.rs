@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Child, Command, Stdio};
 
-use common::{Lines, PATIENCE, QUORLOCK, code, holding, is_alive, run_script, stdout};
+use common::{Holder, Lines, PATIENCE, QUORLOCK, code, holding, is_alive, revoked, run_script, stdout};
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Pid;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -38,7 +38,10 @@ impl Terminal {
         };
         let mut shell = Command::new("setsid");
         shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
-        shell.env("Q", format!("{QUORLOCK} run {options}")).env("QUORLOCK_NODES", masters.urls().join(","));
+        shell
+            .env("Q", format!("{QUORLOCK} run {options}"))
+            .env("QUORLOCK", QUORLOCK)
+            .env("QUORLOCK_NODES", masters.urls().join(","));
         shell.stdin(slave()).stdout(slave()).stderr(slave());
         let keyboard = File::from(master);
         let screen = Lines::of(keyboard.try_clone().unwrap());
@@ -160,4 +163,25 @@ fn rest_of_a_pipeline_survives_the_loss_of_the_lock() {
     redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
     terminal.shows("cat ended");
     assert_eq!(terminal.shows("status"), "status 120");
+}
+
+#[test]
+fn revocation_is_asked_for_and_its_interruption_says_that_it_stands() {
+    let masters = Masters::start(3);
+    let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
+    let script = "\"$QUORLOCK\" revoke k; echo status $?; \"$QUORLOCK\" revoke k; echo status $?";
+    let mut terminal = Terminal::start(&masters, "", script);
+    terminal.shows("web-3, fence ");
+    terminal.type_line("n");
+    terminal.shows("nothing was revoked");
+    assert_eq!(terminal.shows("status"), "status 125");
+    assert_eq!(revoked(&masters), 0);
+    terminal.shows("web-3, fence ");
+    terminal.type_line("y");
+    terminal.shows("revoked from web-3, ");
+    eventually(PATIENCE, "it is revoked", || revoked(&masters) == 3);
+    terminal.press(CTRL_C);
+    terminal.shows("interrupted: the revocation stands, and the lock ends within ");
+    assert_eq!(terminal.shows("status"), "status 130");
+    holder.let_go();
 }

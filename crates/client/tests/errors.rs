@@ -1,7 +1,8 @@
 //! One short example of each error that a caller can meet, in the order of src/api/error.rs.
 //!
 //! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`, `Misconfigured`,
-//! `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs. `NoThread` needs a system that
+//! `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs, and
+//! `RevokeError`, `ScanError` and the `Revoked` of others in revoke.rs. `NoThread` needs a system that
 //! has no thread left, and a client that a node answers `QueueFull` polls instead.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]

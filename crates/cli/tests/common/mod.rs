@@ -5,6 +5,7 @@
 
 pub(crate) mod http;
 
+use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
@@ -111,6 +112,12 @@ impl Running {
     #[track_caller]
     pub(crate) fn error_line(&mut self) -> String {
         self.stderr.next().expect("there is a line of standard error").trim_end().to_owned()
+    }
+
+    /// The same; none if the program ends without one.
+    #[track_caller]
+    pub(crate) fn try_error_line(&mut self) -> Option<String> {
+        self.stderr.next().map(|line| line.trim_end().to_owned())
     }
 
     /// Waits for the next line of standard output, which is the process id of the command.
@@ -260,6 +267,17 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
 /// On how many running masters the key `k` is there.
 pub(crate) fn holding(masters: &Masters) -> usize {
     masters.iter().filter(|master| master.is_running() && has_key(master)).count()
+}
+
+/// On how many running masters the lock `k` is revoked.
+pub(crate) fn revoked(masters: &Masters) -> usize {
+    let is_revoked = |master: &&Server| {
+        let mut connection = master.connection();
+        let fields: HashMap<String, redis::Value> =
+            redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap_or_default();
+        fields.get("revoked") == Some(&redis::Value::Int(1))
+    };
+    masters.iter().filter(|master| master.is_running()).filter(is_revoked).count()
 }
 
 pub(crate) fn has_key(master: &Server) -> bool {

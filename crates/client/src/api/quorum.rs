@@ -234,8 +234,8 @@ impl Quorum {
     /// of several keys all are revoked. Of waiters nothing is changed: the first of them acquires the
     /// lock when it is over.
     ///
-    /// Returns when each node has answered, or its time limit is over, which is that of a lock with a
-    /// ttl of 10 s. [`Revocation::report`] says what the answers amount to, and how long the lock may
+    /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock with a
+    /// ttl of 10 s where this is longer. [`Revocation::report`] says what the answers amount to, and how long the lock may
     /// last. [`Revocation::ended`] waits for that, and asks nodes that did not answer again.
     ///
     /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
@@ -303,8 +303,8 @@ impl Quorum {
     /// acquired or released meanwhile may be listed for some nodes only. One that is held from
     /// beginning to end is listed.
     ///
-    /// Each node is asked for a bounded number of locks at a time, and has its time limit for each of
-    /// these answers. The memory of the list is bounded by `limit`.
+    /// Each node is asked for a bounded number of locks at a time, and has 2.5 s for each of these
+    /// answers. The memory of the list is bounded by `limit`.
     ///
     /// # Errors
     /// [`ScanError::NoAnswer`] when no node lists its locks.

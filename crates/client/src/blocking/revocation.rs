@@ -23,12 +23,12 @@ impl Revocation {
 
     /// How far it is: see [`crate::Revocation::report`].
     pub fn report(&self) -> RevocationReport {
-        self.revocation.as_ref().expect("it is here between calls").report()
+        self.inner().report()
     }
 
     /// Waits until the lock is over, for `limit` at most. Returns whether it is over.
     pub fn ended(&mut self, limit: Duration) -> bool {
-        let mut revocation = self.revocation.take().expect("it is here between calls");
+        let mut revocation = self.take();
         let revocation = self.thread.thread.block_on(async move {
             let _ = timeout(limit, revocation.ended()).await;
             revocation
@@ -36,5 +36,13 @@ impl Revocation {
         let is_over = revocation.report().state == RevocationState::Over;
         self.revocation = Some(revocation);
         is_over
+    }
+
+    fn inner(&self) -> &crate::Revocation {
+        self.revocation.as_ref().expect("it is here between calls")
+    }
+
+    fn take(&mut self) -> crate::Revocation {
+        self.revocation.take().expect("it is here between calls")
     }
 }

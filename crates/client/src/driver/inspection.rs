@@ -1,6 +1,7 @@
 //! LOCK.INSPECT and LOCK.SCAN on every node.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use quorlock_core::Ttl;
@@ -20,16 +21,17 @@ const TTL: Ttl = match Ttl::from_ms(10_000) {
 pub(crate) async fn inspect(shared: &Shared, key: &[u8]) -> Vec<Result<Option<LeaseInfo>, NodeError>> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
-        ask_in_time(shared, node, route?, async |connection| connection.inspect(key).await).await
+        let ask = async |connection: &Connection| connection.inspect(key).await;
+        ask_in_time(shared, (node, route?), Duration::ZERO, ask).await
     });
     join_all(asking).await
 }
 
-/// Asks a node through this connection, within its time limit.
+/// Asks a node through this connection, within its time limit, or `at_least` if that is longer.
 pub(super) async fn ask_in_time<T>(
     shared: &Shared,
-    node: usize,
-    number: u64,
+    (node, number): (usize, u64),
+    at_least: Duration,
     ask: impl AsyncFnOnce(&Connection) -> Result<T, NodeError>,
 ) -> Result<T, NodeError> {
     let Some(connection) = shared.connection(node, number) else {
@@ -37,6 +39,7 @@ pub(super) async fn ask_in_time<T>(
     };
     let derived = || limits::node_timeout(shared.fleet.round_trips.of(node), TTL);
     let limit = shared.node_timeout.map_or_else(derived, |limit| limit.min(TTL.duration() / 4));
+    let limit = limit.max(at_least);
     let asked = Instant::now();
     let Ok(answer) = timeout(limit, ask(&connection)).await else {
         shared.fleet.round_trips.timed_out(node);
@@ -77,7 +80,7 @@ async fn scan_node(
     let (mut cursor, mut abstains) = (0, None);
     loop {
         let ask = async |connection: &Connection| connection.scan(cursor, pattern).await;
-        let slice = ask_in_time(shared, node, number, ask).await?;
+        let slice = ask_in_time(shared, (node, number), limits::SCAN_TIMEOUT, ask).await?;
         for (key, lease) in slice.locks {
             lock(listing).add(node, key, lease);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::client::{NodeError, Revocation, RevokeMode, RevokeReply};
+use quorlock_core::client::{NodeError, Revocation, RevokeMode, RevokeReply, limits};
 use quorlock_core::quorum::Moment;
 
 use super::inspection::ask_in_time;
@@ -40,7 +40,8 @@ impl Revoking {
             self.answers.push(Box::pin(async move {
                 let sent = clock::now();
                 let question = ask.question;
-                let answer = ask_in_time(&shared, ask.node, ask.connection, async |connection| {
+                let route = (ask.node, ask.connection);
+                let answer = ask_in_time(&shared, route, limits::REVOKE_TIMEOUT, async |connection| {
                     connection.revoke(&key, question).await
                 });
                 (ask.node, sent, answer.await)

@@ -7,11 +7,13 @@ use super::Connection;
 use super::command::read_error;
 use super::inspection::{fields_of, read, read_abstention, read_lease};
 
+type Key = Vec<u8>;
+
 /// One slice of a node's locks.
 pub(crate) struct Slice {
     /// Where the next slice begins; 0 at the end.
     pub(crate) cursor: u64,
-    pub(crate) locks: Vec<(Vec<u8>, LeaseInfo)>,
+    pub(crate) locks: Vec<(Key, LeaseInfo)>,
     /// Why the node may have forgotten locks, if it may have.
     pub(crate) abstains: Option<String>,
 }
@@ -70,7 +72,7 @@ fn read_revocation(question: RevokeQuestion, replies: Vec<Value>) -> Result<Revo
     Ok(RevokeReply { was_locked, lease, abstains })
 }
 
-fn read_slice(reply: Value) -> Result<(u64, Vec<(Vec<u8>, LeaseInfo)>), NodeError> {
+fn read_slice(reply: Value) -> Result<(u64, Vec<(Key, LeaseInfo)>), NodeError> {
     let (cursor, locks): (u64, Vec<Value>) = match reply {
         Value::ServerError(error) => return Err(read_error(&error.into())),
         reply => read(reply)?,

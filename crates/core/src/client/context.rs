@@ -97,6 +97,16 @@ impl Topology {
         status.link.clone()
     }
 
+    /// The connection for a request that only reads. A minority of the nodes, of which nobody can know
+    /// whether they belong to the set, may be looked at.
+    pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
+        let status = &self.nodes[node];
+        match &status.admission {
+            Err(NodeError::Down { .. }) | Ok(()) => status.link.clone(),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
     /// The connection for a request that extends a lock, which the node `was_asked` for or not. A
     /// server that has another node's vote must not confirm the lock twice.
     pub(super) fn route_held(&self, node: usize, was_asked: bool) -> Result<u64, NodeError> {

@@ -104,7 +104,7 @@ impl Default for LeaseInfo {
 
 /// The connection of each node for an INSPECT, or why the node is not asked.
 pub fn inspection_routes(topology: &Topology) -> Vec<Result<u64, NodeError>> {
-    (0..topology.nodes().len()).map(|node| topology.route_acquire(node)).collect()
+    (0..topology.nodes().len()).map(|node| topology.route_inspect(node)).collect()
 }
 
 /// What a node says about a key, given why it abstains, if it does. A node that abstains may have

@@ -20,8 +20,9 @@
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
-//! | [`REVOKE_REPEAT`] | 250 ms: a node is asked again during a revocation |
-//! | [`LISTED_MAX`], [`SCAN_COUNT`] | 100,000 locks of a list, and 500 entries that one LOCK.SCAN looks at |
+//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation, and 250 ms until a node is asked again |
+//! | [`LISTED_MAX`] | 100,000 locks of a list |
+//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries that one LOCK.SCAN looks at, and 2.5 s for its answer |
 //! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
@@ -72,10 +73,15 @@ pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
 /// How often a node is asked again while a lock is revoked: often enough that no lock is acquired and
 /// ends unseen in between.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
+/// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Nobody waits for
+/// it but an operator.
+pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many locks a list has at most.
 pub const LISTED_MAX: usize = 100_000;
 /// How many entries of its table one LOCK.SCAN looks at.
-pub const SCAN_COUNT: u32 = 500;
+pub const SCAN_COUNT: u32 = 200;
+/// How long a node may take to answer one LOCK.SCAN, unless [`node_timeout`] is longer.
+pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
 /// How often an idle connection is checked.
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
 /// How many connections of one client to one node may wait.

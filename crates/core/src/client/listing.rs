@@ -58,20 +58,7 @@ impl Listing {
 
     /// Why each node listed less than all its locks, if it did.
     pub fn failures(&self) -> impl Iterator<Item = Option<NodeError>> + use<'_> {
-        self.nodes.iter().map(|node| self.answer(node.as_ref(), None).err())
-    }
-
-    fn answer(
-        &self,
-        node: Option<&Result<Option<String>, NodeError>>,
-        lease: Option<LeaseInfo>,
-    ) -> Result<Option<LeaseInfo>, NodeError> {
-        match (lease, node) {
-            (Some(lease), _) => Ok(Some(lease)),
-            (None, Some(Ok(abstains))) => inspection_answer(None, abstains.clone()),
-            (None, Some(Err(error))) => Err(error.clone()),
-            (None, None) => Err(NodeError::UnexpectedReply),
-        }
+        self.nodes.iter().map(|node| answer(node.as_ref(), None).err())
     }
 
     /// What the nodes say together, in the order of the keys.
@@ -79,10 +66,23 @@ impl Listing {
         let locks = std::mem::take(&mut self.locks);
         let listed = |(key, leases): (Vec<u8>, Vec<Option<LeaseInfo>>)| {
             let answers = self.nodes.iter().zip(leases);
-            let nodes: Vec<_> = answers.map(|(node, lease)| self.answer(node.as_ref(), lease)).collect();
+            let nodes: Vec<_> = answers.map(|(node, lease)| answer(node.as_ref(), lease)).collect();
             ListedLock { key, state: summarize(majority, &nodes), nodes }
         };
         locks.into_iter().map(listed).collect()
+    }
+}
+
+/// A node's word about a key, given what it lists for it and how its list ended.
+fn answer(
+    node: Option<&Result<Option<String>, NodeError>>,
+    lease: Option<LeaseInfo>,
+) -> Result<Option<LeaseInfo>, NodeError> {
+    match (lease, node) {
+        (Some(lease), _) => Ok(Some(lease)),
+        (None, Some(Ok(abstains))) => inspection_answer(None, abstains.clone()),
+        (None, Some(Err(error))) => Err(error.clone()),
+        (None, None) => Err(NodeError::UnexpectedReply),
     }
 }
 

@@ -1,0 +1,204 @@
+//! `quorlock inspect` and `quorlock list`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::process::Output;
+
+use common::{Holder, Net, PATIENCE, Running, code, holding, on, quorlock, run_script, stderr, stdout};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
+use serde_json::Value;
+
+fn inspect(masters: &Masters, words: &[&str]) -> Output {
+    on(masters, "inspect").args(words).output().unwrap()
+}
+
+fn list(masters: &Masters, words: &[&str]) -> Output {
+    on(masters, "list").args(words).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
+}
+
+/// A lock that nobody releases.
+fn acquire(masters: &Masters, key: &str) {
+    let output = on(masters, "acquire").args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+}
+
+/// Servers whose fences agree, so that a lock has one fence on all of them.
+fn masters() -> Masters {
+    Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
+}
+
+#[test]
+fn free_lock_is_free() {
+    let masters = Masters::start(3);
+    let output = inspect(&masters, &["k"]);
+    assert_eq!(code(output.status), 123);
+    let text = stdout(&output);
+    assert!(text.starts_with("k: free\n") && text.ends_with("asks for the lock acquires it.\n"), "{text}");
+    assert_eq!(text.lines().count(), 6, "{text}");
+    let output = inspect(&masters, &["k", "--json"]);
+    assert_eq!((code(output.status), &json(&output)["state"]), (123, &"free".into()));
+}
+
+#[test]
+fn held_lock_has_an_owner_a_fence_times_and_waiters() {
+    let masters = masters();
+    let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
+    eventually(PATIENCE, "all masters hold it", || holding(&masters) == 3);
+    let waiter = Running::start(&mut run_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":"));
+    let shown = || json(&inspect(&masters, &["k", "--json"]));
+    eventually(PATIENCE, "the waiter is shown", || shown()["waiters"] == 1);
+    let lock = shown();
+    assert_eq!(
+        (&lock["state"], &lock["owner"], &lock["revoked"]),
+        (&"held".into(), &"web-3".into(), &false.into())
+    );
+    assert_eq!(lock["queue"][0]["owner"], "\u{1b}[31mweb-4");
+    let ms = |name: &str| lock[name].as_u64().unwrap();
+    assert!(ms("at_most_ms") <= 30_000 && ms("held_ms") < 20_000 && ms("fence") > 0, "{lock}");
+    assert!(lock["nodes"].as_array().unwrap().iter().all(|node| node["owner"] == "web-3"), "{lock}");
+    let output = inspect(&masters, &["k"]);
+    let text = stdout(&output);
+    assert_eq!(code(output.status), 0);
+    assert!(text.starts_with("k: held by web-3 on 3 of 3 nodes\n"), "{text}");
+    assert!(text.contains(r"waiting  1: \u{1b}[31mweb-4 (") && !text.contains('\u{1b}'), "{text}");
+    assert!(text.contains("from now at most, unless it is extended"), "{text}");
+    drop(waiter);
+    holder.let_go();
+}
+
+#[test]
+fn revoked_lock_is_shown_as_revoked() {
+    let masters = masters();
+    acquire(&masters, "k");
+    let revoke = |nodes: usize| {
+        for master in masters.iter().take(nodes) {
+            let _: i64 = redis::cmd("LOCK.REVOKE").arg("k").query(&mut master.connection()).unwrap();
+        }
+        let output = inspect(&masters, &["k"]);
+        assert_eq!(code(output.status), 0);
+        stdout(&output).to_owned()
+    };
+    let text = revoke(1);
+    assert!(text.contains("revoked it on 1 of 3 nodes only: the holder can still extend it"), "{text}");
+    let text = revoke(3);
+    assert!(text.starts_with("k: held by web-1 on 3 of 3 nodes, revoked\n"), "{text}");
+    assert!(text.contains("The holder cannot extend it any more."), "{text}");
+    assert!(!text.contains("unless it is extended"), "{text}");
+    assert_eq!(json(&inspect(&masters, &["k", "--json"]))["revoked"], true);
+}
+
+#[test]
+fn node_that_is_down_is_named_with_the_reason() {
+    let mut masters = masters();
+    acquire(&masters, "k");
+    masters[1].kill();
+    let output = inspect(&masters, &["k"]);
+    assert_eq!(code(output.status), 0, "{}", stdout(&output));
+    assert!(stdout(&output).starts_with("k: held by web-1 on 2 of 3 nodes"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("not connected"), "{}", stdout(&output));
+    assert!(json(&inspect(&masters, &["k", "--json"]))["nodes"][1]["error"].is_string());
+    let listed = list(&masters, &[]);
+    assert_eq!(code(listed.status), 0);
+    assert!(stdout(&listed).contains("held by web-1 on 2 of 3 nodes"), "{}", stdout(&listed));
+    assert!(stderr(&listed).contains("listed less than all its locks"), "{}", stderr(&listed));
+
+    masters[2].kill();
+    let output = inspect(&masters, &["k"]);
+    assert_eq!(code(output.status), 122);
+    assert!(stdout(&output).starts_with("k: unknown: too few nodes answered"), "{}", stdout(&output));
+    assert_eq!(code(list(&masters, &[]).status), 122);
+    masters[0].kill();
+    for output in [inspect(&masters, &["k"]), list(&masters, &[])] {
+        assert_eq!((code(output.status), stdout(&output)), (122, ""));
+        assert!(stderr(&output).contains("no node"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn silent_node_has_its_time_limit() {
+    let Net { masters, proxies } = Net::start();
+    acquire(&masters, "k");
+    proxies[0].drop_bytes(Direction::ToServer);
+    let nodes = proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",");
+    let output = quorlock().args(["inspect", "k", "--nodes", &nodes]).output().unwrap();
+    assert!([0, 122].contains(&code(output.status)), "{}", stdout(&output));
+    assert!(stdout(&output).contains("not connected"), "{}", stdout(&output));
+}
+
+#[test]
+fn key_of_a_program_that_uses_set_is_foreign() {
+    let masters = Masters::start(3);
+    for master in &masters {
+        let mut set = redis::cmd("SET");
+        let _: String = set.arg("k").arg("v").arg("PX").arg(60_000).query(&mut master.connection()).unwrap();
+    }
+    let output = inspect(&masters, &["k"]);
+    assert_eq!(code(output.status), 0);
+    assert!(stdout(&output).starts_with("k: taken by a program that uses SET\n"), "{}", stdout(&output));
+    assert_eq!(json(&inspect(&masters, &["k", "--json"]))["state"], "foreign");
+    assert_eq!(stdout(&list(&masters, &[])).lines().count(), 1, "it is no lock");
+}
+
+#[test]
+fn locks_are_listed_in_the_order_of_their_keys() {
+    let masters = masters();
+    let empty = list(&masters, &[]);
+    assert_eq!((code(empty.status), stdout(&empty).lines().count()), (0, 1));
+    for key in ["orders/9", "a\u{1b}]0;x\u{7}", "orders/10", "zoo"] {
+        acquire(&masters, key);
+    }
+    let keys = |words: &[&str]| {
+        let output = list(&masters, words);
+        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        let lines = stdout(&output).lines().skip(1).map(|line| line.split("  ").next().unwrap().to_owned());
+        (lines.collect::<Vec<_>>(), stderr(&output).to_owned())
+    };
+    let escaped = r"a\u{1b}]0;x\u{7}";
+    assert_eq!(keys(&[]).0, [escaped, "orders/10", "orders/9", "zoo"]);
+    assert_eq!(keys(&["orders/*"]).0, ["orders/10", "orders/9"]);
+    assert_eq!(keys(&["orders/[0-9]"]).0, ["orders/9"]);
+    let (first, said) = keys(&["--limit", "2"]);
+    assert_eq!(first, [escaped, "orders/10"]);
+    assert!(said.contains("there are more locks than 2 locks"), "{said}");
+    let output = list(&masters, &["orders/*", "--json", "--limit", "1"]);
+    let all = json(&output);
+    assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));
+    assert_eq!((&all["locks"][0]["key"], &all["locks"][0]["owner"]), (&"orders/10".into(), &"web-1".into()));
+}
+
+#[test]
+fn more_locks_than_one_slice_are_listed_once() {
+    const LOCKS: usize = 1200;
+    let masters = masters();
+    for master in &masters {
+        let mut pipeline = redis::pipe();
+        for n in 0..LOCKS {
+            pipeline.cmd("LOCK.ACQUIRE").arg(format!("k{n:04}")).arg("t").arg(60_000).arg("FENCE").arg(1 + n);
+        }
+        let _: redis::Value = pipeline.query(&mut master.connection()).unwrap();
+    }
+    let output = list(&masters, &["--limit", "100000", "--json"]);
+    let all = json(&output);
+    let keys: Vec<_> =
+        all["locks"].as_array().unwrap().iter().map(|lock| lock["key"].as_str().unwrap()).collect();
+    assert_eq!(keys.len(), LOCKS);
+    assert!(keys.is_sorted() && all["truncated"] == false);
+}
+
+#[test]
+fn key_that_a_minority_has_is_marked() {
+    let masters = masters();
+    let acquire = |master: &Server| {
+        redis::cmd("LOCK.ACQUIRE").arg("k").arg("t").arg(60_000).exec(&mut master.connection()).unwrap();
+    };
+    acquire(&masters[0]);
+    let output = list(&masters, &[]);
+    assert!(stdout(&output).contains("on a minority of the nodes only"), "{}", stdout(&output));
+}

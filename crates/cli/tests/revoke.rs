@@ -1,0 +1,269 @@
+//! `quorlock revoke`: the old holder ends before the next one begins.
+//!
+//! Commands hold a lock of the kernel on one file while they run, which the kernel frees when all of
+//! their processes are gone: two that run at the same time are noticed, however short that is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::{
+    Net, PATIENCE, Running, becomes_free, code, has_key, holding, on, quorlock, revoked, run_script, stderr,
+    stdout,
+};
+use quorlock_client::{ExtendError, LostError, blocking};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use rustix::process::Signal;
+
+const TTL: [&str; 4] = ["--ttl", "3s", "--node-limit", "300ms"];
+
+/// Runs until it is stopped, and ends slowly. Says whether it is alone.
+fn holder(file: &Path) -> String {
+    alone(file, "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.02; done")
+}
+
+/// Does not end when it is asked to.
+fn stubborn(file: &Path) -> String {
+    alone(file, "trap '' TERM; while :; do sleep 0.02; done")
+}
+
+fn alone(file: &Path, then: &str) -> String {
+    format!("exec 9>{}; flock -n 9 && echo alone || echo together; {then}", file.display())
+}
+
+fn revoke(masters: &Masters, options: &[&str]) -> Running {
+    Running::start(on(masters, "revoke").args(options).arg("k"))
+}
+
+/// Waits until a line of standard error has this text.
+#[track_caller]
+fn says(running: &mut Running, text: &str) {
+    let mut said = Vec::new();
+    while let Some(line) = running.try_error_line() {
+        if line.contains(text) {
+            return;
+        }
+        said.push(line);
+    }
+    panic!("{text:?} was not said: {said:#?}");
+}
+
+/// A client waits for the lock on some node.
+#[track_caller]
+fn somebody_waits(masters: &Masters) {
+    eventually(PATIENCE, "a client waits", || {
+        let waiters = |master: &quorlock_testkit::Server| {
+            let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+            info.lines().any(|line| line.starts_with("lock_waiters:") && line.trim() != "lock_waiters:0")
+        };
+        masters.iter().any(waiters)
+    });
+}
+
+/// A holder whose command runs, and a waiter whose command says whether it is alone.
+fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running, Running) {
+    let mut holder = Running::start(&mut run_script(masters, &TTL, command));
+    assert_eq!(holder.line(), "alone");
+    eventually(PATIENCE, "all masters hold it", || holding(masters) == masters.len());
+    let waiter = Running::start(&mut run_script(masters, &["--owner", "web-4"], &alone(file, "")));
+    somebody_waits(masters);
+    (holder, waiter)
+}
+
+#[test]
+fn revoked_command_is_stopped_before_the_next_holder_begins() {
+    for script in [holder, stubborn] {
+        let masters = Masters::start(3);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (mut holder, mut waiter) = holder_and_waiter(&masters, file.path(), &script(file.path()));
+        let output = revoke(&masters, &["--yes"]).end();
+        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        assert!(stderr(&output).contains("then web-4 acquires the lock"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("quorlock: the lock is over"), "{}", stderr(&output));
+        assert_eq!(stdout(&output).matches("revoked from ").count(), 3, "{}", stdout(&output));
+        assert_eq!(waiter.line(), "alone");
+        assert_eq!(code(waiter.end().status), 0);
+        says(&mut holder, "an operator revoked the lock");
+        assert_eq!(code(holder.end().status), 120);
+    }
+}
+
+/// The baseline of the test above.
+#[test]
+fn deleted_lock_has_two_holders_for_a_while() {
+    let masters = Masters::start(3);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &stubborn(file.path()));
+    for master in &masters {
+        let _: i64 = redis::cmd("DEL").arg("k").query(&mut master.connection()).unwrap();
+    }
+    assert_eq!(waiter.line(), "together");
+    drop(waiter);
+    drop(holder);
+}
+
+#[test]
+fn revocation_now_ends_the_lock_beside_its_holder() {
+    let masters = Masters::start(3);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &stubborn(file.path()));
+    let output = revoke(&masters, &["--now", "--yes"]).end();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(
+        said.contains("may run on beside the next holder") && said.contains("may still run for"),
+        "{said}"
+    );
+    assert_eq!(waiter.line(), "together");
+    assert_eq!(code(holder.end().status), 120);
+}
+
+#[test]
+fn lock_of_several_keys_is_revoked_by_one_of_them() {
+    let masters = Masters::start(3);
+    let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
+    let mut lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(2)).acquire().unwrap();
+    lock.renew();
+    eventually(PATIENCE, "all masters hold it", || holding(&masters) == 3);
+    let mut revocation = revoke(&masters, &["--yes"]);
+    says(&mut revocation, "revoked; the lock ends within");
+    let error = lock.extend().unwrap_err();
+    assert!(matches!(error, ExtendError::Revoked { .. }), "{error}");
+    assert!(!lock.remaining().is_zero(), "it is held until its deadline");
+    assert!(masters.iter().all(has_key));
+    assert_eq!(code(revocation.end().status), 0);
+    let lost = lock.lost();
+    assert!(matches!(lost, LostError::Revoked { .. }), "{lost}");
+    quorum.lock_all(["a", "k"]).acquire().unwrap().release().unwrap();
+}
+
+#[test]
+fn lock_is_revoked_while_one_master_is_down() {
+    let mut masters = Masters::start(3);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    masters[2].kill();
+    let output = revoke(&masters, &["--yes"]).end();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("not connected"), "{}", stdout(&output));
+    assert_eq!(waiter.line(), "alone");
+    assert_eq!(code(holder.end().status), 120);
+}
+
+/// The append-only file of the master has the revocation.
+#[test]
+fn master_that_crashes_after_the_revocation_does_not_undo_it() {
+    let mut masters = Masters::start_with(3, |_, builder| {
+        builder.arg("appendonly", "yes").arg("appendfsync", "always").arg("lock.rejoin-delay", 0)
+    })
+    .unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    let mut revocation = revoke(&masters, &["--yes"]);
+    says(&mut revocation, "revoked; the lock ends within");
+    masters[0].kill();
+    masters[0].restart().unwrap();
+    assert_eq!(code(revocation.end().status), 0);
+    assert_eq!(waiter.line(), "alone");
+    assert_eq!(code(holder.end().status), 120);
+}
+
+#[test]
+fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
+    let Net { masters, proxies } = Net::start();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut holder = Running::start(&mut run_script(&masters, &TTL, &holder(file.path())));
+    assert_eq!(holder.line(), "alone");
+    eventually(PATIENCE, "all masters hold it", || holding(&masters) == 3);
+    proxies[1..].iter().for_each(Proxy::cut);
+    let nodes = [masters[0].url(), proxies[1].url(), proxies[2].url()].join(",");
+    let revocation = quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]).output().unwrap();
+    assert_eq!(code(revocation.status), 122, "{}", stderr(&revocation));
+    assert!(stderr(&revocation).contains("the holder may extend the lock"), "{}", stderr(&revocation));
+    assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
+    // The lease that was revoked has ended by now. The lock is held on the others, and not repaired.
+    eventually(PATIENCE, "its lease has ended", || holding(&masters) == 2);
+    assert_eq!(revoked(&masters), 0);
+    proxies.iter().for_each(Proxy::heal);
+    // The other two are revoked, and that is enough.
+    let output = revoke(&masters, &["--yes"]).end();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert_eq!(code(holder.end().status), 120);
+}
+
+#[test]
+fn master_that_answers_late_is_revoked_later() {
+    let Net { masters, proxies } = Net::start();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    proxies[2].drop_bytes(Direction::ToServer);
+    let nodes = proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",");
+    let mut revocation = Running::start(quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]));
+    says(&mut revocation, "revoked; the lock ends within");
+    assert_eq!(revoked(&masters), 2);
+    proxies[2].cut();
+    proxies[2].heal();
+    eventually(PATIENCE, "the third one is asked again", || revoked(&masters) == 3);
+    assert_eq!(code(revocation.end().status), 0);
+    assert_eq!(waiter.line(), "alone");
+    drop(holder);
+}
+
+#[test]
+fn interrupted_wait_leaves_the_lock_revoked() {
+    let masters = Masters::start(3);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    let mut revocation = revoke(&masters, &["--yes"]);
+    says(&mut revocation, "revoked; the lock ends within");
+    revocation.signal(Signal::INT);
+    let output = revocation.end();
+    assert_eq!(code(output.status), 130);
+    assert!(
+        stderr(&output).contains("the revocation stands, and the lock ends within"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(waiter.line(), "alone");
+    assert_eq!(code(holder.end().status), 120);
+}
+
+#[test]
+fn without_a_terminal_nothing_is_revoked_unless_yes_is_given() {
+    let masters = Masters::start(3);
+    let held = common::Holder::start(&masters, &["--ttl", "30s"]);
+    let output = on(&masters, "revoke").arg("k").output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("give --yes"), "{}", stderr(&output));
+    assert_eq!(revoked(&masters), 0);
+    held.let_go();
+    becomes_free(&masters);
+    let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (123, ""), "{}", stderr(&output));
+    assert!(stderr(&output).contains("k is free"), "{}", stderr(&output));
+}
+
+#[test]
+fn nodes_that_are_down_revoke_nothing() {
+    let mut masters = Masters::start(3);
+    masters.iter_mut().for_each(quorlock_testkit::Server::kill);
+    let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
+    assert_eq!(code(output.status), 122, "{}", stderr(&output));
+    assert!(stderr(&output).contains("nothing was revoked"), "{}", stderr(&output));
+}
+
+#[test]
+fn handle_of_a_revoked_lock_is_lost() {
+    let masters = Masters::start(3);
+    let output = on(&masters, "acquire").args(["k", "--ttl", "2s"]).output().unwrap();
+    let handle = stdout(&output).trim().to_owned();
+    let mut revocation = revoke(&masters, &["--yes"]);
+    says(&mut revocation, "revoked; the lock ends within");
+    let output = common::with_input(on(&masters, "extend").arg("-"), &handle);
+    assert_eq!((code(output.status), stdout(&output)), (120, ""));
+    assert!(stderr(&output).contains("an operator revoked the lock"), "{}", stderr(&output));
+    assert_eq!(code(revocation.end().status), 0);
+}

@@ -1,0 +1,148 @@
+//! Locks that an operator takes back, and lists, on real masters.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
+use quorlock_client::{
+    Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation, Ownership,
+    Released, RevocationState, RevokeError, ScanError, blocking,
+};
+use quorlock_testkit::{Masters, Proxy, Server, eventually_async};
+use tokio::time::timeout;
+
+const TTL: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = quorum.lock("k").ttl(TTL).owner("web-3").acquire().await.unwrap();
+    lock.renew();
+    all_hold(&masters, "k").await;
+    let operator = connect(masters.urls()).await;
+    let mut revocation = operator.revoke("k").await.unwrap();
+    let report = revocation.report();
+    assert_eq!(report.state, RevocationState::Revoked);
+    assert!(report.remaining <= TTL + TTL / 50, "{report:?}");
+    for node in &report.nodes {
+        let NodeRevocation::Revoked(lease) = &node.result else { panic!("{report:?}") };
+        assert_eq!((lease.owner.as_deref(), lease.revoked), (Some("web-3"), true));
+    }
+    let error = lock.extend().await.unwrap_err();
+    let ExtendError::Revoked { nodes } = &error else { panic!("{error}") };
+    let is_told = |node: &quorlock_client::NodeAnswer| matches!(node.answer, Answer::Failed(NodeError::Revoked { left_ms }) if left_ms <= 2000);
+    assert!(nodes.0.iter().filter(|node| is_told(node)).count() >= 2, "{nodes}");
+    assert!(matches!(lock.ownership(), Ownership::Uncertain(_)), "{:?}", lock.ownership());
+    let left = lock.remaining();
+    assert!(!left.is_zero());
+    let lost = timeout(left + Duration::from_secs(1), lock.lost()).await.expect("at its deadline");
+    assert!(matches!(lost, LostError::Revoked { .. }), "{lost}");
+    assert!(holding(&masters, "k") >= 2, "the nodes end it later than its holder");
+    timeout(PATIENCE, revocation.ended()).await.expect("it is over by its deadline");
+    assert_eq!(revocation.report().state, RevocationState::Over);
+    operator.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn early_release_ends_a_revoked_lock() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let mut revocation = quorum.revoke("k").await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    timeout(PATIENCE, revocation.ended()).await.expect("long before its deadline");
+    nothing_is_left(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn revoked_lock_is_not_attached() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let detached = lock.detach();
+    let _revocation = quorum.revoke("k").await.unwrap();
+    let error = quorum.attach(detached).await.unwrap_err();
+    let AttachError::NoQuorum { nodes } = &error else { panic!("{error}") };
+    assert!(nodes.failed().any(|(_, error)| matches!(error, NodeError::Revoked { .. })), "{nodes}");
+}
+
+#[tokio::test]
+async fn revocation_now_frees_the_key_at_once() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
+    all_hold(&masters, "k").await;
+    let revocation = quorum.revoke_now("k").await.unwrap();
+    let report = revocation.report();
+    assert_eq!(report.state, RevocationState::Over);
+    assert!(report.remaining > Duration::from_secs(40), "its holder does not know: {report:?}");
+    let next = quorum.lock("k").try_acquire().await.unwrap();
+    assert!(next.fence() > lock.fence());
+}
+
+#[tokio::test]
+async fn minority_makes_nothing_certain() {
+    let net = net(3).await;
+    let mut lock = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
+    all_hold(&net.masters, "k").await;
+    let operator = connect(net.proxies.iter().map(Proxy::url)).await;
+    net.proxies[1..].iter().for_each(Proxy::cut);
+    let mut revocation = operator.revoke("k").await.unwrap();
+    assert_eq!(revocation.report().state, RevocationState::Unknown);
+    net.proxies.iter().for_each(Proxy::heal);
+    let revoked = async {
+        while revocation.report().state != RevocationState::Revoked {
+            revocation.changed().await;
+        }
+    };
+    timeout(PATIENCE, revoked).await.expect("the others are asked again");
+    eventually_async(PATIENCE, "the holder is told", async || {
+        matches!(lock.extend().await, Err(ExtendError::Revoked { .. } | ExtendError::Lost { .. }))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nodes_that_do_not_answer_are_an_error() {
+    let mut masters = Masters::start(3);
+    let quorum = connect(masters.urls()).await;
+    masters.iter_mut().for_each(Server::kill);
+    let error = quorum.revoke("k").await.err().expect("no node answers");
+    let RevokeError::NoAnswer { nodes } = &error else { panic!("{error}") };
+    assert_eq!(nodes.failed().count(), 3, "{nodes}");
+    let error = quorum.scan("*", 10).await.unwrap_err();
+    let ScanError::NoAnswer { nodes } = &error else { panic!("{error}") };
+    assert_eq!(nodes.failed().count(), 3, "{nodes}");
+}
+
+#[test]
+fn blocking_calls_revoke_and_list() {
+    let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
+    let locks: Vec<_> = ["b", "a", "c/1"].map(|key| quorum.lock(key).ttl(TTL).acquire().unwrap()).into();
+    let mut list = quorum.scan("*", 10).unwrap();
+    quorlock_testkit::eventually(PATIENCE, "all nodes list them", || {
+        list = quorum.scan("*", 10).unwrap();
+        list.locks
+            .iter()
+            .all(|lock| matches!(&lock.lock.state, LockState::Held(held) if held.nodes.len() == 3))
+    });
+    let keys: Vec<_> = list.locks.iter().map(|lock| &lock.key[..]).collect();
+    assert_eq!(keys, [&b"a"[..], b"b", b"c/1"]);
+    assert!(!list.is_truncated && list.nodes.iter().all(|(_, error)| error.is_none()));
+    let lease = list.locks[0].lock.nodes[0].lease.as_ref().unwrap().as_ref().unwrap();
+    assert_eq!((lease.mode, lease.holders, lease.revoked), (LockMode::Exclusive, 1, false));
+    assert!(lease.held.is_some());
+    let first = quorum.scan("*", 1).unwrap();
+    assert_eq!((first.locks.len(), first.is_truncated), (1, true));
+    assert_eq!(quorum.scan("c/*", 10).unwrap().locks.len(), 1);
+
+    let mut revocation = quorum.revoke("a").unwrap();
+    assert!(!revocation.ended(Duration::ZERO));
+    assert_eq!(revocation.report().state, RevocationState::Revoked);
+    assert!(revocation.ended(PATIENCE));
+    assert!(quorum.revoke_now("b").unwrap().ended(PATIENCE));
+    drop(locks);
+}
