@@ -7,14 +7,18 @@ use clap::{Parser, Subcommand};
 use crate::acquire::Acquire;
 use crate::bench::Bench;
 use crate::config::Defaults;
+use crate::doctor::Doctor;
 use crate::duration::duration;
 use crate::exit;
+use crate::exporter::Exporter;
 use crate::extend::Extend;
 use crate::inspect::Inspect;
 use crate::list::List;
 use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
 use crate::revoke::Revoke;
+use crate::status::Status;
+use crate::top::Top;
 use crate::up::Up;
 
 /// How long a lock lasts when neither an option nor a file says so.
@@ -46,6 +50,10 @@ pub(crate) enum Verb {
     List(List),
     Revoke(Revoke),
     Bench(Bench),
+    Status(Status),
+    Doctor(Doctor),
+    Top(Top),
+    Exporter(Exporter),
     Up(Up),
 }
 

@@ -57,6 +57,17 @@ impl Endpoint {
         TLS_SCHEMES.contains(&self.url.scheme())
     }
 
+    /// Why this kind of node cannot be used, if it cannot.
+    pub(crate) fn unsupported(&self) -> Option<&'static str> {
+        let scheme = self.url.scheme();
+        if scheme.contains("sentinel") {
+            return Some("Sentinel may fail it over to a replica that lacks locks: name each master itself");
+        }
+        scheme
+            .contains("cluster")
+            .then_some("a Redis Cluster cannot be a node, since its slots move: name independent masters")
+    }
+
     /// Whether the URL contains a password.
     pub(crate) fn has_password(&self) -> bool {
         self.url.password().is_some() || self.url.query_pairs().any(|(name, _)| name == "pass")

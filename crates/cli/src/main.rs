@@ -16,6 +16,9 @@
 //! - [`clock`]: the clocks of a validity.
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
+//! - [`fleet`]: every node asked by itself; [`status`] shows them, [`doctor`] says what
+//!   is wrong, and [`exporter`] serves their figures to Prometheus.
+//!   [`top`] shows their locks.
 //! - [`exit`]: what the exit codes mean.
 //! - [`manual`]: man pages and shell completions.
 
@@ -25,11 +28,14 @@ mod args;
 mod bench;
 mod clock;
 mod config;
+mod doctor;
 mod duration;
 mod endpoint;
 mod exit;
+mod exporter;
 mod extend;
 mod family;
+mod fleet;
 mod handle;
 mod inspect;
 mod keeper;
@@ -41,6 +47,8 @@ mod revoke;
 mod run;
 mod shown;
 mod signals;
+mod status;
+mod top;
 mod up;
 mod watchdog;
 
@@ -82,6 +90,10 @@ async fn main() -> ExitCode {
         Verb::List(args) => list::list(args).await,
         Verb::Revoke(args) => revoke::revoke(args).await,
         Verb::Bench(args) => bench::bench(args).await,
+        Verb::Status(args) => status::status(args).await,
+        Verb::Doctor(args) => doctor::doctor(args).await,
+        Verb::Exporter(args) => exporter::exporter(args).await,
+        Verb::Top(args) => top::top(args).await,
         Verb::Up(args) => up::up(args).await,
     })
 }

@@ -1,10 +1,13 @@
 //! The nodes that a verb works on: where they are named, and the connection to them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use quorlock_client::Quorum;
+use quorlock_client::{Quorum, QuorumBuilder};
+use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
+use rustls::crypto::CryptoProvider;
 
 use crate::config::{self, Defaults, File, Loaded, Tls};
 use crate::endpoint::Endpoint;
@@ -223,6 +226,15 @@ impl NodeArgs {
 impl Nodes {
     /// Connects to the nodes.
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
+        Ok(self.quorum().connect().await?)
+    }
+
+    /// Connects to the nodes, each of which may take this long to answer.
+    pub(crate) async fn connect_within(&self, node_limit: Duration) -> anyhow::Result<Quorum> {
+        Ok(self.quorum().node_timeout(node_limit).connect().await?)
+    }
+
+    fn quorum(&self) -> QuorumBuilder {
         let mut builder = Quorum::builder().nodes(self.endpoints.iter().map(Endpoint::secret_url));
         if let Some(roots) = &self.certificates.roots {
             builder = builder.root_certificates(roots.clone());
@@ -230,8 +242,53 @@ impl Nodes {
         if let Some(Identity { chain, key }) = &self.certificates.identity {
             builder = builder.client_certificate(chain.clone(), key.clone());
         }
-        Ok(builder.connect().await?)
+        builder
     }
+
+    /// A client of each node by itself, which is not connected yet.
+    pub(crate) fn clients(&self) -> anyhow::Result<Vec<NodeClient>> {
+        if self.endpoints.iter().any(Endpoint::has_tls) && CryptoProvider::get_default().is_none() {
+            // It fails only if there is one meanwhile.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        self.endpoints.iter().map(|endpoint| self.client(endpoint)).collect()
+    }
+
+    fn client(&self, endpoint: &Endpoint) -> anyhow::Result<NodeClient> {
+        let name = endpoint.name();
+        if let Some(reason) = endpoint.unsupported() {
+            return Ok(NodeClient { name, client: Err(reason.to_owned()) });
+        }
+        let info = match endpoint.secret_url().into_connection_info() {
+            Ok(info) => info,
+            Err(error) => return Ok(NodeClient { name, client: Err(error.to_string()) }),
+        };
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_tcp_settings(tcp);
+        let Certificates { roots, identity } = &self.certificates;
+        let has_certificates = roots.is_some() || identity.is_some();
+        let client = if endpoint.has_tls() && has_certificates {
+            let certificates = TlsCertificates {
+                client_tls: identity.as_ref().map(|identity| ClientTlsConfig {
+                    client_cert: identity.chain.clone(),
+                    client_key: identity.key.clone(),
+                }),
+                root_cert: roots.clone(),
+            };
+            Client::build_with_tls(info, certificates)
+        } else {
+            Client::open(info)
+        };
+        Ok(NodeClient { name, client: Ok(client.context("TLS cannot be used")?) })
+    }
+}
+
+/// How to connect to one node.
+pub(crate) struct NodeClient {
+    /// The address, without user and password.
+    pub(crate) name: String,
+    /// Or why there can be no connection.
+    pub(crate) client: Result<Client, String>,
 }
 
 fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {

@@ -20,7 +20,7 @@ fn help_names(verb: &[&str], things: &[&str]) {
 fn help_names_options_exit_codes_and_environment_variables() {
     let verbs = ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
     help_names(&[], &verbs);
-    help_names(&[], &["quorlock run KEY -- COMMAND"]);
+    help_names(&[], &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"]);
     let table = [
         ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"].as_slice(),
         ["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD", "SSL_CERT_FILE"]
@@ -28,7 +28,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
     ];
     help_names(&[], &table.concat());
-    for verb in ["acquire", "extend", "release", "bench"] {
+    for verb in ["acquire", "extend", "release", "bench", "status"] {
         help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
     for verb in ["inspect", "list", "revoke"] {
@@ -36,6 +36,9 @@ fn help_names_options_exit_codes_and_environment_variables() {
     }
     help_names(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
     help_names(&["list"], &["[PATTERN]", "--limit", "--json"]);
+    help_names(&["doctor"], &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "]);
+    help_names(&["exporter"], &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "]);
+    help_names(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]

@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{PATIENT, code, quorlock, stderr};
+use common::{PATIENT, code, quorlock, stderr, stdout};
 use quorlock_testkit::{Server, StartError};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -129,4 +129,25 @@ fn certificates_without_tls_are_refused() {
     };
     fails(&with_roots("a:6379"), 125, "write rediss://a:6379");
     fails(&with_roots("redis://a:6379"), 125, "rediss://");
+}
+
+/// Without a quorum, each node by itself: with the same certificates.
+#[test]
+fn status_and_doctor_use_the_certificates_and_say_when_one_is_not_trusted() {
+    let Some(masters) = TlsMasters::start(true) else { return };
+    let ask = |verb: &str, options: &[(&str, &str)]| {
+        let mut command = quorlock();
+        command.args([verb, "--json", "--nodes"]).arg(masters.urls("rediss://"));
+        for (name, file) in options {
+            command.arg(name).arg(masters.file(file));
+        }
+        command.output().unwrap()
+    };
+    let trusted = [("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")];
+    let output = ask("status", &trusted);
+    assert_eq!(code(output.status), 0, "{}{}", stdout(&output), stderr(&output));
+    let output = ask("doctor", &trusted[1..]);
+    assert_eq!(code(output.status), 2, "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("misconfigured") && text.contains("--cacert"), "{text}");
 }

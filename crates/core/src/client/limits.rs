@@ -96,7 +96,8 @@ pub const RENEWALS_MAX: usize = 512;
 const SETTLE_ROUND_TRIPS: u32 = 4;
 const NODE_TIMEOUT_ROUND_TRIPS: u32 = 4;
 const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
-const NODE_TIMEOUT_PER_TTL: u32 = 10;
+/// A node that is not far away has this part of the ttl to answer, at most.
+pub const NODE_TIMEOUT_PER_TTL: u32 = 10;
 const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
 
 /// How long a node may take to answer a request about a lock of `ttl`.

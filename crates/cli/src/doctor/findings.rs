@@ -1,0 +1,215 @@
+//! What follows from the nodes' answers: a pure function.
+
+use quorlock_core::Ttl;
+use serde::Serialize;
+
+use super::rights::Denial;
+use super::{fleet, node};
+use crate::fleet::Report;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Severity {
+    /// Locks work, or work again soon, with less safety or less room than they could have.
+    Warning,
+    /// A node never counts, locks of this ttl cannot be taken there, or there is no majority.
+    Error,
+}
+
+/// One thing that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    /// The name of the check, for programs.
+    pub(super) check: &'static str,
+    /// `None` where it is about all nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) node: Option<String>,
+    pub(super) what: String,
+    pub(super) todo: String,
+}
+
+impl Finding {
+    pub(super) fn error(check: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Self {
+        Self { severity: Severity::Error, check, node: None, what: what.into(), todo: todo.into() }
+    }
+
+    pub(super) fn warning(check: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(check, what, todo) }
+    }
+
+    /// It is about this node.
+    pub(super) fn of(self, node: &str) -> Self {
+        Self { node: Some(node.to_owned()), ..self }
+    }
+}
+
+/// All findings, errors first. `denials` has what the user may not do on each node, and `ttl` is
+/// the longest ttl that programs use.
+pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Vec<Finding> {
+    let mut findings = fleet::findings(report);
+    let clock_here_is_wrong = fleet::offset_of_this_machine_us(report).is_some();
+    for ((node, state), denials) in report.iter().zip(denials) {
+        let of_node = node::findings(node, state, denials, ttl);
+        let of_node = of_node.into_iter().filter(|found| found.check != "clock" || !clock_here_is_wrong);
+        findings.extend(of_node.map(|finding| finding.of(&node.name)));
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quorlock_core::client::{NodeError, SetReport};
+
+    use super::*;
+    use crate::fleet::NodeReport;
+    use crate::fleet::info::Abstention;
+    use crate::fleet::report::tests::{down, facts, lock, voting};
+
+    const TTL_MS: u64 = 10_000;
+
+    fn found_with(nodes: Vec<NodeReport>, denials: &[Denial], ttl_ms: u64) -> Vec<Finding> {
+        let denials = vec![denials.to_vec(); nodes.len()];
+        findings(&Report::new(nodes), &denials, Ttl::from_ms(ttl_ms).unwrap())
+    }
+
+    fn found(nodes: Vec<NodeReport>) -> Vec<Finding> {
+        found_with(nodes, &[], TTL_MS)
+    }
+
+    /// What is found after this was done to the last of three nodes: checks with their severity.
+    fn after(change: impl Fn(&mut NodeReport)) -> Vec<(&'static str, Severity)> {
+        let mut nodes = voting(3);
+        change(&mut nodes[2]);
+        let findings = found(nodes);
+        assert!(findings.iter().all(|finding| !finding.todo.is_empty() && !finding.what.is_empty()));
+        findings.into_iter().map(|finding| (finding.check, finding.severity)).collect()
+    }
+
+    use Severity::{Error, Warning};
+
+    #[test]
+    fn nothing_is_found_on_nodes_that_are_well() {
+        assert_eq!(found(voting(3)), []);
+        assert_eq!(found(voting(5)), []);
+    }
+
+    #[test]
+    fn each_accident_of_one_node_is_found_alone() {
+        assert_eq!(after(|node| node.answer = Err(down())), [("down", Warning)]);
+        assert_eq!(
+            after(|node| {
+                lock(node).abstention =
+                    Some(Abstention { reason: "start".into(), left: Some(Duration::from_secs(9)) });
+            }),
+            [("abstaining", Warning)]
+        );
+        assert_eq!(after(|node| facts(node).info.lock = None), [("module-missing", Error)]);
+        assert_eq!(after(|node| facts(node).info.is_replica = true), [("replica", Error)]);
+        assert_eq!(
+            after(|node| facts(node).info.mode = Some("cluster".into())),
+            [("cluster-or-sentinel", Error)]
+        );
+        assert_eq!(after(|node| facts(node).info.run_id = Some("run-0".into())), [("same-server", Error)]);
+        assert_eq!(after(|node| lock(node).set = SetReport::Unset), [("set-differs", Error)]);
+        assert_eq!(
+            after(|node| facts(node).info.maxmemory_policy = Some("allkeys-lru".into())),
+            [("evicts", Warning)]
+        );
+        assert_eq!(after(|node| lock(node).version = "0.2.0".into()), [("module-versions", Warning)]);
+        assert_eq!(after(|node| lock(node).max_ttl_ms = Some(90_000)), [("max-ttl-differs", Warning)]);
+        assert_eq!(after(|node| lock(node).rejoin_delay_ms = Some(0)), [("rejoin-delay", Warning)]);
+        assert_eq!(after(|node| lock(node).waiters = 900), [("waiters", Warning)]);
+        assert_eq!(
+            after(|node| node.answer = Err(NodeError::Denied { reason: "WRONGPASS".into() })),
+            [("denied", Error)]
+        );
+    }
+
+    #[test]
+    fn clock_is_measured_against_the_skew_that_the_node_accepts() {
+        let offset = |seconds: i64| {
+            move |node: &mut NodeReport| facts(node).clock_offset_us = Some(seconds * 1_000_000)
+        };
+        assert_eq!(after(offset(5)), []);
+        assert_eq!(after(offset(-7)), [("clock", Warning)]);
+        assert_eq!(after(offset(61)), [("clock", Error)]);
+        assert_eq!(after(offset(-61)), [("clock", Error)]);
+    }
+
+    #[test]
+    fn one_wrong_clock_here_is_not_three_wrong_clocks_there() {
+        let mut nodes = voting(3);
+        for node in &mut nodes {
+            facts(node).clock_offset_us = Some(120_000_000);
+        }
+        let findings = found(nodes);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!((findings[0].check, &findings[0].node), ("clock-here", &None));
+    }
+
+    #[test]
+    fn distant_node_needs_a_longer_ttl() {
+        let round_trip = |ms| move |node: &mut NodeReport| facts(node).round_trip = Duration::from_millis(ms);
+        assert_eq!(after(round_trip(100)), []);
+        assert_eq!(after(round_trip(500)), [("round-trip", Warning)]);
+        assert_eq!(after(round_trip(1300)), [("round-trip", Error)]);
+    }
+
+    #[test]
+    fn ttl_above_the_limit_of_the_nodes_is_an_error() {
+        let findings = found_with(voting(3), &[], 61_000);
+        assert_eq!(findings.len(), 3);
+        assert!(findings.iter().all(|finding| finding.check == "max-ttl" && finding.todo.contains("60s")));
+    }
+
+    #[test]
+    fn number_of_nodes_is_odd_and_more_than_one() {
+        let checks = |count| found(voting(count)).iter().map(|finding| finding.check).collect::<Vec<_>>();
+        assert_eq!(checks(4), ["even-number"]);
+        assert_eq!(checks(1), ["single-node"]);
+    }
+
+    #[test]
+    fn majority_that_does_not_vote_is_an_error_of_its_own() {
+        let mut nodes = voting(3);
+        nodes[0].answer = Err(down());
+        nodes[1].answer = Err(down());
+        let findings = found(nodes);
+        assert_eq!((findings[0].check, findings[0].severity), ("no-majority", Error));
+    }
+
+    #[test]
+    fn set_is_missing_or_changing() {
+        let mut nodes = voting(3);
+        for node in &mut nodes {
+            lock(node).set = SetReport::Unset;
+        }
+        assert_eq!(found(nodes)[0].check, "no-set");
+        let mut nodes = voting(3);
+        for (index, node) in nodes.iter_mut().enumerate() {
+            let set = format!("eu {} 1,2,3>1,2,3,4", index + 1);
+            lock(node).set = SetReport::Set(set.parse().unwrap());
+        }
+        let findings = found(nodes);
+        assert_eq!((findings.len(), findings[0].check), (1, "set-changes"));
+    }
+
+    #[test]
+    fn commands_that_the_user_may_not_run_are_named() {
+        let denials = [Denial::Command("LOCK.RELEASE"), Denial::Command("PING")];
+        let findings = found_with(voting(3), &denials, TTL_MS);
+        assert_eq!(findings.len(), 3);
+        assert!(findings[0].what.contains("LOCK.RELEASE and PING"), "{}", findings[0].what);
+        assert!(findings[0].todo.contains("+lock.release +ping"), "{}", findings[0].todo);
+        assert_eq!(findings[0].severity, Error);
+        let findings = found_with(voting(3), &[Denial::Command("LOCK.MACQUIRE")], TTL_MS);
+        assert_eq!(findings[0].severity, Warning, "only locks of several keys need it");
+        let findings = found_with(voting(3), &[Denial::Key("orders/1".into())], TTL_MS);
+        assert!(findings[0].what.contains("orders/1"));
+    }
+}

@@ -1,0 +1,117 @@
+//! What is wrong with the nodes together.
+
+use std::collections::BTreeMap;
+
+use quorlock_core::client::Members;
+
+use super::findings::Finding;
+use super::node::{CLOCK_WARNING_PART, max_clock_skew_us};
+use crate::fleet::info::LockInfo;
+use crate::fleet::{NodeReport, Report};
+use crate::status::signed;
+
+pub(super) fn findings(report: &Report) -> Vec<Finding> {
+    let checks = [majority, number, set, versions, max_ttls, clock_here];
+    checks.into_iter().filter_map(|check| check(report)).collect()
+}
+
+fn majority(report: &Report) -> Option<Finding> {
+    let (voting, nodes, needed) = (report.voting(), report.nodes.len(), report.majority());
+    (!report.has_majority()).then(|| {
+        Finding::error(
+            "no-majority",
+            format!("{voting} of {nodes} nodes vote, and a lock needs {needed}: none can be acquired"),
+            "see to the nodes that do not vote, which are listed with their reasons",
+        )
+    })
+}
+
+fn number(report: &Report) -> Option<Finding> {
+    match report.nodes.len() {
+        1 => Some(Finding::warning(
+            "single-node",
+            "there is one node: when it stops, no lock can be acquired",
+            "use 3 nodes, or 5 to survive the loss of 2",
+        )),
+        nodes if nodes % 2 == 0 => Some(Finding::warning(
+            "even-number",
+            format!("{nodes} nodes survive the loss of {} of them, as {} do", nodes / 2 - 1, nodes - 1),
+            format!("use {} or {} nodes", nodes - 1, nodes + 1),
+        )),
+        _ => None,
+    }
+}
+
+fn set(report: &Report) -> Option<Finding> {
+    let mut sets = locks(report).map(|(_, lock)| lock.set.set()).peekable();
+    sets.peek()?;
+    let sets: Vec<_> = sets.collect();
+    if sets.iter().all(Option::is_none) {
+        return Some(Finding::warning(
+            "no-set",
+            "no node has a lock.set: two programs with different lists of nodes could hold the same lock",
+            "write lock.set \"NAME ID MEMBERS\" into the redis.conf of each node and restart them one at a time",
+        ));
+    }
+    let changing =
+        sets.into_iter().flatten().find(|set| matches!(set.members(), Members::Changing { .. }))?;
+    Some(Finding::warning(
+        "set-changes",
+        format!("the members of the set {} are being changed: {}", changing.name(), changing.members()),
+        "complete the change on every node before the next one begins",
+    ))
+}
+
+fn versions(report: &Report) -> Option<Finding> {
+    let differ = groups(locks(report).map(|(node, lock)| (lock.version.clone(), node)))?;
+    Some(Finding::warning(
+        "module-versions",
+        format!("the nodes have different versions of the module: {differ}"),
+        "load the same version everywhere: restart the nodes one at a time, each when the last one votes again",
+    ))
+}
+
+fn max_ttls(report: &Report) -> Option<Finding> {
+    let max_ttls = locks(report).filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
+    let differ = groups(max_ttls)?;
+    Some(Finding::warning(
+        "max-ttl-differs",
+        format!("the nodes have different values of lock.max-ttl: {differ}"),
+        "write the same value into the redis.conf of each; the smallest one counts for programs",
+    ))
+}
+
+/// When all nodes agree, and this machine does not, it is this machine's clock.
+fn clock_here(report: &Report) -> Option<Finding> {
+    let offset_us = offset_of_this_machine_us(report)?;
+    Some(Finding::warning(
+        "clock-here",
+        format!("the clocks of all nodes differ from this machine's by {}", signed(offset_us)),
+        "synchronize the clock of this machine, with chrony for example",
+    ))
+}
+
+/// How far all nodes are ahead of this machine, where they agree with each other and not with it.
+pub(super) fn offset_of_this_machine_us(report: &Report) -> Option<i64> {
+    let clocks = || report.nodes.iter().filter_map(NodeReport::facts);
+    let offsets: Vec<_> = clocks().filter_map(|facts| facts.clock_offset_us).collect();
+    let skew_us = clocks().map(max_clock_skew_us).min()?;
+    let (least, most) = (*offsets.iter().min()?, *offsets.iter().max()?);
+    let agree = most.abs_diff(least) <= skew_us / CLOCK_WARNING_PART;
+    let differ = offsets.iter().all(|offset| offset.unsigned_abs() > skew_us / CLOCK_WARNING_PART);
+    (offsets.len() > 1 && agree && differ).then_some(least)
+}
+
+fn locks(report: &Report) -> impl Iterator<Item = (&NodeReport, &LockInfo)> {
+    report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)))
+}
+
+/// `A on a, b; B on c`, if there is more than one value.
+fn groups<'a>(values: impl Iterator<Item = (String, &'a NodeReport)>) -> Option<String> {
+    let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (value, node) in values {
+        groups.entry(value).or_default().push(&node.name);
+    }
+    let text = |(value, nodes): (&String, &Vec<&str>)| format!("{value} on {}", nodes.join(", "));
+    (groups.len() > 1).then(|| groups.iter().map(text).collect::<Vec<_>>().join("; "))
+}

@@ -1,0 +1,90 @@
+//! Findings for people and for programs.
+
+use std::io::{Write as _, stdout};
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use super::findings::{Finding, Severity};
+use crate::fleet::Report;
+use crate::fleet::text::{printable, wrap};
+
+/// How wide a line may be.
+const COLUMNS: usize = 100;
+/// Where the texts begin.
+const INDENT: usize = 9;
+
+#[derive(Serialize)]
+struct Json<'a> {
+    errors: usize,
+    warnings: usize,
+    voting: usize,
+    nodes: usize,
+    findings: &'a [Finding],
+}
+
+pub(super) fn print(findings: &[Finding], report: &Report, json: bool) -> anyhow::Result<()> {
+    let text = if json { as_json(findings, report)? } else { as_text(findings, report) };
+    stdout().write_all(text.as_bytes()).context("cannot print the findings")
+}
+
+fn as_json(findings: &[Finding], report: &Report) -> anyhow::Result<String> {
+    let json = Json {
+        errors: count(findings, Severity::Error),
+        warnings: count(findings, Severity::Warning),
+        voting: report.voting(),
+        nodes: report.nodes.len(),
+        findings,
+    };
+    Ok(serde_json::to_string(&json)? + "\n")
+}
+
+fn as_text(findings: &[Finding], report: &Report) -> String {
+    let mut lines = Vec::new();
+    for finding in findings {
+        let label = match finding.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        let node = finding.node.as_ref().map(|node| format!("{}: ", printable(node))).unwrap_or_default();
+        let what = wrap(&format!("{node}{}", printable(&finding.what)), COLUMNS - INDENT);
+        let todo = wrap(&format!("> {}", printable(&finding.todo)), COLUMNS - INDENT);
+        for (index, line) in what.iter().chain(&todo).enumerate() {
+            let label = if index == 0 { label } else { "" };
+            lines.push(format!("{label:INDENT$}{line}\n"));
+        }
+        lines.push("\n".into());
+    }
+    let (errors, warnings) = (count(findings, Severity::Error), count(findings, Severity::Warning));
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (voting, nodes) = (report.voting(), report.nodes.len());
+    lines.push(match (errors, warnings) {
+        (0, 0) => format!("Nothing was found. {voting} of {nodes} nodes vote.\n"),
+        _ => format!(
+            "{errors} error{}, {warnings} warning{}. {voting} of {nodes} nodes vote.\n",
+            plural(errors),
+            plural(warnings)
+        ),
+    });
+    lines.concat()
+}
+
+fn count(findings: &[Finding], severity: Severity) -> usize {
+    findings.iter().filter(|finding| finding.severity == severity).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::report::tests::voting;
+    use crate::fleet::text::width;
+
+    #[test]
+    fn findings_fit_100_columns_and_control_no_terminal() {
+        let finding = Finding::error("x", "word ".repeat(50), "do \x1b[2J that").of(&"n".repeat(200));
+        let text = as_text(&[finding], &Report::new(voting(3)));
+        assert!(text.lines().all(|line| width(line) <= COLUMNS) && !text.contains('\x1b'), "{text}");
+        assert!(text.starts_with("error    nnn"), "{text}");
+        assert!(text.ends_with("1 error, 0 warnings. 3 of 3 nodes vote.\n"), "{text}");
+    }
+}

@@ -1,0 +1,81 @@
+//! `quorlock exporter`: the figures of all nodes for Prometheus, over HTTP.
+//!
+//! - [`metrics`]: what a report of the nodes becomes.
+//! - [`shared`]: one gathering for all who ask meanwhile.
+
+mod metrics;
+mod shared;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tokio::net::TcpListener;
+
+use self::shared::Shared;
+use crate::fleet::{Fleet, FleetArgs};
+use crate::signals::Signals;
+use crate::{nodes, say};
+
+/// Where Prometheus asks.
+const PATH: &str = "/metrics";
+
+/// Serves the state and the counters of all nodes to Prometheus, under /metrics.
+///
+/// Each scrape asks every node once, with the time limit --node-limit, which should be shorter than
+/// the scrape timeout of Prometheus. A node that does not answer is `quorlock_node_up 0`. Scrapes at
+/// the same time share one gathering. No metric has a key, an owner or a token in it.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Exporter {
+    /// The address to listen on; anybody who reaches it can read the metrics
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9871")]
+    listen: SocketAddr,
+
+    #[command(flatten)]
+    fleet: FleetArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    a signal ended it
+  125  quorlock itself failed, or its arguments are not understood";
+
+struct Gatherer {
+    fleet: Fleet,
+    current: Shared<Arc<str>>,
+}
+
+pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
+    let (fleet, _) = args.fleet.load()?;
+    let mut signals = Signals::listen()?;
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}: choose another --listen", args.listen))?;
+    say(format_args!("serving http://{}{PATH}", listener.local_addr()?));
+    let gatherer = Arc::new(Gatherer { fleet, current: Shared::default() });
+    let home = || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
+    let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
+    match signals.unless(axum::serve(listener, router).into_future()).await {
+        Ok(ended) => ended.context("the exporter cannot go on")?,
+        // Prometheus repeats a scrape that is cut off.
+        Err(_signal) => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn scrape(State(gatherer): State<Arc<Gatherer>>) -> impl IntoResponse {
+    let gather = async || {
+        let started = Instant::now();
+        let report = gatherer.fleet.gather().await;
+        Arc::from(metrics::of(&report, started.elapsed()))
+    };
+    let text = gatherer.current.get(gather).await;
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.to_string())
+}

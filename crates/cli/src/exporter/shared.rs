@@ -1,0 +1,67 @@
+//! One gathering for all who ask meanwhile.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::OnceCell;
+
+/// A value that is made anew for each caller, unless it is being made already: then they share it.
+pub(super) struct Shared<T>(Mutex<Arc<OnceCell<T>>>);
+
+impl<T> Default for Shared<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> Shared<T> {
+    /// The value that is being made, or a new one.
+    ///
+    /// # Cancel safety
+    /// When the caller that makes the value is dropped, another one makes it.
+    pub(super) async fn get<F: Future<Output = T>>(&self, make: impl FnOnce() -> F) -> T {
+        let current = Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let value = current.get_or_init(make).await.clone();
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&latest, &current) {
+            // The next caller is to have a fresh one.
+            *latest = Arc::default();
+        }
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::{pending, ready};
+
+    use futures_util::{FutureExt as _, future::join};
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn callers_at_the_same_time_share_one_value_and_later_ones_do_not() {
+        let (shared, made) = (Shared::<u32>::default(), Cell::new(0));
+        let (go, gone) = oneshot::channel::<()>();
+        let first = shared.get(async || {
+            made.set(made.get() + 1);
+            let _ = gone.await;
+            made.get()
+        });
+        let second = shared.get(async || panic!("the first one is under way"));
+        let both = join(first, second);
+        tokio::pin!(both);
+        assert!(both.as_mut().now_or_never().is_none());
+        go.send(()).unwrap();
+        assert_eq!(both.await, (1, 1));
+        assert_eq!(shared.get(|| ready(2)).await, 2);
+    }
+
+    #[tokio::test]
+    async fn another_caller_goes_on_when_the_first_one_is_gone() {
+        let shared = Shared::<u32>::default();
+        assert!(shared.get(pending).now_or_never().is_none());
+        assert_eq!(shared.get(|| ready(7)).now_or_never(), Some(7));
+    }
+}

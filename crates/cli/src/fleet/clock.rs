@@ -1,0 +1,28 @@
+//! How far a node's wall clock is from this machine's.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// This machine's wall clock in microseconds since 1970.
+pub(super) fn wall_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// How far ahead a clock is that was read between a request and its reply, in microseconds; right to
+/// within half a round trip.
+pub(super) fn offset_us(sent_us: i64, round_trip: Duration, remote_us: i64) -> i64 {
+    let half = i64::try_from(round_trip.as_micros() / 2).unwrap_or(i64::MAX);
+    remote_us.saturating_sub(sent_us.saturating_add(half))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clock_is_read_half_a_round_trip_after_the_request() {
+        assert_eq!(offset_us(1_000_000, Duration::from_micros(400), 1_000_200), 0);
+        assert_eq!(offset_us(1_000_000, Duration::from_micros(400), 4_000_200), 3_000_000);
+        assert_eq!(offset_us(1_000_000, Duration::ZERO, 500_000), -500_000);
+    }
+}

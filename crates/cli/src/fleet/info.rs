@@ -1,0 +1,212 @@
+//! What a server's reply to INFO says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{Hello, SetReport};
+
+use super::text::printable;
+
+/// The counters of `INFO lock`, without their prefix. docs/operations.md explains each.
+pub(crate) const COUNTERS: [&str; 11] = [
+    "grants",
+    "refusals",
+    "abstained",
+    "extends",
+    "releases",
+    "ended_by_deadline",
+    "ended_by_operator",
+    "revoked",
+    "saved_from_clock_step",
+    "saved_from_eviction",
+    "handovers",
+];
+
+/// What a server says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Info {
+    /// `redis 7.0.15` or `valkey 8.1.3`.
+    pub(crate) server: String,
+    /// Another one at each start.
+    pub(crate) run_id: Option<Arc<str>>,
+    /// `standalone`, `sentinel` or `cluster`.
+    pub(crate) mode: Option<String>,
+    pub(crate) is_replica: bool,
+    pub(crate) maxmemory_bytes: u64,
+    pub(crate) maxmemory_policy: Option<String>,
+    /// `None` without the module.
+    pub(crate) lock: Option<LockInfo>,
+}
+
+/// What the module says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LockInfo {
+    pub(crate) version: String,
+    pub(crate) abstention: Option<Abstention>,
+    pub(crate) set: SetReport,
+    pub(crate) max_ttl_ms: Option<u64>,
+    pub(crate) rejoin_delay_ms: Option<u64>,
+    pub(crate) leases: u64,
+    pub(crate) waiters: u64,
+    /// The values of [`COUNTERS`]. An older module may lack some.
+    pub(crate) counters: [Option<u64>; COUNTERS.len()],
+    pub(crate) longest_wait_us: Option<u64>,
+}
+
+/// A node that may have forgotten locks, and therefore grants none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Abstention {
+    /// `start`, `promotion`, `swapdb` or `replica`.
+    pub(crate) reason: String,
+    /// `None` where there is no end of it.
+    pub(crate) left: Option<Duration>,
+}
+
+impl Info {
+    /// Reads the replies to INFO and INFO lock, in any order, one after the other.
+    pub(crate) fn parse(text: &str) -> Self {
+        let fields = Fields(text);
+        let version = |name| fields.word(name).unwrap_or_else(|| "of an unknown version".into());
+        let server = match fields.text("valkey_version") {
+            Some(_) => format!("valkey {}", version("valkey_version")),
+            None => format!("redis {}", version("redis_version")),
+        };
+        Self {
+            server,
+            run_id: fields.text("run_id").map(Into::into),
+            mode: fields.word("redis_mode").or_else(|| fields.word("server_mode")),
+            is_replica: fields.text("role").is_some_and(|role| role != "master"),
+            maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
+            maxmemory_policy: fields.word("maxmemory_policy"),
+            lock: LockInfo::read(&fields),
+        }
+    }
+
+    /// Whether the server may remove the keys of locks when its memory is full.
+    pub(crate) fn evicts(&self) -> bool {
+        self.maxmemory_policy.as_ref().is_some_and(|policy| policy != "noeviction")
+    }
+
+    /// What a client learns from a new connection.
+    pub(crate) fn hello(&self) -> Hello {
+        Hello {
+            run_id: self.run_id.clone(),
+            mode: self.mode.clone(),
+            is_replica: self.is_replica,
+            module_version: self.lock.as_ref().map(|lock| lock.version.clone()),
+            set: self.lock.as_ref().map_or(SetReport::Unset, |lock| lock.set.clone()),
+        }
+    }
+}
+
+impl LockInfo {
+    fn read(fields: &Fields) -> Option<Self> {
+        let state = fields.text("lock_state")?;
+        let abstention = (state != "voting").then(|| Abstention {
+            reason: fields.word("lock_abstain_reason").unwrap_or_else(|| printable(state)),
+            left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
+        });
+        let parts = ["lock_set_name", "lock_set_id", "lock_set_members"].map(|name| fields.text(name));
+        let set = match parts {
+            [Some(name), Some(id), Some(members)] => {
+                // The module has checked what it prints. A text that cannot be read is not an unset one.
+                format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
+            }
+            _ => SetReport::Unset,
+        };
+        Some(Self {
+            version: fields.word("lock_version").unwrap_or_else(|| "unknown".into()),
+            abstention,
+            set,
+            max_ttl_ms: fields.number("lock_max_ttl_ms"),
+            rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
+            leases: fields.number("lock_leases").unwrap_or(0),
+            waiters: fields.number("lock_waiters").unwrap_or(0),
+            counters: COUNTERS.map(|name| fields.number(&format!("lock_{name}"))),
+            longest_wait_us: fields.number("lock_longest_wait_us"),
+        })
+    }
+
+    /// `NAME ID` of its set, if it belongs to one.
+    pub(crate) fn set_and_id(&self) -> Option<String> {
+        self.set.set().map(|set| format!("{} {}", set.name(), set.id()))
+    }
+}
+
+/// Lines of `name:value`.
+struct Fields<'a>(&'a str);
+
+impl<'a> Fields<'a> {
+    fn text(&self, name: &str) -> Option<&'a str> {
+        let line = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(str::trim).filter(|value| !value.is_empty())
+    }
+
+    /// A value that is shown to people.
+    fn word(&self, name: &str) -> Option<String> {
+        self.text(name).map(printable)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOTING: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\nrun_id:ab12\r\n\
+        # Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n# Replication\r\nrole:master\r\n\
+        # lock\r\nlock_version:0.1.0\r\nlock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:2\r\n\
+        lock_set_members:1,2,3\r\nlock_max_ttl_ms:60000\r\nlock_leases:4\r\nlock_waiters:1\r\n\
+        lock_grants:9\r\nlock_longest_wait_us:1500\r\n";
+
+    #[test]
+    fn fields_of_a_voting_node_are_read() {
+        let info = Info::parse(VOTING);
+        assert_eq!((&*info.server, info.run_id.as_deref()), ("redis 7.0.15", Some("ab12")));
+        assert!(!info.is_replica && !info.evicts());
+        let lock = info.lock.as_ref().unwrap();
+        assert_eq!((lock.leases, lock.waiters, lock.abstention.as_ref()), (4, 1, None));
+        assert_eq!(lock.set_and_id().as_deref(), Some("eu 2"));
+        assert_eq!((lock.counters[0], lock.counters[1]), (Some(9), None));
+        assert_eq!((lock.max_ttl_ms, lock.longest_wait_us), (Some(60_000), Some(1500)));
+        assert_eq!(info.hello().module_version.as_deref(), Some("0.1.0"));
+    }
+
+    #[test]
+    fn abstention_has_a_reason_and_an_end_that_may_be_unknown() {
+        let text = "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:41000\r\n";
+        let abstention = Info::parse(text).lock.unwrap().abstention.unwrap();
+        assert_eq!((&*abstention.reason, abstention.left), ("start", Some(Duration::from_secs(41))));
+        let text = "role:slave\r\nlock_state:abstaining\r\nlock_abstain_reason:replica\r\n";
+        let info = Info::parse(text);
+        assert!(info.is_replica);
+        assert_eq!(info.lock.unwrap().abstention.unwrap().left, None);
+    }
+
+    #[test]
+    fn valkey_is_told_from_redis_and_a_plain_server_from_a_node() {
+        let text = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\nserver_mode:cluster\r\n\
+            maxmemory:100\r\nmaxmemory_policy:volatile-ttl\r\n";
+        let info = Info::parse(text);
+        assert_eq!((&*info.server, info.mode.as_deref()), ("valkey 8.1.3", Some("cluster")));
+        assert!(info.evicts() && info.lock.is_none());
+        assert_eq!(Info::parse("").server, "redis of an unknown version");
+    }
+
+    #[test]
+    fn set_that_cannot_be_read_is_not_an_unset_one() {
+        let text = "lock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:x\r\nlock_set_members:1\r\n";
+        assert_eq!(Info::parse(text).lock.unwrap().set, SetReport::Unheard);
+        assert_eq!(Info::parse("lock_state:voting\r\n").lock.unwrap().set, SetReport::Unset);
+    }
+
+    #[test]
+    fn words_of_a_server_control_no_terminal() {
+        let info = Info::parse("redis_version:\x1b[2J\r\nlock_state:\x07\r\n");
+        assert_eq!(info.server, "redis \\u{1b}[2J");
+        assert_eq!(info.lock.unwrap().abstention.unwrap().reason, "\\u{7}");
+    }
+}

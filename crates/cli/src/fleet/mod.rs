@@ -1,0 +1,69 @@
+//! Every node as it is: each is asked by itself, so that broken nodes, replicas and servers without
+//! the module are seen too.
+//!
+//! - [`node`]: the connection to one node, and what it is asked.
+//! - [`info`]: what its replies to INFO say.
+//! - [`clock`]: how far its wall clock is from this machine's.
+//! - [`report`]: the nodes together: which of them a client counts.
+//! - [`advice`]: what to do about a node that is not counted.
+//! - [`text`]: what servers say, made safe for a terminal.
+
+mod advice;
+mod clock;
+pub(crate) mod info;
+mod node;
+pub(crate) mod report;
+pub(crate) mod text;
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+pub(crate) use self::advice::advice;
+pub(crate) use self::node::{Node, Replies, query, replies};
+pub(crate) use self::report::{Facts, NodeReport, Report, State};
+use crate::duration::duration;
+use crate::nodes::{NodeArgs, Nodes};
+
+/// How long one node may take to connect and to answer everything that it is asked.
+const NODE_LIMIT: &str = "2s";
+
+/// Options of every verb that asks the nodes one by one.
+#[derive(clap::Args)]
+pub(crate) struct FleetArgs {
+    #[command(flatten)]
+    pub(crate) nodes: NodeArgs,
+
+    /// How long one node may take to connect and to answer
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_LIMIT)]
+    pub(crate) node_limit: Duration,
+}
+
+/// The nodes, each with a connection of its own that is kept while it works.
+#[derive(Clone)]
+pub(crate) struct Fleet {
+    pub(crate) nodes: Vec<Node>,
+}
+
+impl FleetArgs {
+    /// Prepares a connection to each node. No node is connected yet.
+    pub(crate) fn load(&self) -> anyhow::Result<(Fleet, Nodes)> {
+        anyhow::ensure!(!self.node_limit.is_zero(), "--node-limit must be longer than 0, such as 2s");
+        let nodes = self.nodes.load()?;
+        let clients = nodes.clients()?.into_iter();
+        let fleet = Fleet { nodes: clients.map(|client| Node::new(client, self.node_limit)).collect() };
+        Ok((fleet, nodes))
+    }
+}
+
+impl Fleet {
+    /// Asks all nodes at the same time. Takes one time limit at most.
+    pub(crate) async fn gather(&self) -> Report {
+        Report::new(self.each(async |node: &Node| node.report().await).await)
+    }
+
+    /// Runs the same work for every node at the same time. Returns the results in the nodes' order.
+    pub(crate) async fn each<T>(&self, work: impl AsyncFn(&Node) -> T) -> Vec<T> {
+        join_all(self.nodes.iter().map(|node| work(node))).await
+    }
+}

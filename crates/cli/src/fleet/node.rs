@@ -1,0 +1,170 @@
+//! One node: the connection to it, and what it is asked.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quorlock_core::client::NodeError;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, Value, cmd};
+use tokio::sync::Mutex;
+
+use super::clock;
+use super::info::Info;
+use super::report::{Facts, NodeReport};
+use super::text::printable;
+use crate::nodes::NodeClient;
+
+/// How often the node's clock is read. The fastest reply counts.
+const PROBES: usize = 3;
+
+/// A node, and a connection to it that is kept while it works.
+#[derive(Clone)]
+pub(crate) struct Node {
+    name: Arc<str>,
+    client: Result<Client, NodeError>,
+    limit: Duration,
+    connection: Arc<Mutex<Option<MultiplexedConnection>>>,
+}
+
+impl Node {
+    /// A node that may take `limit` for everything that it is asked at a time.
+    pub(super) fn new(client: NodeClient, limit: Duration) -> Self {
+        let NodeClient { name, client } = client;
+        let client = client.map_err(|reason| NodeError::Misconfigured { reason });
+        Self { name: name.into(), client, limit, connection: Arc::default() }
+    }
+
+    /// Asks the node what it is. Takes one time limit at most.
+    pub(super) async fn report(&self) -> NodeReport {
+        let answer = self.ask(async |connection| facts(connection).await).await;
+        NodeReport { name: self.name.to_string(), answer }
+    }
+
+    /// Runs `work` on a connection to the node within the time limit.
+    pub(crate) async fn ask<T>(
+        &self,
+        work: impl AsyncFn(&mut MultiplexedConnection) -> Result<T, NodeError>,
+    ) -> Result<T, NodeError> {
+        let client = self.client.as_ref().map_err(Clone::clone)?;
+        let mut kept = self.connection.lock().await;
+        // A connection that fails, is too slow or is dropped half-way is not used again.
+        let old = kept.take();
+        let asking = async {
+            if let Some(mut connection) = old {
+                match work(&mut connection).await {
+                    // The server was restarted in the meantime, for example.
+                    Err(NodeError::Down { .. }) => {}
+                    other => return Ok((connection, other)),
+                }
+            }
+            let mut connection = connect(client).await?;
+            let result = work(&mut connection).await;
+            Ok((connection, result))
+        };
+        let asked = tokio::time::timeout(self.limit, asking).await;
+        let (connection, result) = asked.map_err(|_| NodeError::timed_out(self.limit))??;
+        *kept = Some(connection);
+        result
+    }
+}
+
+async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
+    // The limit of the node covers connecting and all replies.
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    let connecting = client.get_multiplexed_async_connection_with_config(&config);
+    connecting.await.map_err(|error| connect_error(&error))
+}
+
+async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
+    let mut questions = Pipeline::with_capacity(3);
+    // By itself: a server without the module does not know the section, an old one no two sections.
+    questions.cmd("INFO");
+    questions.cmd("INFO").arg("lock");
+    questions.cmd("CONFIG").arg("GET").arg("lock.*");
+    let [info, of_lock, configs] = replies(&questions, connection).await?;
+    let text = |reply| String::from_redis_value(reply).map_err(|_| NodeError::UnexpectedReply);
+    let info = Info::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
+    // A user that may not read the configuration gets the rest.
+    let configs = configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
+    let config = |name: &str| {
+        let (_, value) = configs.as_ref()?.iter().find(|(key, _)| key == name)?;
+        value.parse().ok()
+    };
+    let (max_clock_skew_ms, max_waiters) = (config("lock.max-clock-skew"), config("lock.max-waiters"));
+    let (round_trip, clock_offset_us) = probe(connection).await?;
+    Ok(Facts { info, max_clock_skew_ms, max_waiters, round_trip, clock_offset_us })
+}
+
+/// Measures the round trip and the offset of the node's clock.
+async fn probe(connection: &mut MultiplexedConnection) -> Result<(Duration, Option<i64>), NodeError> {
+    let mut best: Option<(Duration, Option<i64>)> = None;
+    for _ in 0..PROBES {
+        let (sent_us, sent) = (clock::wall_us(), Instant::now());
+        let reply: Result<(i64, i64), _> = cmd("TIME").query_async(connection).await;
+        let round_trip = sent.elapsed();
+        let offset_us = match reply {
+            Ok((seconds, us)) => Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us)),
+            // It is an answer, and took as long as one.
+            Err(error) if error.code() == Some("NOPERM") => None,
+            Err(error) => return Err(read_error(&error)),
+        };
+        if best.is_none_or(|(fastest, _)| round_trip < fastest) {
+            best = Some((round_trip, offset_us));
+        }
+    }
+    best.ok_or(NodeError::UnexpectedReply)
+}
+
+/// The reply to each of several commands.
+pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
+
+/// Sends several commands at a time. An error of one command does not touch the others.
+pub(crate) async fn replies<const N: usize>(
+    questions: &Pipeline,
+    connection: &mut MultiplexedConnection,
+) -> Result<Replies<N>, NodeError> {
+    let replies =
+        connection.send_packed_commands(questions, 0, N).await.map_err(|error| read_error(&error))?;
+    let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
+    Ok(replies.map(|reply| reply.extract_error().map_err(|error| read_error(&error))))
+}
+
+/// Sends one command.
+pub(crate) async fn query<T: FromRedisValue>(
+    connection: &mut MultiplexedConnection,
+    words: &[&str],
+) -> Result<T, NodeError> {
+    let mut command = redis::Cmd::new();
+    command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
+}
+
+/// An error of a command, or of the connection that it was sent through.
+fn read_error(error: &RedisError) -> NodeError {
+    let detail = printable(error.detail().unwrap_or_default());
+    match error.code() {
+        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => {
+            NodeError::Denied { reason: format!("{code} {detail}") }
+        }
+        _ if detail.starts_with("unknown command") => NodeError::NoModule,
+        Some(code) => NodeError::refused(format!("{} {detail}", printable(code)).trim_end().to_owned()),
+        None if error.is_io_error() || error.is_unrecoverable_error() => {
+            NodeError::Down { reason: printable(&error.to_string()) }
+        }
+        None => NodeError::UnexpectedReply,
+    }
+}
+
+/// Why a connection was not made.
+fn connect_error(error: &RedisError) -> NodeError {
+    let reason = printable(&error.to_string());
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return NodeError::Denied { reason };
+    }
+    match read_error(error) {
+        NodeError::UnexpectedReply => NodeError::Down { reason },
+        NodeError::Down { .. } if reason.contains("invalid peer certificate") => {
+            NodeError::Misconfigured { reason }
+        }
+        other => other,
+    }
+}

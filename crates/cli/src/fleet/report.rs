@@ -1,0 +1,259 @@
+//! The nodes together: which of them vote, and whether these are a majority.
+
+use std::time::Duration;
+
+use quorlock_core::client::{Fleet, LinkAction, Links, NodeError, Random};
+use quorlock_core::quorum::{Majority, Moment};
+
+use super::info::{Abstention, Info};
+
+/// One node, and what it answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeReport {
+    /// The address, without user and password.
+    pub(crate) name: String,
+    pub(crate) answer: Result<Facts, NodeError>,
+}
+
+/// What a node answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) info: Info,
+    /// `lock.max-clock-skew`; `None` where the user may not read it.
+    pub(crate) max_clock_skew_ms: Option<u64>,
+    /// `lock.max-waiters`; `None` where the user may not read it.
+    pub(crate) max_waiters: Option<u64>,
+    pub(crate) round_trip: Duration,
+    /// How far the node's wall clock is ahead of this machine's; `None` where the user may not ask.
+    pub(crate) clock_offset_us: Option<i64>,
+}
+
+/// What a client makes of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It grants locks, and its grants count.
+    Voting,
+    /// It grants no locks for a while, since it may have forgotten some.
+    Abstaining(Abstention),
+    /// It answers, and clients do not ask it for locks.
+    NotCounted(NodeError),
+    /// It does not answer.
+    Down(NodeError),
+}
+
+/// All nodes, in the order in which they were named.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub(crate) nodes: Vec<NodeReport>,
+    /// What a client makes of each.
+    pub(crate) states: Vec<State>,
+}
+
+impl State {
+    /// One word for tables and programs.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Voting => "voting",
+            Self::Abstaining(_) => "abstaining",
+            Self::NotCounted(_) => "not counted",
+            Self::Down(_) => "down",
+        }
+    }
+
+    /// Why the node does not vote.
+    pub(crate) fn error(&self) -> Option<&NodeError> {
+        match self {
+            Self::NotCounted(error) | Self::Down(error) => Some(error),
+            Self::Voting | Self::Abstaining(_) => None,
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn new(nodes: Vec<NodeReport>) -> Self {
+        let states = states(&nodes);
+        Self { nodes, states }
+    }
+
+    /// The nodes, each with what a client makes of it.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&NodeReport, &State)> {
+        self.nodes.iter().zip(&self.states)
+    }
+
+    /// How many nodes vote.
+    pub(crate) fn voting(&self) -> usize {
+        self.states.iter().filter(|state| **state == State::Voting).count()
+    }
+
+    /// How many nodes are needed for a lock.
+    pub(crate) fn majority(&self) -> usize {
+        Majority::of(self.nodes.len()).map_or(1, Majority::size)
+    }
+
+    /// Whether a lock can be acquired.
+    pub(crate) fn has_majority(&self) -> bool {
+        self.voting() >= self.majority()
+    }
+}
+
+impl NodeReport {
+    /// What the node answered, if it did.
+    pub(crate) fn facts(&self) -> Option<&Facts> {
+        self.answer.as_ref().ok()
+    }
+}
+
+fn states(nodes: &[NodeReport]) -> Vec<State> {
+    let state = |(node, admission): (&NodeReport, Option<NodeError>)| match (&node.answer, admission) {
+        (Err(error), _) if is_an_answer(error) => State::NotCounted(error.clone()),
+        (Err(error), _) => State::Down(error.clone()),
+        (Ok(_), Some(error)) => State::NotCounted(error),
+        (Ok(facts), None) => match facts.info.lock.as_ref().and_then(|lock| lock.abstention.clone()) {
+            Some(abstention) => State::Abstaining(abstention),
+            None => State::Voting,
+        },
+    };
+    nodes.iter().zip(admissions(nodes)).map(state).collect()
+}
+
+/// Whether there is a server, which said no.
+fn is_an_answer(error: &NodeError) -> bool {
+    matches!(error, NodeError::Denied { .. } | NodeError::Refused(_))
+}
+
+/// Why a client would not ask each node for locks: decided by the client's own machine.
+fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
+    let Some(majority) = Majority::of(nodes.len()) else { return Vec::new() };
+    let now = Moment::default();
+    let mut links = Links::new(nodes.iter().map(|node| node.name.as_str().into()), None, now);
+    links.handle_timeout(now, &Fleet::new(majority), &mut NotRandom);
+    while let Some(action) = links.poll() {
+        let LinkAction::Connect { node, connection } = action else { continue };
+        match &nodes[node].answer {
+            Ok(facts) => {
+                links.handle_connected(node, connection, facts.info.hello(), now);
+            }
+            Err(error) => links.handle_connect_failed(node, connection, error.clone(), now),
+        }
+    }
+    links.health().into_iter().map(|health| health.error).collect()
+}
+
+/// Only pauses between attempts to connect are random, and there are none.
+struct NotRandom;
+
+impl Random for NotRandom {
+    fn bits(&mut self) -> Option<u128> {
+        None
+    }
+
+    fn below(&mut self, _end: u64) -> u64 {
+        0
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::fleet::info::LockInfo;
+
+    /// Nodes of these names that vote and belong to the set `eu`, each with a run id of its own.
+    pub(crate) fn voting(count: usize) -> Vec<NodeReport> {
+        let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
+        let node = |index: usize| {
+            let set = format!("eu {} {}", index + 1, members.join(","));
+            let lock = LockInfo {
+                version: "0.1.0".into(),
+                set: quorlock_core::client::SetReport::Set(set.parse().unwrap()),
+                max_ttl_ms: Some(60_000),
+                ..LockInfo::default()
+            };
+            let info = Info {
+                server: "redis 7.0.15".into(),
+                run_id: Some(format!("run-{index}").into()),
+                mode: Some("standalone".into()),
+                maxmemory_policy: Some("noeviction".into()),
+                lock: Some(lock),
+                ..Info::default()
+            };
+            let facts = Facts {
+                info,
+                max_clock_skew_ms: Some(60_000),
+                max_waiters: Some(1000),
+                round_trip: Duration::from_micros(400),
+                clock_offset_us: Some(0),
+            };
+            NodeReport { name: format!("lock-{index}:6379"), answer: Ok(facts) }
+        };
+        (0..count).map(node).collect()
+    }
+
+    pub(crate) fn facts(node: &mut NodeReport) -> &mut Facts {
+        node.answer.as_mut().unwrap()
+    }
+
+    pub(crate) fn lock(node: &mut NodeReport) -> &mut LockInfo {
+        facts(node).info.lock.as_mut().unwrap()
+    }
+
+    pub(crate) fn down() -> NodeError {
+        NodeError::Down { reason: "Connection refused (os error 111)".into() }
+    }
+
+    #[test]
+    fn nodes_that_answer_and_belong_together_vote() {
+        let report = Report::new(voting(3));
+        assert_eq!(report.states, [State::Voting, State::Voting, State::Voting]);
+        assert_eq!((report.voting(), report.majority()), (3, 2));
+        assert!(report.has_majority());
+    }
+
+    #[test]
+    fn node_that_is_down_or_abstains_does_not_vote() {
+        let mut nodes = voting(3);
+        nodes[0].answer = Err(down());
+        let abstention = Abstention { reason: "start".into(), left: Some(Duration::from_secs(41)) };
+        lock(&mut nodes[1]).abstention = Some(abstention.clone());
+        let report = Report::new(nodes);
+        assert_eq!(report.states[..2], [State::Down(down()), State::Abstaining(abstention)]);
+        assert!(!report.has_majority());
+    }
+
+    #[test]
+    fn client_counts_no_replica_no_plain_server_and_no_server_twice() {
+        let mut nodes = voting(5);
+        facts(&mut nodes[1]).info.is_replica = true;
+        facts(&mut nodes[2]).info.lock = None;
+        facts(&mut nodes[3]).info.run_id = Some("run-0".into());
+        facts(&mut nodes[4]).info.mode = Some("cluster".into());
+        let report = Report::new(nodes);
+        let errors: Vec<_> = report.states.iter().map(State::error).collect();
+        assert!(matches!(
+            errors[..],
+            [
+                None,
+                Some(NodeError::Replica),
+                Some(NodeError::NoModule),
+                Some(NodeError::SameServer { .. }),
+                Some(NodeError::NotAMaster { .. })
+            ]
+        ));
+        assert_eq!(report.voting(), 1);
+    }
+
+    #[test]
+    fn node_of_another_set_is_not_counted() {
+        let mut nodes = voting(3);
+        lock(&mut nodes[2]).set = quorlock_core::client::SetReport::Unset;
+        let report = Report::new(nodes);
+        assert!(matches!(&report.states[2], State::NotCounted(NodeError::NotAdmitted { .. })));
+        assert!(report.has_majority());
+    }
+
+    #[test]
+    fn server_that_denies_the_user_is_not_down() {
+        let mut nodes = voting(1);
+        nodes[0].answer = Err(NodeError::Denied { reason: "NOPERM".into() });
+        assert_eq!(Report::new(nodes).states[0].word(), "not counted");
+    }
+}

@@ -1,0 +1,120 @@
+//! Texts of servers and of other users, made safe for a terminal.
+
+use std::fmt::Write as _;
+
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
+/// Marks where a text was cut.
+const CUT: char = '…';
+
+/// A message with escapes in place of characters that control a terminal, reorder or hide text. It
+/// may be applied twice. Keys and labels are for [`escaped`](crate::shown::escaped).
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) {
+            // Nothing goes wrong when writing to a string.
+            let _ = write!(shown, "{}", c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Whether a terminal would act on this character, or not show it.
+fn is_control(c: char) -> bool {
+    !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
+}
+
+/// How many columns of a terminal the text takes.
+pub(crate) fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// The end of the text in at most so many columns: addresses differ at their end.
+pub(crate) fn end_of(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut left = columns.saturating_sub(1);
+    let kept = text.char_indices().rev().take_while(|(_, c)| {
+        let fits = c.width().unwrap_or(0) <= left;
+        left = left.saturating_sub(c.width().unwrap_or(0));
+        fits
+    });
+    let from = kept.last().map_or(text.len(), |(at, _)| at);
+    format!("{CUT}{}", &text[from..])
+}
+
+/// The beginning of the text in at most so many columns.
+pub(crate) fn start_of(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut left = columns.saturating_sub(1);
+    let kept = text.chars().take_while(|c| {
+        let fits = c.width().unwrap_or(0) <= left;
+        left = left.saturating_sub(c.width().unwrap_or(0));
+        fits
+    });
+    kept.chain([CUT]).collect()
+}
+
+/// Lines of at most so many columns, broken between words, and within a word that is wider.
+pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if width(line) + 1 + width(word) <= columns => line.push(' '),
+            _ => lines.push(String::new()),
+        }
+        for c in word.chars() {
+            if lines.last().is_some_and(|line| width(line) + c.width().unwrap_or(0) > columns) {
+                lines.push(String::new());
+            }
+            if let Some(line) = lines.last_mut() {
+                line.push(c);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_controls_a_terminal_is_shown() {
+        for (text, shown) in [
+            ("orders/42", "orders/42"),
+            ("é 日本", "é 日本"),
+            ("\x1b[2Jx", "\\u{1b}[2Jx"),
+            ("a\nb\tc", "a\\nb\\tc"),
+            ("it's \"C:\\x\"", "it's \"C:\\x\""),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("\u{202e}txt", "\\u{202e}txt"),
+            ("a\u{200b}b", "a\\u{200b}b"),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+    }
+
+    #[test]
+    fn cut_text_fits_and_says_that_it_was_cut() {
+        assert_eq!(end_of("lock-a:6379", 11), "lock-a:6379");
+        assert_eq!(end_of("lock-a:6379", 6), "…:6379");
+        assert_eq!(start_of("orders", 4), "ord…");
+        assert_eq!(start_of("日本語", 4), "日…");
+        assert_eq!(end_of("日本語", 4), "…語");
+        assert_eq!(end_of("ab", 0), "…");
+    }
+
+    #[test]
+    fn lines_break_between_words_and_within_long_ones() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("a longer b", 4), ["a", "long", "er b"]);
+        assert!(wrap(" ", 4).is_empty());
+    }
+}

@@ -1,0 +1,85 @@
+//! `quorlock status`: the state of every node.
+//!
+//! - [`table`]: for people.
+//! - [`json`]: for programs.
+
+pub(crate) mod json;
+mod table;
+
+use std::io::{IsTerminal as _, Write as _, stdout};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+pub(crate) use self::table::{signed, time};
+use crate::duration::duration;
+use crate::fleet::{FleetArgs, Report};
+use crate::signals::Signals;
+use crate::{exit, nodes};
+
+/// How often `--watch` without a value asks the nodes.
+const WATCH_EVERY: &str = "2s";
+/// The shortest interval of `--watch`: faster is for nobody to read, and costs the nodes.
+const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
+
+/// Moves to the top left corner of the terminal and erases all below.
+const REDRAW: &str = "\x1b[H\x1b[J";
+
+/// Shows the state of every node, and whether a majority votes.
+///
+/// Every node is asked by itself: one that is down, lacks the module or is a replica is shown with
+/// the reason. CLOCK is how far the node's wall clock is ahead of this machine's, to within half a
+/// round trip. `-` stands for what is not known.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Status {
+    /// Print JSON; with --watch one line each time
+    #[arg(long)]
+    json: bool,
+
+    /// Ask again and again, this often, and redraw the terminal [default interval: 2s]
+    #[arg(long, value_parser = duration, value_name = "INTERVAL", num_args = 0..=1, default_missing_value = WATCH_EVERY)]
+    watch: Option<Duration>,
+
+    #[command(flatten)]
+    fleet: FleetArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    a majority of the nodes votes
+  122  no majority votes: no lock can be acquired
+  125  quorlock itself failed, or its arguments are not understood
+  128 + the signal that ended --watch";
+
+pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
+    let (fleet, _) = args.fleet.load()?;
+    let Some(every) = args.watch else {
+        let report = fleet.gather().await;
+        write(&text(&report, args.json)?)?;
+        let code = if report.has_majority() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO_MAJORITY) };
+        return Ok(code);
+    };
+    ensure!(every >= WATCH_EVERY_MIN, "--watch must be at least {WATCH_EVERY_MIN:?}, such as --watch 2s");
+    let redraws = stdout().is_terminal() && !args.json;
+    let watching = async {
+        loop {
+            let text = text(&fleet.gather().await, args.json)?;
+            write(&if redraws { format!("{REDRAW}{text}") } else { text })?;
+            tokio::time::sleep(every).await;
+        }
+    };
+    match Signals::listen()?.unless(watching).await {
+        Ok(ended) => ended,
+        Err(signal) => Ok(exit::by(signal)),
+    }
+}
+
+fn text(report: &Report, json: bool) -> anyhow::Result<String> {
+    if json { json::of(report) } else { Ok(table::of(report)) }
+}
+
+fn write(text: &str) -> anyhow::Result<()> {
+    let mut stdout = stdout();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot print the state")
+}

@@ -1,0 +1,179 @@
+//! The state of the nodes as a table that fits 100 columns.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::fleet::info::LockInfo;
+use crate::fleet::text::{end_of, printable, start_of, width, wrap};
+use crate::fleet::{NodeReport, Report, State, advice};
+
+/// How wide the table may be.
+const COLUMNS: usize = 100;
+/// Between two columns.
+const GAP: usize = 2;
+/// How far the reasons below a node are indented.
+const INDENT: usize = 2;
+
+const HEADINGS: [&str; 9] =
+    ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
+/// These are numbers.
+const FIRST_RIGHT_ALIGNED: usize = 5;
+/// The columns that are shortened, in this order, each to this width at least.
+const SHORTENED: [(usize, usize); 4] = [(0, 20), (4, 8), (3, 8), (0, 10)];
+
+/// The table, and below each node that does not vote why, and for how long.
+pub(super) fn of(report: &Report) -> String {
+    let rows: Vec<_> = report.iter().map(|(node, state)| cells(node, state)).collect();
+    let widths = widths(&rows);
+    let mut text = line(&HEADINGS.map(str::to_owned), &widths);
+    for (row, state) in rows.iter().zip(&report.states) {
+        text += &line(row, &widths);
+        for part in reason(state).iter().flat_map(|reason| wrap(reason, COLUMNS - INDENT)) {
+            // Nothing goes wrong when writing to a string.
+            let _ = writeln!(text, "{:INDENT$}{part}", "");
+        }
+    }
+    let (voting, nodes, needed) = (report.voting(), report.nodes.len(), report.majority());
+    let verdict = if report.has_majority() {
+        "a majority".to_owned()
+    } else {
+        format!("no majority, which is {needed}. No lock can be acquired")
+    };
+    let _ = writeln!(text, "\n{voting} of {nodes} nodes vote: {verdict}.");
+    text
+}
+
+fn cells(node: &NodeReport, state: &State) -> [String; 9] {
+    let facts = node.facts();
+    let lock = facts.and_then(|facts| facts.info.lock.as_ref());
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    [
+        printable(&node.name),
+        state.word().to_owned(),
+        or_dash(lock.map(|lock| lock.version.clone())),
+        or_dash(facts.map(|facts| facts.info.server.clone())),
+        or_dash(lock.and_then(LockInfo::set_and_id)),
+        or_dash(lock.map(|lock| lock.leases.to_string())),
+        or_dash(lock.map(|lock| lock.waiters.to_string())),
+        or_dash(facts.map(|facts| time(facts.round_trip))),
+        or_dash(facts.and_then(|facts| facts.clock_offset_us).map(signed)),
+    ]
+}
+
+/// Why a node does not vote, for how long, and what to do.
+fn reason(state: &State) -> Option<String> {
+    match state {
+        State::Voting => None,
+        State::Abstaining(abstention) => Some(match abstention.left {
+            Some(left) => {
+                format!("{}: may have forgotten locks; votes again in {}", abstention.reason, time(left))
+            }
+            None => format!("{}: grants no locks while it lasts", abstention.reason),
+        }),
+        State::NotCounted(error) | State::Down(error) => {
+            Some(advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")))
+        }
+    }
+}
+
+fn widths(rows: &[[String; 9]]) -> [usize; 9] {
+    let mut widths: [usize; 9] = std::array::from_fn(|column| {
+        let cells = rows.iter().map(|row| width(&row[column]));
+        cells.chain([width(HEADINGS[column])]).max().unwrap_or(0)
+    });
+    for (column, least) in SHORTENED {
+        let total = widths.iter().sum::<usize>() + GAP * (widths.len() - 1);
+        let excess = total.saturating_sub(COLUMNS);
+        widths[column] = widths[column].saturating_sub(excess).max(least.min(widths[column]));
+    }
+    widths
+}
+
+fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
+    let mut line = String::new();
+    for (column, (cell, columns)) in cells.iter().zip(widths).enumerate() {
+        // Addresses differ at their end.
+        let cell = if column == 0 { end_of(cell, *columns) } else { start_of(cell, *columns) };
+        let padding = " ".repeat(columns.saturating_sub(width(&cell)));
+        let (before, after) =
+            if column >= FIRST_RIGHT_ALIGNED { (padding, String::new()) } else { (String::new(), padding) };
+        if column > 0 {
+            line += &" ".repeat(GAP);
+        }
+        line += &before;
+        line += &cell;
+        line += &after;
+    }
+    line.truncate(line.trim_end().len());
+    line + "\n"
+}
+
+/// A time in three digits or so: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
+#[expect(clippy::cast_precision_loss, reason = "it is shown with three digits")]
+pub(crate) fn time(time: Duration) -> String {
+    let us = time.as_micros() as f64;
+    match us {
+        us if us < 9_950.0 => format!("{:.1} ms", us / 1e3),
+        us if us < 999_500.0 => format!("{:.0} ms", us / 1e3),
+        us if us < 9_950_000.0 => format!("{:.1} s", us / 1e6),
+        us => format!("{:.0} s", us / 1e6),
+    }
+}
+
+/// An offset with its sign.
+pub(crate) fn signed(us: i64) -> String {
+    let sign = if us < 0 { '-' } else { '+' };
+    format!("{sign}{}", time(Duration::from_micros(us.unsigned_abs())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::info::Abstention;
+    use crate::fleet::report::tests::{down, facts, lock, voting};
+
+    #[test]
+    fn times_have_few_digits() {
+        for (us, shown) in [
+            (400, "0.4 ms"),
+            (12_340, "12 ms"),
+            (999_600, "1.0 s"),
+            (1_500_000, "1.5 s"),
+            (41_000_000, "41 s"),
+        ] {
+            assert_eq!(time(Duration::from_micros(us)), shown);
+        }
+        assert_eq!((signed(-2_000), signed(0)), ("-2.0 ms".to_owned(), "+0.0 ms".to_owned()));
+    }
+
+    #[test]
+    fn table_says_why_a_node_does_not_vote_and_for_how_long() {
+        let mut nodes = voting(3);
+        lock(&mut nodes[1]).abstention =
+            Some(Abstention { reason: "start".into(), left: Some(Duration::from_secs(41)) });
+        nodes[2].answer = Err(down());
+        let text = of(&Report::new(nodes));
+        assert!(text.contains("start: may have forgotten locks; votes again in 41 s"), "{text}");
+        assert!(text.contains("start the server"), "{text}");
+        assert!(text.contains("1 of 3 nodes vote: no majority, which is 2"), "{text}");
+    }
+
+    #[test]
+    fn no_line_is_wider_than_100_columns() {
+        let mut nodes = voting(3);
+        for node in &mut nodes {
+            node.name = format!("a-host-with-a-long-name.of-a-long-domain.example:{}", node.name);
+            facts(node).info.server = "valkey 10.100.100-rc1".into();
+            facts(node).clock_offset_us = Some(-3_600_000_000);
+            lock(node).leases = 10_000_000;
+            lock(node).set = quorlock_core::client::SetReport::Set(
+                "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
+            );
+        }
+        nodes[1].answer = Err(quorlock_core::client::NodeError::Refused("word ".repeat(100)));
+        let text = of(&Report::new(nodes));
+        assert!(text.lines().all(|line| width(line) <= COLUMNS), "{text}");
+        assert!(text.contains("…"), "{text}");
+        assert!(text.contains("lock-2:6379"), "the end of an address tells nodes apart: {text}");
+    }
+}

@@ -1,0 +1,86 @@
+//! What the nodes are asked, again and again, in a thread of its own: replies with thousands of locks
+//! do not make the keys wait.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join;
+use quorlock_client::Quorum;
+use quorlock_core::client::limits::LISTED_MAX;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+
+use super::pace;
+use super::snapshot::{Locks, Snapshot};
+use crate::fleet::{Fleet, Node, query};
+use crate::nodes::Nodes;
+use crate::shown::escaped;
+
+/// Whom to ask, for what, and how often.
+pub(super) struct Questions {
+    pub(super) nodes: Nodes,
+    pub(super) fleet: Fleet,
+    /// Of the keys.
+    pub(super) pattern: Vec<u8>,
+    pub(super) node_limit: Duration,
+    /// The interval, if it is not too short.
+    pub(super) wanted: Duration,
+}
+
+/// Starts to ask. An error is the last thing that comes.
+pub(super) fn start(questions: Questions) -> Receiver<anyhow::Result<Snapshot>> {
+    // One is drawn while the next one is made.
+    let (sender, receiver) = mpsc::channel(1);
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        match runtime {
+            Ok(runtime) => runtime.block_on(async {
+                if let Err(error) = ask(&questions, &sender).await {
+                    let _ = sender.send(Err(error)).await;
+                }
+            }),
+            Err(error) => {
+                let _ = sender.blocking_send(Err(error.into()));
+            }
+        }
+    });
+    receiver
+}
+
+async fn ask(questions: &Questions, sender: &Sender<anyhow::Result<Snapshot>>) -> anyhow::Result<()> {
+    let Questions { nodes, fleet, pattern, node_limit, wanted } = questions;
+    let quorum = nodes.connect_within(*node_limit).await?;
+    let mut spent = fleet.each(spent).await;
+    loop {
+        let started = Instant::now();
+        let (locks, report) = join(list(&quorum, pattern), fleet.gather()).await;
+        let took = started.elapsed();
+        let now_spent = fleet.each(self::spent).await;
+        let cost = spent.iter().zip(&now_spent).map(|(before, now)| match (before, now) {
+            // A server that was restarted begins at zero.
+            (Some(before), Some(now)) => now.saturating_sub(*before),
+            // It does not say: it cannot have spent more.
+            _ => took,
+        });
+        let interval = pace::interval(*wanted, cost.max().unwrap_or_default());
+        spent = now_spent;
+        let snapshot = Snapshot { at: Instant::now(), interval, report, locks };
+        if sender.send(Ok(snapshot)).await.is_err() {
+            return Ok(());
+        }
+        tokio::time::sleep(interval.saturating_sub(started.elapsed())).await;
+    }
+}
+
+async fn list(quorum: &Quorum, pattern: &[u8]) -> Locks {
+    match quorum.scan(pattern, LISTED_MAX).await {
+        Ok(list) => Locks::new(list),
+        Err(error) => Locks::failed(escaped(error.to_string())),
+    }
+}
+
+/// What this node has spent on gatherings since its start, if it says so.
+async fn spent(node: &Node) -> Option<Duration> {
+    let stats: String =
+        node.ask(async |connection| query(connection, &["INFO", "commandstats"]).await).await.ok()?;
+    Some(pace::spent(&stats))
+}

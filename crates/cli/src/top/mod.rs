@@ -1,0 +1,114 @@
+//! `quorlock top`: the locks as they come and go.
+//!
+//! - [`gather`]: what the nodes are asked, in a thread of its own; [`pace`] is how often.
+//! - [`snapshot`]: what they answered, ready to be shown.
+//! - [`state`]: what the user looks at, and what the keys do.
+//! - [`view`]: how it is drawn.
+//! - [`terminal`]: the terminal, which is left as it was found.
+
+mod gather;
+mod pace;
+mod snapshot;
+mod state;
+mod terminal;
+mod view;
+
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, stdout};
+use std::os::unix::ffi::OsStringExt as _;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::gather::Questions;
+use self::state::{Action, App};
+use self::terminal::Screen;
+use crate::duration::duration;
+use crate::fleet::FleetArgs;
+use crate::signals::Signals;
+use crate::{exit, nodes};
+
+/// How often the times that are left are drawn anew.
+const DRAW_EVERY: Duration = Duration::from_millis(250);
+/// The shortest interval: faster is for nobody to read.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Shows the locks of all nodes as they come and go, with their owners, waiters and the time left.
+///
+/// Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the details of a lock; s sorts by the next
+/// column, r reverses; / filters by key or owner; Esc goes back; q quits.
+///
+/// It asks less often the more locks there are: it takes less than 1 % of the time of a node. The user
+/// needs LOCK.SCAN, INFO and PING.
+#[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+pub(crate) struct Top {
+    /// Only these keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
+    #[arg(default_value = "*", hide_default_value = true)]
+    pattern: OsString,
+
+    /// How often to ask the nodes, if that takes less than 1 % of their time
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = "1s")]
+    interval: Duration,
+
+    #[command(flatten)]
+    fleet: FleetArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    the user quit
+  125  quorlock itself failed, or its arguments are not understood
+  128 + the signal that ended it";
+
+pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
+    ensure!(args.interval >= INTERVAL_MIN, "--interval must be at least {INTERVAL_MIN:?}, such as 1s");
+    let (fleet, nodes) = args.fleet.load()?;
+    if !stdout().is_terminal() {
+        bail!("top needs a terminal: use `quorlock list --json` or `quorlock status --json` in scripts");
+    }
+    let mut signals = Signals::listen()?;
+    let stop = signal(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()));
+    let go_on = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()));
+    let (mut stop, mut go_on) = (stop.context("cannot listen for signals")?, go_on?);
+    let mut snapshots = gather::start(Questions {
+        nodes,
+        fleet,
+        pattern: args.pattern.into_vec(),
+        node_limit: args.fleet.node_limit,
+        wanted: args.interval,
+    });
+    let mut screen = Screen::open().context("cannot use the terminal")?;
+    let mut events = terminal::events();
+    let mut app = App::default();
+    let mut drawing = tokio::time::interval(DRAW_EVERY);
+    drawing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let action = tokio::select! {
+            signal = signals.next() => return Ok(exit::by(signal)),
+            _ = stop.recv() => Action::Suspend,
+            // After a SIGSTOP, nobody knows what the terminal was set to.
+            _ = go_on.recv() => Action::Reset,
+            event = events.recv() => match event {
+                Some(event) => app.handle(&event),
+                // The terminal is gone.
+                None => Action::Quit,
+            },
+            snapshot = snapshots.recv() => match snapshot {
+                Some(Ok(snapshot)) => app.update(snapshot),
+                Some(Err(error)) => return Err(error),
+                None => bail!("the thread that asks the nodes has ended"),
+            },
+            _ = drawing.tick() => Action::Draw,
+        };
+        match action {
+            Action::Draw => {}
+            Action::Quit => return Ok(ExitCode::SUCCESS),
+            Action::Suspend => screen.suspend()?,
+            Action::Reset => screen.reset()?,
+        }
+        screen.draw(|frame| view::draw(frame, &mut app, Instant::now()))?;
+    }
+}

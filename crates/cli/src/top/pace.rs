@@ -1,0 +1,52 @@
+//! How often the nodes are asked.
+
+use std::time::Duration;
+
+/// The gathering takes at most one part in so many of a node's time: a hundredth, less a fifth of that
+/// for what the node's statistics of commands do not count, reading requests and writing replies.
+const PARTS: u32 = 125;
+/// What a gathering sends, as the server names it in `INFO commandstats`.
+const COMMANDS: [&str; 5] = ["lock.scan", "info", "config|get", "time", "ping"];
+
+/// How long after the beginning of one gathering the next one begins. `cost` is the time that the
+/// busiest node spent on the last one.
+pub(super) fn interval(wanted: Duration, cost: Duration) -> Duration {
+    wanted.max(cost.saturating_mul(PARTS))
+}
+
+/// The time that a server has spent on the commands of gatherings since its start, by its reply to
+/// `INFO commandstats`. Other users of these commands count as well: together they keep the limit.
+pub(super) fn spent(stats: &str) -> Duration {
+    let us = |line: &str| -> Option<u64> {
+        let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+        COMMANDS.iter().find(|name| name.eq_ignore_ascii_case(command))?;
+        figures.split(',').find_map(|figure| figure.strip_prefix("usec="))?.parse().ok()
+    };
+    Duration::from_micros(stats.lines().filter_map(us).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interval_grows_so_that_a_node_spends_less_than_a_hundredth_of_its_time() {
+        let second = Duration::from_secs(1);
+        assert_eq!(interval(second, Duration::ZERO), second);
+        assert_eq!(interval(second, Duration::from_millis(8)), second);
+        for cost_ms in [9, 20, 500] {
+            let cost = Duration::from_millis(cost_ms);
+            assert!(interval(second, cost) > cost * 100);
+        }
+        assert_eq!(interval(second, Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn only_commands_of_gatherings_count() {
+        let stats = "# Commandstats\r\ncmdstat_LOCK.SCAN:calls=3,usec=120,usec_per_call=40.00,rejected_calls=0\r\n\
+            cmdstat_info:calls=1,usec=30,usec_per_call=30.00\r\ncmdstat_lock.acquire:calls=9,usec=9000\r\n\
+            cmdstat_config|get:calls=1,usec=5\r\n";
+        assert_eq!(spent(stats), Duration::from_micros(155));
+        assert_eq!(spent(""), Duration::ZERO);
+    }
+}

@@ -1,0 +1,136 @@
+//! What the nodes answered, ready to be shown: no text of others can act on the terminal.
+
+use std::time::{Duration, Instant};
+
+use quorlock_client::{LeaseInfo, ListedLock, LockList, LockState, NodeError};
+
+use crate::fleet::Report;
+use crate::inspect::{Kind, Summary};
+use crate::shown::{escaped, owner};
+
+/// The nodes and their locks at one moment.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) at: Instant,
+    /// How long after this one the next one is made.
+    pub(super) interval: Duration,
+    pub(super) report: Report,
+    pub(super) locks: Locks,
+}
+
+/// The locks that the nodes list.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    /// `None` if no node answered.
+    pub(super) at: Option<Instant>,
+    pub(super) list: Vec<Lock>,
+    /// Why some are missing, if some are.
+    pub(super) problem: Option<String>,
+}
+
+/// One lock. All texts were escaped.
+#[derive(Clone, Debug)]
+pub(super) struct Lock {
+    pub(super) key: String,
+    pub(super) owner: String,
+    pub(super) fence: Option<u64>,
+    /// How long ago the first of its nodes granted it.
+    pub(super) held: Option<Duration>,
+    /// How much longer it lasts at most.
+    pub(super) left: Option<Duration>,
+    pub(super) waiters: u64,
+    /// On how many nodes it is.
+    pub(super) nodes: usize,
+    pub(super) kind: Kind,
+    /// What each node says, for the details.
+    pub(super) answers: Vec<Result<Option<LeaseInfo>, NodeError>>,
+}
+
+impl Locks {
+    pub(super) fn new(list: LockList) -> Self {
+        let mut problems = Vec::new();
+        if list.is_truncated {
+            problems.push(format!("only the first {} locks are shown: give a pattern", list.locks.len()));
+        }
+        let failed = list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
+        problems.extend(failed.map(|(node, error)| format!("{node}: {}", escaped(error.to_string()))));
+        let problem = (!problems.is_empty()).then(|| problems.join("; "));
+        Self { at: Some(Instant::now()), list: list.locks.into_iter().map(Lock::new).collect(), problem }
+    }
+
+    pub(super) fn failed(problem: String) -> Self {
+        Self { at: None, list: Vec::new(), problem: Some(problem) }
+    }
+}
+
+impl Lock {
+    fn new(listed: ListedLock) -> Self {
+        let ListedLock { key, lock: inspection, .. } = listed;
+        let summary = Summary::of(&inspection);
+        let leases = || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
+        let label = match &inspection.state {
+            LockState::Held(held) => held.owner.as_deref(),
+            // A lock that is being acquired, or that was left behind.
+            LockState::Free | LockState::Unclear => leases().find_map(|lease| lease.owner.as_deref()),
+        };
+        Self {
+            key: escaped(&key),
+            owner: owner(label),
+            fence: summary.held.map(|held| held.fence.get()),
+            held: leases().filter_map(|lease| lease.held).max(),
+            left: summary
+                .held
+                .map(|held| held.at_most)
+                .or_else(|| leases().filter_map(|lease| lease.ttl).max()),
+            waiters: summary.waiters,
+            nodes: leases().count(),
+            kind: summary.kind,
+            answers: inspection.nodes.into_iter().map(|node| node.lease).collect(),
+        }
+    }
+
+    /// One word for the column of its state.
+    pub(super) fn state(&self) -> &'static str {
+        match self.kind {
+            Kind::Held => "held",
+            Kind::Revoked => "revoked",
+            Kind::Foreign => "foreign",
+            Kind::Free => "minority",
+            Kind::NoMajority => "unknown",
+            Kind::Divided => "divided",
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::fleet::report::tests::voting;
+
+    /// A lock that was granted `held` s ago and has `left` s left.
+    pub(in crate::top) fn lock(key: &str, owner: &str, held: u64, left: u64, waiters: u64) -> Lock {
+        let mut lease = LeaseInfo::default();
+        lease.owner = Some(owner.to_owned());
+        lease.ttl = Some(Duration::from_secs(left));
+        Lock {
+            key: key.to_owned(),
+            owner: owner.to_owned(),
+            fence: Some(7),
+            held: Some(Duration::from_secs(held)),
+            left: Some(Duration::from_secs(left)),
+            waiters,
+            nodes: 2,
+            kind: Kind::Held,
+            answers: vec![Ok(Some(lease.clone())), Ok(Some(lease)), Ok(None)],
+        }
+    }
+
+    pub(in crate::top) fn snapshot(locks: Vec<Lock>) -> Snapshot {
+        Snapshot {
+            at: Instant::now(),
+            interval: Duration::from_secs(1),
+            report: Report::new(voting(3)),
+            locks: Locks { at: Some(Instant::now()), list: locks, problem: None },
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! How it is drawn. Only the rows that are seen are made.
+
+use std::time::{Duration, Instant};
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize as _};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, Wrap};
+
+use super::snapshot::{Lock, Snapshot};
+use super::state::{App, Rates, Sort};
+use crate::fleet::text::{end_of, printable};
+use crate::fleet::{NodeReport, State};
+use crate::inspect::Kind;
+use crate::shown::{self, escaped};
+use crate::status;
+
+/// How many characters the bar of the time left has.
+const BAR: usize = 10;
+/// Of the screen, for the nodes at most.
+const NODES_PART: u16 = 3;
+/// The narrowest column of addresses.
+const NODE_COLUMNS: usize = 24;
+/// The parts of the time left below which its bar is yellow, and red.
+const YELLOW: f64 = 0.33;
+const RED: f64 = 0.1;
+
+/// Draws everything, and notes in `app` how much of it was seen.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
+    let area = frame.area();
+    let nodes = app.snapshot.as_ref().map_or(0, |snapshot| snapshot.report.nodes.len());
+    let nodes_height = u16::try_from(nodes + 1).unwrap_or(u16::MAX).min(area.height / NODES_PART);
+    let [title, of_nodes, gap, of_locks, bottom] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(nodes_height),
+        Constraint::Length(1),
+        Constraint::Fill(1),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    frame.render_widget(Paragraph::new(bottom_line(app)), bottom);
+    let Some(snapshot) = &app.snapshot else {
+        frame.render_widget(Paragraph::new("quorlock top: asking the nodes…"), title);
+        return;
+    };
+    frame.render_widget(Paragraph::new(title_line(app, snapshot, now)), title);
+    frame.render_widget(nodes_table(app, snapshot), of_nodes);
+    if let Some(problem) = &snapshot.locks.problem {
+        frame.render_widget(Paragraph::new(problem.as_str().yellow()), gap);
+    }
+    // One row is the heading.
+    let page = usize::from(of_locks.height.saturating_sub(1)).max(1);
+    app.page = page;
+    app.first = app.first.clamp((app.selected + 1).saturating_sub(page), app.selected);
+    app.first = app.first.min(app.rows.len().saturating_sub(page));
+    let elapsed = now.saturating_duration_since(snapshot.locks.at.unwrap_or(now));
+    frame.render_widget(locks_table(app, snapshot, elapsed), of_locks);
+    if app.shows_details
+        && let Some(lock) = app.lock()
+    {
+        draw_details(frame, lock, snapshot, elapsed, of_locks);
+    }
+}
+
+fn title_line(app: &App, snapshot: &Snapshot, now: Instant) -> Line<'static> {
+    let report = &snapshot.report;
+    let votes = format!("{} of {} nodes vote", report.voting(), report.nodes.len());
+    let votes = if report.has_majority() { votes.green() } else { votes.red().bold() };
+    let locks = match (app.rows.len(), snapshot.locks.list.len()) {
+        (shown, all) if shown == all => format!("{all} locks"),
+        (shown, all) => format!("{shown} of {all} locks"),
+    };
+    let age = status::time(now.saturating_duration_since(snapshot.at));
+    let every = status::time(snapshot.interval);
+    vec![
+        "quorlock top".bold(),
+        "  ".into(),
+        votes,
+        format!("  {locks}  asked {age} ago, every {every}").into(),
+    ]
+    .into()
+}
+
+fn bottom_line(app: &App) -> Line<'static> {
+    if app.is_typing {
+        return vec!["filter: ".bold(), printable(&app.filter).into(), "▏".into()].into();
+    }
+    let filter =
+        if app.filter.is_empty() { String::new() } else { format!("  filter: {}", printable(&app.filter)) };
+    let keys = "q quit  Enter details  s sort  r reverse  / filter  ↑↓ select";
+    Line::from(vec![keys.dim(), filter.yellow()])
+}
+
+fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot) -> Table<'a> {
+    let rows = snapshot
+        .report
+        .iter()
+        .enumerate()
+        .map(|(index, (node, state))| node_row(node, state, app.rates.get(index).copied().flatten()));
+    let heading = ["NODE", "STATE", "LEASES", "WAITERS", "GRANTS/S", "REFUSALS/S", "ROUND TRIP"];
+    let widths = [
+        Constraint::Min(20),
+        Constraint::Length(11),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Length(9),
+        Constraint::Length(10),
+        Constraint::Length(10),
+    ];
+    Table::new(rows, widths).header(Row::new(heading).bold())
+}
+
+fn node_row<'a>(node: &NodeReport, state: &State, rates: Option<Rates>) -> Row<'a> {
+    let style = match state {
+        State::Voting => Style::new(),
+        State::Abstaining(_) => Style::new().fg(Color::Yellow),
+        State::NotCounted(_) | State::Down(_) => Style::new().fg(Color::Red),
+    };
+    let facts = node.facts();
+    let lock = facts.and_then(|facts| facts.info.lock.as_ref());
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let cells = [
+        end_of(&printable(&node.name), NODE_COLUMNS),
+        state.word().to_owned(),
+        or_dash(lock.map(|lock| lock.leases.to_string())),
+        or_dash(lock.map(|lock| lock.waiters.to_string())),
+        or_dash(rates.map(|rates| format!("{:.0}", rates.grants))),
+        or_dash(rates.map(|rates| format!("{:.0}", rates.refusals))),
+        or_dash(facts.map(|facts| status::time(facts.round_trip))),
+    ];
+    Row::new(cells).style(style)
+}
+
+fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration) -> Table<'a> {
+    let locks = &snapshot.locks.list;
+    let seen = app.rows.iter().enumerate().skip(app.first).take(app.page);
+    let rows = seen.map(|(row, &index)| {
+        let row_of = lock_row(app, &locks[index], elapsed, snapshot.report.nodes.len());
+        if row == app.selected { row_of.style(Style::new().add_modifier(Modifier::REVERSED)) } else { row_of }
+    });
+    let columns = [
+        ("KEY", Some(Sort::Key), Constraint::Fill(3)),
+        ("OWNER", Some(Sort::Owner), Constraint::Fill(2)),
+        ("STATE", None, Constraint::Length(8)),
+        ("NODES", None, Constraint::Length(5)),
+        ("LEFT", Some(Sort::Left), Constraint::Length(20)),
+        ("HELD", Some(Sort::Held), Constraint::Length(12)),
+        ("WAITERS", Some(Sort::Waiters), Constraint::Length(8)),
+    ];
+    let heading = columns.map(|(name, sort, _)| match sort {
+        Some(sort) if sort == app.sort => format!("{name}{}", if app.reversed { "▲" } else { "▼" }),
+        _ => name.to_owned(),
+    });
+    Table::new(rows, columns.map(|(_, _, width)| width)).header(Row::new(heading).bold())
+}
+
+fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> Row<'a> {
+    let left = lock.left.map(|left| left.saturating_sub(elapsed));
+    let part = app.part_left(lock, elapsed);
+    let color = match part {
+        part if part < RED => Color::Red,
+        part if part < YELLOW => Color::Yellow,
+        _ => Color::Green,
+    };
+    let left = match left {
+        Some(left) => {
+            Line::from(vec![Span::styled(bar(part), color), format!(" {}", shown::time(left)).into()])
+        }
+        None => Line::from("-"),
+    };
+    let state = match lock.kind {
+        Kind::Held => lock.state().into(),
+        Kind::Revoked => Span::styled(lock.state(), Color::Yellow),
+        _ => Span::styled(lock.state(), Color::Red),
+    };
+    Row::new([
+        Line::from(lock.key.as_str()),
+        Line::from(lock.owner.as_str()),
+        Line::from(state),
+        Line::from(format!("{}/{nodes}", lock.nodes)),
+        left,
+        Line::from(lock.held.map_or_else(|| "-".into(), |held| shown::time(held + elapsed))),
+        Line::from(lock.waiters.to_string()),
+    ])
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 0 and 1")]
+#[expect(clippy::cast_precision_loss, reason = "it is a small number")]
+fn bar(part: f64) -> String {
+    let full = (part.clamp(0.0, 1.0) * BAR as f64).ceil() as usize;
+    "█".repeat(full) + &"░".repeat(BAR - full)
+}
+
+fn draw_details(frame: &mut Frame<'_>, lock: &Lock, snapshot: &Snapshot, elapsed: Duration, area: Rect) {
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let mut lines = vec![
+        Line::from(format!("owner   {}", lock.owner)),
+        Line::from(format!("fence   {}", or_dash(lock.fence.map(|fence| fence.to_string())))),
+        Line::from(format!("held    {}", or_dash(lock.held.map(|held| shown::time(held + elapsed))))),
+        Line::from(format!(
+            "left    {}, unless it is extended",
+            or_dash(lock.left.map(|left| shown::time(left.saturating_sub(elapsed))))
+        )),
+        Line::from(""),
+    ];
+    for (node, answer) in snapshot.report.nodes.iter().zip(&lock.answers) {
+        let words = match answer {
+            Ok(None) => "free".to_owned(),
+            Err(error) => escaped(error.to_string()),
+            Ok(Some(lease)) => {
+                let revoked = if lease.revoked { ", revoked" } else { "" };
+                let fence = or_dash(lease.fence.map(|fence| fence.to_string()));
+                let left =
+                    lease.ttl.map_or_else(|| "no end".into(), |ttl| shown::time(ttl.saturating_sub(elapsed)));
+                let owner = shown::owner(lease.owner.as_deref());
+                format!("{owner}, fence {fence}, {left} left, {} keys{revoked}", lease.keys)
+            }
+        };
+        lines.push(Line::from(format!("{}  {words}", printable(&node.name))));
+        let queue = answer.iter().flatten().flat_map(|lease| &lease.queue);
+        for waiter in queue {
+            let address = waiter.address.as_ref().map(|address| format!(" ({})", escaped(address)));
+            let name = shown::owner(waiter.owner.as_deref());
+            lines.push(Line::from(format!("    waits: {name}{}", address.unwrap_or_default())));
+        }
+    }
+    let block = Block::bordered().title(format!(" {} ", lock.key)).title_bottom(" Enter or Esc: back ");
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{Event, KeyCode};
+
+    use super::*;
+    use crate::top::snapshot::tests::{lock, snapshot};
+
+    fn screen(app: &mut App, columns: u16, rows: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+        let at = app.snapshot.as_ref().map_or_else(Instant::now, |snapshot| snapshot.at);
+        terminal.draw(|frame| draw(frame, app, at)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn app_of(locks: Vec<Lock>) -> App {
+        let mut app = App::default();
+        app.update(snapshot(locks));
+        app
+    }
+
+    #[test]
+    fn lock_is_shown_with_owner_time_left_and_waiters() {
+        let mut app = app_of(vec![lock("orders/42", "web-3", 15, 5, 2)]);
+        let text = screen(&mut app, 110, 20);
+        for part in
+            ["3 of 3 nodes vote", "1 locks", "orders/42", "web-3", "███░░░░░░░ 5.0 s", "15.0 s", "2/3"]
+        {
+            assert!(text.contains(part), "no {part} in\n{text}");
+        }
+        app.handle(&Event::Key(KeyCode::Enter.into()));
+        let text = screen(&mut app, 110, 20);
+        assert!(text.contains("left    5.0 s, unless it is extended"), "{text}");
+        assert!(text.contains("lock-2:6379  free"), "{text}");
+    }
+
+    #[test]
+    fn selected_row_is_always_seen_and_only_a_page_is_made() {
+        let locks: Vec<_> = (0..10_000).map(|i| lock(&format!("k{i:05}"), "o", 1, 9, 0)).collect();
+        let mut app = app_of(locks);
+        screen(&mut app, 100, 30);
+        for (key, seen) in [
+            (KeyCode::End, "k09999"),
+            (KeyCode::PageUp, "k09977"),
+            (KeyCode::Home, "k00000"),
+            (KeyCode::PageDown, "k00022"),
+        ] {
+            app.handle(&Event::Key(key.into()));
+            let text = screen(&mut app, 100, 30);
+            assert!(text.contains(seen), "no {seen} after {key}:\n{text}");
+            assert!(text.matches("k0").count() <= app.page, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_size_of_the_terminal_is_too_small() {
+        let mut app = app_of(vec![lock("k", "o", 1, 9, 0)]);
+        for details in [false, true] {
+            app.shows_details = details;
+            for columns in [1, 2, 10, 40, 200] {
+                for rows in [1, 2, 3, 5, 60] {
+                    screen(&mut app, columns, rows);
+                }
+            }
+        }
+        screen(&mut App::default(), 1, 1);
+    }
+
+    #[test]
+    fn bar_is_full_at_first_and_never_empty_while_time_is_left() {
+        assert_eq!((bar(1.0), bar(0.001)), ("██████████".to_owned(), "█░░░░░░░░░".to_owned()));
+        assert_eq!((bar(0.0), bar(7.0), bar(f64::NAN)), ("░".repeat(10), "█".repeat(10), "░".repeat(10)));
+    }
+}

@@ -1,0 +1,47 @@
+//! An exporter, and what HTTP servers on this machine answer.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use super::{PATIENCE, Running, quorlock};
+
+/// A running `quorlock exporter`.
+pub(crate) struct Exporter {
+    pub(crate) address: SocketAddr,
+    pub(crate) process: Running,
+}
+
+impl Exporter {
+    /// On a free port, for these nodes.
+    pub(crate) fn start(urls: &[String], options: &[&str]) -> Self {
+        let mut command = quorlock();
+        command.args(["exporter", "--listen", "127.0.0.1:0", "--nodes"]).arg(urls.join(",")).args(options);
+        let mut process = Running::start(&mut command);
+        let line = process.error_line();
+        let address = line.trim_start_matches("quorlock: serving http://").trim_end_matches("/metrics");
+        Self { address: address.parse().unwrap_or_else(|_| panic!("{line}")), process }
+    }
+
+    pub(crate) fn scrape(&self) -> String {
+        let (status, text) = get(self.address, "/metrics");
+        assert_eq!(status, 200, "{text}");
+        text
+    }
+}
+
+/// The status and the body.
+pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    try_get(address, path).unwrap_or_else(|error| panic!("{address}{path}: {error}"))
+}
+
+pub(crate) fn try_get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    // Without chunks in the reply.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap_or((&reply, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Ok((status, body.to_owned()))
+}

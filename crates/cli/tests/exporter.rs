@@ -1,0 +1,116 @@
+//! `quorlock exporter`: real masters, scraped.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::http::{Exporter, get};
+use common::{PATIENCE, code, quorlock, stderr};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use rustix::process::Signal;
+
+#[track_caller]
+fn has(text: &str, line: &str) {
+    assert!(text.lines().any(|have| have == line), "no {line} in {text}");
+}
+
+/// How often INFO was called on this server.
+fn infos(server: &quorlock_testkit::Server) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn scrape_has_the_state_and_the_counters_of_each_node() {
+    let mut masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
+    let exporter = Exporter::start(&masters.urls(), &[]);
+    let name = |index: usize| masters[index].url().replace("redis://", "").trim_end_matches('/').to_owned();
+    let names = [name(0), name(1), name(2)];
+    let key = "a-secret-key";
+    let acquire = ["LOCK.ACQUIRE", key, "a-secret-token", "60000", "OWNER", "an-owner"];
+    redis::cmd(acquire[0]).arg(&acquire[1..]).exec(&mut masters[0].connection()).unwrap();
+    let text = exporter.scrape();
+    has(&text, &format!("quorlock_node_leases{{node=\"{}\"}} 1.0", names[0]));
+    has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 1", names[0]));
+    has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 0", names[1]));
+    has(&text, "quorlock_voting_nodes{} 3.0");
+    for secret in ["a-secret-key", "a-secret-token", "an-owner"] {
+        assert!(!text.contains(secret), "{text}");
+    }
+
+    masters[2].kill();
+    let text = exporter.scrape();
+    has(&text, &format!("quorlock_node_up{{node=\"{}\"}} 0.0", names[2]));
+    has(&text, "quorlock_voting_nodes{} 2.0");
+    // And it comes back without a restart of the exporter.
+    masters[2].restart().unwrap();
+    eventually(PATIENCE, "the node is up again", || exporter.scrape().contains("voting_nodes{} 3.0"));
+
+    assert_eq!(get(exporter.address, "/").0, 200);
+    assert_eq!(get(exporter.address, "/other").0, 404);
+    exporter.process.signal(Signal::TERM);
+    assert_eq!(code(exporter.process.end().status), 0);
+}
+
+#[test]
+fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
+    let masters = Masters::start(3);
+    let proxy = Proxy::start(masters[2].url());
+    let urls = [masters[0].url(), masters[1].url(), proxy.url()];
+    let exporter = Exporter::start(&urls, &["--node-limit", "1s"]);
+    assert!(exporter.scrape().contains("voting_nodes{} 3.0"));
+    proxy.drop_bytes(Direction::ToServer);
+    let started = Instant::now();
+    let text = exporter.scrape();
+    let took = started.elapsed();
+    assert!(took >= Duration::from_secs(1), "it was waited for: {took:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(text.contains("voting_nodes{} 2.0"), "{text}");
+    proxy.heal();
+    eventually(PATIENCE, "the node is up again", || exporter.scrape().contains("voting_nodes{} 3.0"));
+}
+
+#[test]
+fn one_scrape_asks_each_node_once_and_overlapping_scrapes_share_that() {
+    const SCRAPES: u64 = 8;
+    // INFO and INFO lock.
+    const INFOS_PER_SCRAPE: u64 = 2;
+    let masters = Masters::start(1);
+    let proxy = Proxy::start(masters[0].url());
+    let exporter = Exporter::start(&[proxy.url()], &["--node-limit", "10s"]);
+    let address = exporter.address;
+    exporter.scrape();
+    let before = infos(&masters[0]);
+    exporter.scrape();
+    let connections = proxy.connections();
+    // Each look at it is one more.
+    assert_eq!(infos(&masters[0]) - before, INFOS_PER_SCRAPE + 1);
+
+    let before = infos(&masters[0]);
+    proxy.hold(Direction::ToServer);
+    thread::scope(|scope| {
+        for _ in 0..SCRAPES {
+            scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
+        }
+        eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
+        // The other scrapes reach the exporter in the meantime; one that does not makes one gathering more.
+        thread::sleep(Duration::from_millis(200));
+        proxy.heal();
+    });
+    let asked = infos(&masters[0]) - before - 1;
+    assert!(asked < SCRAPES * INFOS_PER_SCRAPE / 2, "{asked}");
+    assert_eq!(proxy.connections(), connections, "one connection is kept");
+}
+
+#[test]
+fn address_that_is_taken_is_an_error_that_says_what_to_do() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = quorlock().args(["exporter", "--nodes", "a", "--listen", &address]).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("choose another --listen"), "{}", stderr(&output));
+}

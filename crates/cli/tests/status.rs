@@ -1,0 +1,123 @@
+//! `quorlock status`: every node by itself, also those that are broken.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::process::Output;
+
+use common::{Running, code, on, quorlock, stderr, stdout};
+use quorlock_testkit::{Direction, Masters, Proxy, Server};
+use rustix::process::Signal;
+use serde_json::Value;
+
+fn status_of(urls: &[String], options: &[&str]) -> Output {
+    quorlock().args(["status", "--nodes"]).arg(urls.join(",")).args(options).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_str(stdout(output)).unwrap_or_else(|_| panic!("{}", stderr(output)))
+}
+
+#[test]
+fn majority_that_votes_is_shown_with_exit_code_0() {
+    let masters = Masters::start_with(3, |index, master| {
+        master.tcp().arg("lock.set", format!("eu {} 1,2,3", index + 1))
+    })
+    .unwrap();
+    let output = on(&masters, "status").output().unwrap();
+    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("eu 2") && text.contains("3 of 3 nodes vote: a majority."), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+
+    let json = json(&on(&masters, "status").arg("--json").output().unwrap());
+    let node = &json["nodes"][0];
+    assert_eq!((&node["state"], &node["set"]["id"]), (&"voting".into(), &"1".into()));
+    assert!(node["clock_offset_us"].as_i64().unwrap().abs() < 1_000_000, "{node}");
+    assert!(node["round_trip_us"].as_u64().unwrap() > 0);
+    assert_eq!((&node["max_clock_skew_ms"], &node["max_waiters"]), (&60_000.into(), &1000.into()));
+    assert_eq!(node["counters"]["grants"], 0);
+}
+
+#[test]
+fn each_broken_node_is_shown_with_its_reason() {
+    let master = Server::with_module().start().unwrap();
+    let starting = Server::with_module().arg("lock.rejoin-delay", 60_000).start().unwrap();
+    let plain = Server::builder().start().unwrap();
+    let replica = Server::with_module().tcp().arg("replicaof", "127.0.0.1 1").start().unwrap();
+    let locked = Server::with_module().arg("requirepass", "hidden").start().unwrap();
+    let mut dead = Server::with_module().tcp().start().unwrap();
+    dead.kill();
+    let urls = [&master, &starting, &plain, &replica, &locked, &dead, &master].map(Server::url);
+    let mut urls = urls.to_vec();
+    urls[4] = urls[4].replace("redis.sock", "redis.sock?pass=wrongpass");
+    urls.push("redis-sentinel://lock-a/main".into());
+    let output = status_of(&urls, &["--json"]);
+    assert_eq!(code(output.status), 122, "{}", stderr(&output));
+    let json = json(&output);
+    for (index, state, reason) in [
+        (0, "voting", ""),
+        (1, "abstaining", "start"),
+        (2, "not_counted", "module is not loaded"),
+        (3, "not_counted", "replica"),
+        (4, "not_counted", "user, password"),
+        (5, "down", "refused"),
+        (6, "not_counted", "same server"),
+        (7, "down", "Sentinel"),
+    ] {
+        let node = &json["nodes"][index];
+        assert_eq!(node["state"], state, "{node}");
+        assert!(node["reason"].as_str().unwrap_or_default().contains(reason), "{node}");
+    }
+    assert!((1..=60_000).contains(&json["nodes"][1]["abstain_left_ms"].as_u64().unwrap()));
+
+    let output = status_of(&urls, &[]);
+    for secret in ["wrongpass", "hidden"] {
+        assert!(!stdout(&output).contains(secret) && !stderr(&output).contains(secret));
+    }
+    assert!(stdout(&output).contains("1 of 8 nodes vote: no majority, which is 5."), "{}", stdout(&output));
+    assert!(stdout(&output).lines().all(|line| line.chars().count() <= 100), "{}", stdout(&output));
+}
+
+/// A minority that hangs costs one time limit, and does not change the answer.
+#[test]
+fn silent_node_costs_no_more_than_its_time_limit() {
+    let masters = Masters::start(3);
+    let proxy = Proxy::start(masters[2].url());
+    proxy.drop_bytes(Direction::ToServer);
+    let urls = [masters[0].url(), masters[1].url(), proxy.url()];
+    let output = status_of(&urls, &["--json", "--node-limit", "1s"]);
+    assert_eq!(code(output.status), 0, "{}", stdout(&output));
+    let node = &json(&output)["nodes"][2];
+    assert_eq!(node["reason"], "no answer within 1000 ms");
+    assert!(proxy.dropped_bytes(Direction::ToServer) > 0, "it was asked");
+}
+
+#[test]
+fn watch_prints_again_and_sees_what_changes() {
+    let mut masters = Masters::start(1);
+    let mut watch = Running::start(on(&masters, "status").args(["--json", "--watch", "100ms"]));
+    assert!(watch.line().contains("\"majority\":true"));
+    masters[0].kill();
+    while watch.line().contains("\"majority\":true") {}
+    masters[0].restart().unwrap();
+    while watch.line().contains("\"majority\":false") {}
+    watch.signal(Signal::INT);
+    assert_eq!(code(watch.end().status), 130);
+}
+
+#[test]
+fn user_without_rights_beyond_the_client_still_sees_the_state() {
+    let master = Server::with_module().start().unwrap();
+    let mut connection = master.connection();
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "locker", "on", ">pass", "~*", "+info", "+ping"])
+        .exec(&mut connection)
+        .unwrap();
+    let url = master.url() + "?user=locker&pass=pass";
+    let node = &json(&status_of(&[url], &["--json"]))["nodes"][0];
+    assert_eq!(node["state"], "voting", "{node}");
+    assert!(node["clock_offset_us"].is_null() && node["max_waiters"].is_null(), "{node}");
+    assert!(node["round_trip_us"].as_u64().unwrap() > 0);
+}

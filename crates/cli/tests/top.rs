@@ -1,0 +1,260 @@
+//! `quorlock top` in a real terminal, on real masters.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, QUORLOCK, children_of, code, quorlock, stderr};
+use quorlock_testkit::{Masters, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+
+const CTRL_Z: &str = "\x1a";
+const ENTER: &str = "\r";
+const ROWS: u16 = 30;
+const COLUMNS: u16 = 110;
+
+/// A shell with job control in a terminal.
+struct Terminal {
+    keyboard: File,
+    screen: Arc<Mutex<vt100::Parser>>,
+    /// All that was written to it.
+    written: Arc<Mutex<Vec<u8>>>,
+    shell: Child,
+}
+
+impl Terminal {
+    /// `$TOP` is `quorlock top` on these masters.
+    fn start(masters: &Masters, script: &str) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&master, size).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = || -> Stdio {
+            let path = OsStr::from_bytes(name.as_bytes());
+            File::options().read(true).write(true).open(path).unwrap().into()
+        };
+        let mut shell = Command::new("setsid");
+        shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
+        shell.env("TOP", format!("{QUORLOCK} top --interval 100ms"));
+        shell.env("QUORLOCK_NODES", masters.urls().join(",")).env("TERM", "xterm-256color");
+        shell.stdin(slave()).stdout(slave()).stderr(slave());
+        let shell = shell.spawn().unwrap();
+        let keyboard = File::from(master);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
+        let written = Arc::<Mutex<Vec<u8>>>::default();
+        let (mut output, seen, raw) =
+            (keyboard.try_clone().unwrap(), Arc::clone(&screen), Arc::clone(&written));
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                raw.lock().unwrap().extend(&bytes[..count]);
+                seen.lock().unwrap().process(&bytes[..count]);
+            }
+        });
+        Self { keyboard, screen, written, shell }
+    }
+
+    /// Waits for this text on the screen.
+    #[track_caller]
+    fn shows(&self, text: &str) {
+        self.becomes(text, |screen| screen.contents().contains(text));
+    }
+
+    /// Waits for the screen of the shell.
+    #[track_caller]
+    fn is_left(&self) {
+        self.becomes("the screen of the shell", |screen| !screen.alternate_screen() && !screen.hide_cursor());
+        eventually(PATIENCE, "the modes are those of the shell", || self.is_cooked());
+    }
+
+    #[track_caller]
+    fn becomes(&self, what: &str, is_so: impl Fn(&vt100::Screen) -> bool) {
+        let started = Instant::now();
+        loop {
+            let screen = self.screen.lock().unwrap();
+            if is_so(screen.screen()) {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "no {what}, but\n{}", screen.screen().contents());
+            drop(screen);
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Whether it is as a shell needs it.
+    fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.keyboard).unwrap().local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
+    }
+
+    /// The process of `quorlock top`.
+    fn top(&self) -> Pid {
+        let mut found = None;
+        eventually(PATIENCE, "top runs", || {
+            let mut processes = vec![Pid::from_child(&self.shell)];
+            while let Some(process) = processes.pop() {
+                let name = std::fs::read_to_string(format!("/proc/{}/comm", process.as_raw_pid()));
+                if name.is_ok_and(|name| name.trim() == "quorlock") {
+                    found = Some(process);
+                }
+                processes.extend(children_of(process));
+            }
+            found.is_some()
+        });
+        found.unwrap()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+fn acquire(masters: &Masters, key: &str, owner: &str) {
+    for master in masters {
+        let words = ["LOCK.ACQUIRE", key, "token", "60000", "FENCE", "7", "OWNER", owner];
+        let _: Option<u64> = redis::cmd(words[0]).arg(&words[1..]).query(&mut master.connection()).unwrap();
+    }
+}
+
+#[test]
+fn locks_come_and_go_and_q_restores_the_terminal() {
+    let masters = Masters::start(3);
+    acquire(&masters, "orders/42", "web-3");
+    let mut terminal = Terminal::start(&masters, "$TOP; echo status $?");
+    terminal.shows("3 of 3 nodes vote");
+    terminal.shows("orders/42");
+    assert!(!terminal.is_cooked());
+    acquire(&masters, "nightly", "batch");
+    terminal.shows("nightly");
+    terminal.press("/nightly");
+    terminal.press(ENTER);
+    terminal.press(ENTER);
+    terminal.shows("unless it is extended");
+    terminal.press("\x1b");
+    terminal.press("q");
+    terminal.is_left();
+    terminal.shows("status 0");
+}
+
+#[test]
+fn text_of_others_does_not_act_on_the_terminal() {
+    let masters = Masters::start(1);
+    acquire(&masters, "\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
+    let terminal = Terminal::start(&masters, "$TOP");
+    terminal.shows("pwned");
+    terminal.shows("red");
+    let shown = String::from_utf8_lossy(&terminal.written.lock().unwrap()).into_owned();
+    assert!(!shown.contains("\x1b]0;pwned") && !shown.contains('\u{202e}') && !shown.contains('\x07'));
+}
+
+#[test]
+fn signal_restores_the_terminal() {
+    let masters = Masters::start(1);
+    for (signal, status) in
+        [(Signal::TERM, "status 143"), (Signal::HUP, "status 129"), (Signal::INT, "status 130")]
+    {
+        let terminal = Terminal::start(&masters, "$TOP; echo status $?");
+        terminal.shows("1 of 1 nodes vote");
+        kill_process(terminal.top(), signal).unwrap();
+        terminal.is_left();
+        terminal.shows(status);
+    }
+}
+
+/// By the key, and by a signal from outside.
+#[test]
+fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
+    let masters = Masters::start(1);
+    let mut terminal = Terminal::start(
+        &masters,
+        "$TOP; echo stopped 1; read line; fg; echo stopped 2; read line; fg; echo status $?",
+    );
+    for by_key in [true, false] {
+        terminal.shows("1 of 1 nodes vote");
+        if by_key {
+            terminal.press(CTRL_Z);
+        } else {
+            kill_process(terminal.top(), Signal::TSTP).unwrap();
+        }
+        terminal.is_left();
+        terminal.shows(if by_key { "stopped 1" } else { "stopped 2" });
+        terminal.press("x\n");
+    }
+    terminal.shows("1 of 1 nodes vote");
+    terminal.press("q");
+    terminal.shows("status 0");
+}
+
+/// What this server has spent on listing locks: the number of calls and the time.
+fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.scan:"));
+    let figure = |name: &str| -> u64 {
+        let mut figures = line.into_iter().flat_map(|line| line.split(','));
+        figures.find_map(|figure| figure.strip_prefix(name)).map_or(0, |count| count.parse().unwrap())
+    };
+    (figure("calls="), Duration::from_micros(figure("usec=")))
+}
+
+/// From the first gathering to the next, although it is told to ask ten times a second.
+#[test]
+fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
+    const LOCKS: u64 = 10_000;
+    let masters = Masters::start_with(1, |_, master| master.arg("lock.max-ttl", 3_600_000)).unwrap();
+    let mut pipe = redis::pipe();
+    for index in 0..LOCKS {
+        let key = format!("orders/{index:05}");
+        pipe.cmd("LOCK.ACQUIRE").arg(&[&key, "token", "3600000", "OWNER", "web-3"]).ignore();
+    }
+    pipe.exec(&mut masters[0].connection()).unwrap();
+    let mut terminal = Terminal::start(&masters, "$TOP --node-limit 10s");
+    eventually(PATIENCE, "the first gathering has begun", || spent_on_scans(&masters[0]).0 > 0);
+    let first = Instant::now();
+    terminal.shows("10000 locks");
+    let (mut spent, mut before_next) = (spent_on_scans(&masters[0]), Instant::now());
+    let calls = spent.0;
+    // Meanwhile the keys are answered.
+    terminal.press("\x1b[F");
+    terminal.shows("orders/09999");
+    loop {
+        // To ask costs the node time as well, which lengthens the interval.
+        thread::sleep(Duration::from_millis(100));
+        let now = spent_on_scans(&masters[0]);
+        if now.0 > calls {
+            break;
+        }
+        (spent, before_next) = (now, Instant::now());
+        assert!(first.elapsed() < PATIENCE, "the next gathering does not begin");
+    }
+    let share = spent.1.as_secs_f64() / before_next.duration_since(first).as_secs_f64();
+    println!("LOCK.SCAN took {:.2} % of the node", share * 100.0);
+    assert!(share < 0.01, "{share}");
+}
+
+#[test]
+fn without_a_terminal_it_says_what_to_use() {
+    let masters = Masters::start(1);
+    let output = quorlock().args(["top", "--nodes"]).arg(masters[0].url()).output().unwrap();
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("quorlock list --json"), "{}", stderr(&output));
+}
