@@ -161,11 +161,11 @@ fn missing_rights_are_found_with_and_without_dryrun() {
     }
 }
 
-/// The user of docs/operations.md, who may do nothing but lock.
+/// The user of docs/operations/security.md, who may do nothing but lock.
 #[test]
 fn user_of_the_documentation_has_all_rights() {
     let masters = well(3);
-    let page = include_str!("../../../docs/operations.md");
+    let page = include_str!("../../../docs/operations/security.md");
     let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
     for master in &masters {
         let words = line.split_whitespace().skip(1);

@@ -7,7 +7,7 @@ use quorlock_core::client::{Hello, SetReport};
 
 use super::text::printable;
 
-/// The counters of `INFO lock`, without their prefix. docs/operations.md explains each.
+/// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains each.
 pub(crate) const COUNTERS: [&str; 11] = [
     "grants",
     "refusals",
