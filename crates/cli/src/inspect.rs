@@ -150,7 +150,7 @@ impl<'a> Summary<'a> {
             }
             (Kind::Free, _) => "free".to_owned(),
             (Kind::Foreign, _) => "taken by a program that uses SET".to_owned(),
-            (Kind::Divided, _) => "no majority of the nodes agrees".to_owned(),
+            (Kind::Divided, _) => "unclear: the nodes disagree".to_owned(),
             _ => "unknown: too few nodes answered".to_owned(),
         }
     }

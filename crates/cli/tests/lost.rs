@@ -28,8 +28,7 @@ fn a_command_is_asked_to_end_before_anybody_else_can_have_the_lock() {
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    eventually(PATIENCE, "the command is gone", || !is_alive(command));
-    assert!(net.majority_holds());
+    net.ends_before_the_lock(command);
     let output = running.end();
     assert_eq!(code(output.status), 120);
     assert!(stderr(&output).contains("the command was stopped"), "{}", stderr(&output));
@@ -42,8 +41,7 @@ fn a_command_that_will_not_end_is_killed_before_anybody_else_can_have_the_lock()
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    eventually(PATIENCE, "the command is gone", || !is_alive(command));
-    assert!(net.majority_holds());
+    net.ends_before_the_lock(command);
     assert_eq!(code(running.end().status), 120);
 }
 
@@ -56,8 +54,7 @@ fn what_the_command_started_is_killed_with_it() {
     let grandchild = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    eventually(PATIENCE, "the grandchild is gone", || !is_alive(grandchild));
-    assert!(net.majority_holds());
+    net.ends_before_the_lock(grandchild);
     assert_eq!(code(running.end().status), 120);
 }
 

@@ -317,7 +317,15 @@ impl Net {
         }
     }
 
-    pub(crate) fn majority_holds(&self) -> bool {
-        self.masters.iter().take(2).all(has_key)
+    /// Waits until a process has ended. It never runs when the masters have the lock no more.
+    #[track_caller]
+    pub(crate) fn ends_before_the_lock(&self, process: Pid) {
+        eventually(PATIENCE, "the process has ended", || {
+            // In this order: however late this test is, the process is seen later than the lock.
+            let holds = self.masters.iter().take(2).all(has_key);
+            let has_ended = !is_alive(process);
+            assert!(holds || has_ended, "it runs without the lock");
+            has_ended
+        });
     }
 }

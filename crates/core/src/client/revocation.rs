@@ -282,20 +282,17 @@ impl Revocation {
         }
     }
 
-    /// Whether a majority holds one lock revoked at the same time.
+    /// Whether a majority has revoked leases at the same time.
     ///
-    /// From then on, no majority extends that lock. A node gets it again only by a repair, which needs
-    /// a majority of extensions in the same round. Nodes whose revoked lease has ended are not counted,
-    /// since they could have been repaired while fewer were revoked. Nodes where the key was free are
-    /// not counted either: a repair that began before may be on its way there.
+    /// From then on, no majority extends any lock of the key, whichever these leases belong to: a node
+    /// that was ahead of the others when it granted has another fence. A node gets the lock again only
+    /// by a repair, which needs a majority of extensions in the same round. Nodes whose revoked lease
+    /// has ended are not counted, since they could have been repaired while fewer were revoked. Nodes
+    /// where the key was free are not counted either: a repair that began before may be on its way.
     fn is_certain(&self, now: Moment) -> bool {
-        let is_revoked = |node: &Node, fence: Option<Fence>| {
-            let is_live = node.revoked_until.is_some_and(|until| !now.has_reached(until));
-            is_live && matches!(&node.result, NodeRevocation::Revoked(lease) if lease.fence == fence)
-        };
-        self.fences.iter().any(|&fence| {
-            self.nodes.iter().filter(|node| is_revoked(node, fence)).count() >= self.majority.size()
-        })
+        let is_live = |node: &&Node| node.revoked_until.is_some_and(|until| !now.has_reached(until));
+        let is_revoked = |node: &&Node| matches!(node.result, NodeRevocation::Revoked(_)) && is_live(node);
+        self.nodes.iter().filter(is_revoked).count() >= self.majority.size()
     }
 
     /// When so few nodes hold the lock that the others are a majority. A node that has not answered
