@@ -53,15 +53,9 @@ async fn ask(questions: &Questions, sender: &Sender<anyhow::Result<Snapshot>>) -
     loop {
         let started = Instant::now();
         let (locks, report) = join(list(&quorum, pattern), fleet.gather()).await;
-        let took = started.elapsed();
         let now_spent = fleet.each(self::spent).await;
-        let cost = spent.iter().zip(&now_spent).map(|(before, now)| match (before, now) {
-            // A server that was restarted begins at zero.
-            (Some(before), Some(now)) => now.saturating_sub(*before),
-            // It does not say: it cannot have spent more.
-            _ => took,
-        });
-        let interval = pace::interval(*wanted, cost.max().unwrap_or_default());
+        let costs = spent.iter().zip(&now_spent).map(|(before, now)| pace::cost(*before, *now));
+        let interval = pace::interval(*wanted, costs.max().unwrap_or_default());
         spent = now_spent;
         let snapshot = Snapshot { at: Instant::now(), interval, report, locks };
         if sender.send(Ok(snapshot)).await.is_err() {

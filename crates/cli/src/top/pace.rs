@@ -14,6 +14,16 @@ pub(super) fn interval(wanted: Duration, cost: Duration) -> Duration {
     wanted.max(cost.saturating_mul(PARTS))
 }
 
+/// What a node spent on a gathering, by what it had [spent](spent) before and after. One that does not
+/// answer is not asked less often for that: it has not worked, and the others are shown.
+pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
+    match (before, after) {
+        // A server that was restarted begins at zero.
+        (Some(before), Some(after)) => after.saturating_sub(before),
+        (None, _) | (_, None) => Duration::ZERO,
+    }
+}
+
 /// The time that a server has spent on the commands of gatherings since its start, by its reply to
 /// `INFO commandstats`. Other users of these commands count as well: together they keep the limit.
 pub(super) fn spent(stats: &str) -> Duration {
@@ -39,6 +49,15 @@ mod tests {
             assert!(interval(second, cost) > cost * 100);
         }
         assert_eq!(interval(second, Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn node_that_does_not_answer_makes_no_interval_longer() {
+        let spent = Some(Duration::from_secs(7));
+        assert_eq!(cost(spent, None), Duration::ZERO);
+        assert_eq!(cost(None, spent), Duration::ZERO);
+        assert_eq!(cost(spent, Some(Duration::from_secs(9))), Duration::from_secs(2));
+        assert_eq!(cost(spent, Some(Duration::ZERO)), Duration::ZERO);
     }
 
     #[test]
