@@ -69,7 +69,7 @@ test-server: setup ## The server's own tests without and with the module (20 min
 	cargo build --release --package quorlock
 	@scripts/test-server $(UNITS)
 
-bench: setup ## Server time, growth to three million leases, 10,000 waiters, locks per quorum, and one node out of order, beside their peers: the README's tables
+bench: setup ## Server time, growth to three million leases, 10,000 waiters, locks per quorum, and one node out of order, beside their peers: the tables of docs/benchmarks.md
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 
