@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test package servers test-matrix check-prose test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build test package servers test-matrix check-prose docs test-faults test-fences test-leaks test-distant test-setup test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: setup ## Formatting, clippy, and all tests
 
 check-prose: ## Phrases to avoid, long comments and broken links: PATHS=… KIND=link
 	@scripts/check-prose $(if $(KIND),--kind $(KIND)) $(PATHS)
+
+docs: ## Builds the book and the reference of the client, with checked links (target/doc/book, target/doc)
+	@scripts/docs
 
 test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a fence is not larger than the one before it
 	cargo build --package quorlock --package quorlock-faults
@@ -73,7 +76,7 @@ bench: setup ## Server time, growth to three million leases, 10,000 waiters, loc
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 
-bench-waiting: setup ## Handing a lock over to whoever waits, beside polling clients: the table of docs/waiting.md
+bench-waiting: setup ## Handing a lock over to waiters, beside polling clients: the table of docs/waiting.md
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench -- --only waiting
 
