@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose docs test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test: setup ## Formatting, clippy, and all tests
 
 check-prose: ## Phrases to avoid, long comments and broken links: PATHS=… KIND=link
 	@scripts/check-prose $(if $(KIND),--kind $(KIND)) $(PATHS)
+
+docs: ## Builds the book and the reference of the client, with checked links (target/doc/book, target/doc)
+	@scripts/docs
 
 test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a fence is not larger than the one before it
 	cargo build --package quorlock --package quorlock-faults
@@ -84,11 +87,11 @@ test-server: setup ## The server's own tests without and with the module (20 min
 	cargo build --release --package quorlock
 	@scripts/test-server $(UNITS)
 
-bench: setup ## Server time, growth to three million leases, 10,000 waiters, locks per quorum, and one node out of order, beside their peers: the README's tables
+bench: setup ## Server time, growth to three million leases, 10,000 waiters, locks per quorum, and one node out of order, beside their peers: the tables of docs/benchmarks.md
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 
-bench-waiting: setup ## Handing a lock over to whoever waits, beside polling clients: the table of docs/waiting.md
+bench-waiting: setup ## Handing a lock over to waiters, beside polling clients: the table of docs/waiting.md
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench -- --only waiting
 

@@ -141,6 +141,14 @@
 //!
 //! The tests run on Linux. The crate also compiles for macOS, where it is not tested. Other systems
 //! are not supported, since a lock needs a clock that counts the time in suspend.
+#![cfg_attr(
+    not(docsrs),
+    doc = "
+# The book
+
+[The book](../book/index.html) has the server's commands, operations, safety, fencing and waiting.
+`make docs` builds both."
+)]
 
 mod api;
 pub mod blocking;
@@ -168,6 +176,11 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;
+
+/// The examples of docs/client.md, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client.md")]
+struct ClientPage;
 
 /// The example of docs/fencing.md, run.
 #[cfg(doctest)]

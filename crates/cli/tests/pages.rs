@@ -1,0 +1,148 @@
+//! What the README and the first chapters of the book show works: their sessions, their commands and
+//! their figures.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::{QUORLOCK, Running, code, quorlock, stderr, stdout};
+use quorlock_testkit::{Masters, Server};
+use rustix::process::Signal;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const README: &str = include_str!("../../../README.md");
+const GETTING_STARTED: &str = include_str!("../../../docs/getting-started.md");
+const PROGRAM: &str = include_str!("../../../docs/program.md");
+const BENCHMARKS: &str = include_str!("../../../docs/benchmarks.md");
+
+/// An integer with so many digits is a fence or a time: another one each time.
+const VARYING_DIGITS: usize = 3;
+
+const PROMPT: &str = "127.0.0.1:6379> ";
+
+/// The blocks of a page in fences of this language.
+fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
+    let fence = format!("\n```{language}\n");
+    page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// Blocks of shell commands that need nodes, and nothing that is installed.
+fn scripts(page: &'static str) -> Vec<&'static str> {
+    let needs_nodes = |block: &&str| block.contains("quorlock ") && !block.starts_with("quorlock up");
+    let installs = |block: &&str| block.contains("make ") || block.contains("sudo ");
+    blocks(page, "sh").into_iter().filter(|block| needs_nodes(block) && !installs(block)).collect()
+}
+
+/// Runs a block in a folder with the programs that it names, on these nodes.
+fn run_block(block: &str, nodes: &str) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["report.sh", "first-step", "second-step"] {
+        let path = folder.path().join(name);
+        fs::write(&path, "#!/bin/sh\necho ran\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = std::env::var("PATH").unwrap();
+    let own = Path::new(QUORLOCK).parent().unwrap().display();
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", block]).current_dir(folder.path());
+    shell
+        .env("PATH", format!("{own}:{path}"))
+        .env("QUORLOCK_NODES", nodes)
+        .env("XDG_CONFIG_HOME", "/nowhere");
+    shell.output().unwrap()
+}
+
+#[test]
+fn shell_blocks_run_as_they_are_shown() {
+    for (page, at_least) in [(README, 2), (GETTING_STARTED, 1), (PROGRAM, 2)] {
+        let masters = Masters::start(3);
+        let scripts = scripts(page);
+        assert!(scripts.len() >= at_least, "{scripts:?}");
+        for block in scripts {
+            let output = run_block(block, &masters.urls().join(","));
+            assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn nodes_of_quorlock_up_run_the_first_command() {
+    for page in [README, GETTING_STARTED] {
+        let up = blocks(page, "sh").into_iter().find(|block| block.starts_with("quorlock up"));
+        let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
+        let mut up = Running::start(quorlock().args(arguments));
+        let export = up.line();
+        let nodes = export.strip_prefix("export QUORLOCK_NODES=").unwrap();
+        let output = run_block(scripts(page)[0], nodes);
+        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        up.signal(Signal::INT);
+        assert_eq!(code(up.end().status), 0);
+    }
+}
+
+/// What the command-line client of the server prints in a terminal.
+fn cli(server: &Server, line: &str) -> String {
+    let url = server.url();
+    let socket = url.strip_prefix("redis+unix://").unwrap();
+    for client in ["redis-cli", "valkey-cli"] {
+        let mut command = Command::new(client);
+        command.args(["-s", socket, "--no-raw"]).args(line.split(' '));
+        if let Ok(output) = command.output() {
+            return stdout(&output).to_owned();
+        }
+    }
+    panic!("neither redis-cli nor valkey-cli is installed: run `make setup`");
+}
+
+/// Whether a line is the one that is shown, but for an integer that differs from run to run.
+fn is_as_shown(actual: &str, shown: &str) -> bool {
+    const INTEGER: &str = "(integer) ";
+    match shown.rsplit_once(INTEGER) {
+        Some((before, number)) if number.len() >= VARYING_DIGITS => {
+            actual.rsplit_once(INTEGER).is_some_and(|(actual, _)| actual == before)
+        }
+        _ => actual == shown,
+    }
+}
+
+#[test]
+fn sessions_are_what_a_server_answers() {
+    for page in [README, GETTING_STARTED] {
+        let sessions: Vec<_> =
+            blocks(page, "text").into_iter().filter(|text| text.starts_with(PROMPT)).collect();
+        assert!(!sessions.is_empty());
+        for session in sessions {
+            let masters = Masters::start(1);
+            for exchange in session.split(PROMPT).skip(1) {
+                let (command, shown) = exchange.split_once('\n').unwrap();
+                let actual = cli(&masters[0], command);
+                let (shown, actual): (Vec<_>, Vec<_>) = (shown.lines().collect(), actual.lines().collect());
+                let is_same = shown.len() == actual.len()
+                    && actual.iter().zip(&shown).all(|(actual, shown)| is_as_shown(actual, shown));
+                assert!(is_same, "{command}: {shown:#?} is not {actual:#?}");
+            }
+        }
+    }
+}
+
+/// The cells of the rows of a page that have a figure.
+fn figures(page: &str) -> Vec<Vec<&str>> {
+    let rows = page.lines().filter(|line| line.starts_with("| ") && line.contains(" µs |"));
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).take(4).collect()).collect()
+}
+
+#[test]
+fn figures_of_the_readme_are_those_of_the_benchmarks() {
+    let (shown, all) = (figures(README), figures(BENCHMARKS));
+    assert!(shown.len() >= 5, "{shown:?}");
+    for row in shown {
+        assert!(all.contains(&row), "docs/benchmarks.md lacks {row:?}");
+    }
+    let check = Command::new(format!("{ROOT}/scripts/draw-figures")).arg("--check").output().unwrap();
+    assert_eq!((code(check.status), stderr(&check)), (0, ""));
+}
