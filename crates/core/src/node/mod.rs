@@ -13,9 +13,11 @@
 //! - [`Reason`]: why a node abstains.
 //! - [`Stats`]: what a node did so far.
 //! - `memory`: a server in memory, for tests and simulators.
+//! - `mutants`: rules that tests break on purpose.
 
 mod abstention;
 mod acquire;
+mod acquire_any;
 mod answers;
 mod chunks;
 mod clock;
@@ -24,6 +26,7 @@ mod extend;
 mod fences;
 mod glob;
 mod hand_over;
+mod holders;
 mod index;
 mod inspect;
 mod jobs;
@@ -33,12 +36,17 @@ mod leases;
 mod machine;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "mutants")]
+pub mod mutants;
+#[cfg(not(feature = "mutants"))]
+mod mutants;
 mod propagation;
 mod queues;
 mod release;
 mod revoke;
 mod scan;
 mod server_events;
+mod shared;
 mod stats;
 mod wheel;
 

@@ -307,7 +307,7 @@ impl World {
                 self.claims.end(node, key, blocked.token, Kind::Waiter, self.now, self.now);
             }
             let response = match reply {
-                WaitReply::Granted { fence, waited_us } => {
+                WaitReply::Granted { fence, waited_us, .. } => {
                     self.claim_lease(node, &blocked.keys, blocked.token, blocked.ttl, now);
                     let waited = Duration::from_micros(waited_us);
                     Response::FenceAfterWait { fence, waited }
@@ -349,12 +349,14 @@ impl World {
             keys: &names,
             token: &token,
             ttl,
+            mode: node::Mode::Exclusive,
             owner: None,
             fence: Some(fence),
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
+        let mode = node::Mode::Exclusive;
         let extend =
-            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, fence, new_token };
+            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, mode, fence, new_token };
         let response = match request.command {
             Command::Acquire { fence } => {
                 host.server.keys.client = None;
