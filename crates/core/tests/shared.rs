@@ -8,8 +8,9 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::mutants::{Mutant, break_rule};
-use quorlock_core::node::{CommandError, FenceError, Holder, KeyEvent, Mode, ServerEvent, Ticket};
+use quorlock_core::node::{
+    CommandError, FenceError, Holder, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule,
+};
 use support::{Extended, MAX_TTL_MS, Patient, Server, Told, UNKNOWN, Verb};
 
 const K: &[u8] = b"k";

@@ -141,13 +141,23 @@ impl Server {
 
     fn acquire(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
         let keys = &names(keys);
-        let acquire = Acquire { db: 0, keys, token, ttl: at.ttl, mode: Mode::Exclusive, owner: None, fence, wait_ms: 0 };
+        let acquire = Acquire {
+            db: 0,
+            keys,
+            token,
+            ttl: at.ttl,
+            mode: Mode::Exclusive,
+            owner: None,
+            fence,
+            wait_ms: 0,
+        };
         self.carry_out(at, &Command::Acquire(acquire))
     }
 
     fn extend(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
         let keys = &names(keys);
-        let extend = Extend { db: 0, keys, token, ttl: at.ttl, mode: Mode::Exclusive, fence, new_token: None };
+        let extend =
+            Extend { db: 0, keys, token, ttl: at.ttl, mode: Mode::Exclusive, fence, new_token: None };
         self.carry_out(at, &Command::Extend(extend))
     }
 

@@ -86,8 +86,7 @@ impl Node {
                 }
                 Scan::Found(place) => {
                     budget.spend(GRANT_UNITS);
-                    let shared = SharedKey { entry: &mut *key.entry, ..key };
-                    granted += u32::from(self.grant_shared_waiter(now, place, shared, keyspace));
+                    granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
                 }
                 Scan::Nobody => {
                     let lack = self.lack(now, key.state, keyspace, key.entry);

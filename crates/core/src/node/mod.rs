@@ -36,10 +36,8 @@ mod leases;
 mod machine;
 #[cfg(feature = "memory")]
 pub mod memory;
-#[cfg(feature = "mutants")]
-pub mod mutants;
-#[cfg(not(feature = "mutants"))]
-mod mutants;
+#[cfg_attr(not(feature = "mutants"), expect(dead_code, unreachable_pub, reason = "only tests break rules"))]
+pub(crate) mod mutants;
 mod propagation;
 mod queues;
 mod release;
@@ -62,6 +60,8 @@ pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
 pub use machine::Node;
+#[cfg(feature = "mutants")]
+pub use mutants::{Mutant, break_rule};
 pub use queues::Ticket;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};

@@ -4,6 +4,8 @@
 //! is the constant `false`. With it, a thread-local variable decides, which is empty until a test
 //! sets it with `break_rule`.
 
+use std::cell::Cell;
+
 /// A rule of a node that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
@@ -19,31 +21,20 @@ pub enum Mutant {
     AnyWaitsForFirst,
 }
 
-#[cfg(feature = "mutants")]
-mod switch {
-    use std::cell::Cell;
-
-    use super::Mutant;
-
-    thread_local! {
-        static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
-    }
-
-    /// Breaks a rule in the nodes that this thread runs from now on, or none.
-    pub fn break_rule(mutant: Option<Mutant>) {
-        BROKEN.set(mutant);
-    }
-
-    /// Whether this rule is broken in this thread.
-    pub(crate) fn is_broken(mutant: Mutant) -> bool {
-        BROKEN.get() == Some(mutant)
-    }
+thread_local! {
+    static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
+/// Breaks a rule in the nodes that this thread runs from now on, or none.
+pub fn break_rule(mutant: Option<Mutant>) {
+    BROKEN.set(mutant);
+}
+
+/// Whether this rule is broken in this thread.
 #[cfg(feature = "mutants")]
-pub use switch::break_rule;
-#[cfg(feature = "mutants")]
-pub(super) use switch::is_broken;
+pub(super) fn is_broken(mutant: Mutant) -> bool {
+    BROKEN.get() == Some(mutant)
+}
 
 /// No rule is broken outside tests.
 #[cfg(not(feature = "mutants"))]

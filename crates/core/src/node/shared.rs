@@ -61,9 +61,9 @@ impl Node {
         });
         let holds_already = joined.is_some_and(|lease| self.is_holder(now, lease, token.as_ref()));
         if lack.is_none() && !holds_already {
-            let key = SharedKey { db, hash, name, entry: &mut entry, state };
+            let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
             let terms = Terms { token, owner, ttl, fence, author: Author::Client };
-            return self.grant_shared(now, key, &terms, keyspace).map(Reply::Granted);
+            return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         if holds_already {
             // It would wait for itself.
@@ -120,7 +120,7 @@ impl Node {
     pub(super) fn grant_shared<K: Keyspace>(
         &mut self,
         now: Now,
-        key: SharedKey<'_, K>,
+        key: &mut SharedKey<'_, K>,
         terms: &Terms<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
@@ -226,7 +226,7 @@ impl Node {
         &mut self,
         now: Now,
         place: u32,
-        key: SharedKey<'_, K>,
+        key: &mut SharedKey<'_, K>,
         keyspace: &mut K,
     ) -> bool {
         let waiter = self.queues.remove(place);
