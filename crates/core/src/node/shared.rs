@@ -201,7 +201,12 @@ impl Node {
         }
         let value = keyspace.name(held.mirror_value());
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
-        if keyspace.set(entry, &value, expires_at_ms).is_ok() {
+        // The key holds the value already, unless it is missing.
+        let written = match kind {
+            Kind::Missing => keyspace.set(entry, &value, expires_at_ms),
+            _ => keyspace.expire(entry, expires_at_ms),
+        };
+        if written.is_ok() {
             self.leases.regain_mirror(lease);
             self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, author);
         } else {
