@@ -94,6 +94,11 @@ impl Holders {
         self.live
     }
 
+    #[cfg(feature = "memory")]
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
+        self.deadlines.iter().map(|(_, at, _)| *at)
+    }
+
     /// The number of shared locks.
     pub(super) fn groups(&self) -> usize {
         self.groups.len() - self.ended.len()

@@ -239,6 +239,11 @@ impl Leases {
         self.items.is_empty()
     }
 
+    #[cfg(feature = "memory")]
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
+        self.items.iter().map(|(_, lease)| lease.deadline).chain(self.holders.deadlines())
+    }
+
     /// The holders of all shared locks.
     pub(super) fn holders(&self) -> &Holders {
         &self.holders

@@ -158,6 +158,12 @@ impl Node {
         self.leases.len()
     }
 
+    /// When each lease ends, and each holder of a shared lock.
+    #[cfg(feature = "memory")]
+    pub fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
+        self.leases.deadlines()
+    }
+
     /// The number of clients that wait, for all keys together.
     pub fn waiters(&self) -> usize {
         self.queues.waiters()

@@ -229,7 +229,7 @@ impl Keyspace for Keys {
 
     fn unknown(&mut self) -> Name {
         self.unknowns += 1;
-        Name::from_slice(format!("unknown {}", self.unknowns).as_bytes())
+        Name::from_slice(format!("unknown-{:024x}", self.unknowns).as_bytes())
     }
 
     fn open(&mut self, db: u32, key: &Name, _access: Access) -> (u32, Name) {
