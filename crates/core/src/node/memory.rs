@@ -64,7 +64,7 @@ pub struct Keys {
     /// Whether memory is short.
     pub memory_is_short: bool,
     /// How many values there were that no client knows.
-    unknowns: u64,
+    pub unknowns: u64,
     /// How many writes the server still takes; `None` for all.
     pub writes_left: Option<u32>,
 }

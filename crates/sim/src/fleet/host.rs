@@ -504,5 +504,6 @@ fn failed(error: &CommandError) -> Response {
         CommandError::Revoked { .. } => NodeError::Refused("REVOKED an operator revoked this lock".into()),
         CommandError::NoExpiry => NodeError::Refused("ERR no expiry".into()),
         CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
+        CommandError::SeveralShared | CommandError::TokenInUse => NodeError::Refused("ERR shared".into()),
     })
 }
