@@ -146,7 +146,7 @@ fn string_of_another_client_is_adopted_as_shared() {
 
 #[test]
 fn many_readers_are_let_in_together_and_writers_after_them() {
-    const READERS: usize = 150;
+    const READERS: u32 = 150;
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k w 60000");
     let mut readers: Vec<_> = (0..READERS).map(|_| server.connection()).collect();
@@ -154,13 +154,13 @@ fn many_readers_are_let_in_together_and_writers_after_them() {
         let line = format!("LOCK.ACQUIRE k r{n} 60000 SHARED WAIT 30000");
         connection.send_packed_command(&command(&line).get_packed_command()).unwrap();
     }
-    eventually(PATIENCE, "all wait", || info(&server, "lock_waiters") == READERS as u64);
+    eventually(PATIENCE, "all wait", || info(&server, "lock_waiters") == u64::from(READERS));
     let writer = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.RELEASE k w"), Int(1));
     for connection in &mut readers {
         assert!(matches!(connection.recv_response().unwrap(), Array(_)));
     }
-    assert_eq!(held(&mut cli), shared_by(READERS as i64));
+    assert_eq!(held(&mut cli), shared_by(READERS.into()));
     let shown = inspect(&mut cli, "k");
     assert!(matches!(&shown["owner"], Array(owners) if owners.len() == 10));
     assert!(writer.waits());

@@ -584,3 +584,14 @@ impl Hash for Leases {
         self.in_order().hash(state);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exclusive_lease_has_no_room_for_those_that_share() {
+        assert!(size_of::<Lease>() <= 176, "{} bytes", size_of::<Lease>());
+        assert!(size_of::<super::super::holders::Holder>() <= 112);
+    }
+}

@@ -144,6 +144,9 @@ struct Draw<'a> {
     near: bool,
 }
 
+/// The fence of a lock that is older than every client that waits: a repair.
+const OLD_FENCE: u64 = 1_000_000;
+
 /// Two things that happen by themselves are so far apart, in microseconds.
 const APART_US: u64 = 80_000;
 
@@ -558,9 +561,7 @@ impl Draw<'_> {
     /// A proposed fence by the wall clock, the same for the server and the model.
     fn wall_hint(&mut self) -> Hint {
         let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
-        // That of a lock that is older than every client that waits: a repair.
-        const OLD: u64 = 1_000_000;
-        let fence = if self.chance(0.3) { OLD } else { self.now.wall_us + ahead_ms * 1000 };
+        let fence = if self.chance(0.3) { OLD_FENCE } else { self.now.wall_us + ahead_ms * 1000 };
         Hint { of_server: fence, of_model: fence }
     }
 
