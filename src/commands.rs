@@ -1,7 +1,7 @@
 //! The handler of each command: parse, execute, reply.
 
 use quorlock_core::Fence;
-use quorlock_core::node::{self, Reply, Ticket, WaitReply};
+use quorlock_core::node::{self, KeyBytes, Reply, Ticket, WaitReply};
 
 use crate::docs;
 use crate::error::CommandError;
@@ -11,13 +11,14 @@ use crate::help;
 use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
-use crate::request::{self, Named, ScanTerms};
+use crate::request::{self, Named, ScanTerms, Sharing};
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
 pub(crate) struct Release;
 pub(crate) struct Inspect;
 pub(crate) struct AcquireAll;
+pub(crate) struct AcquireAny;
 pub(crate) struct ExtendAll;
 pub(crate) struct ReleaseAll;
 pub(crate) struct Revoke;
@@ -28,7 +29,7 @@ impl Command for Acquire {
     const SPEC: Spec = docs::ACQUIRE;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire(ctx, request::named(args));
+        acquire(ctx, request::named(args), Sharing::Allowed);
     }
 }
 
@@ -36,7 +37,15 @@ impl Command for AcquireAll {
     const SPEC: Spec = docs::ACQUIRE_ALL;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire(ctx, request::all_named(args));
+        acquire(ctx, request::all_named(args), Sharing::Refused);
+    }
+}
+
+impl Command for AcquireAny {
+    const SPEC: Spec = docs::ACQUIRE_ANY;
+
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
+        acquire_any(ctx, request::any_named(args));
     }
 }
 
@@ -44,7 +53,7 @@ impl Command for Extend {
     const SPEC: Spec = docs::EXTEND;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        extend(ctx, request::named(args));
+        extend(ctx, request::named(args), Sharing::Allowed);
     }
 }
 
@@ -52,7 +61,7 @@ impl Command for ExtendAll {
     const SPEC: Spec = docs::EXTEND_ALL;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        extend(ctx, request::all_named(args));
+        extend(ctx, request::all_named(args), Sharing::Refused);
     }
 }
 
@@ -123,10 +132,14 @@ impl Command for Help {
     }
 }
 
-fn acquire<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>, CommandError>) {
+fn acquire<'a, K: AsRef<[Name<'a>]>>(
+    ctx: &'a Ctx<'a>,
+    named: Result<Named<'a, K>, CommandError>,
+    sharing: Sharing,
+) {
     let mut waits = false;
     let acquired = named.and_then(|Named { keys, token, rest }| {
-        let (ttl, options) = request::acquire_terms(rest, module::max_ttl())?;
+        let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), sharing)?;
         waits = options.wait_ms.is_some();
         let mut keyspace = ServerKeyspace::of_command(ctx);
         let acquire = node::Acquire {
@@ -134,6 +147,7 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K
             keys: keys.as_ref(),
             token: &token,
             ttl,
+            mode: options.mode,
             owner: options.owner.map(Arg::as_bytes),
             fence: options.fence,
             wait_ms: options.wait_ms.unwrap_or(0),
@@ -143,9 +157,42 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K
     answer(ctx, acquired, waits);
 }
 
-fn extend<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>, CommandError>) {
+/// Takes the lock of any of several keys, and says which.
+fn acquire_any<'a>(ctx: &'a Ctx<'a>, named: Result<Named<'a, Vec<Name<'a>>>, CommandError>) {
+    let acquired = named.and_then(|Named { keys, token, rest }| {
+        let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), Sharing::Refused)?;
+        let mut keyspace = ServerKeyspace::of_command(ctx);
+        let acquire = node::Acquire {
+            db: keyspace.db(),
+            keys: &keys,
+            token: &token,
+            ttl,
+            mode: options.mode,
+            owner: options.owner.map(Arg::as_bytes),
+            fence: options.fence,
+            wait_ms: options.wait_ms.unwrap_or(0),
+        };
+        let reply = execute(&node::Command::AcquireAny(acquire), &mut keyspace)?;
+        if let Reply::GrantedOne { fence, key } = reply {
+            reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());
+            return Ok(None);
+        }
+        Ok(Some(reply))
+    });
+    match acquired {
+        Ok(None) => {}
+        Ok(Some(reply)) => answer(ctx, Ok(reply), false),
+        Err(error) => answer(ctx, Err(error), false),
+    }
+}
+
+fn extend<'a, K: AsRef<[Name<'a>]>>(
+    ctx: &'a Ctx<'a>,
+    named: Result<Named<'a, K>, CommandError>,
+    sharing: Sharing,
+) {
     let extended = named.and_then(|Named { keys, token, rest }| {
-        let (ttl, options) = request::extend_terms(rest, module::max_ttl())?;
+        let (ttl, options) = request::extend_terms(rest, module::max_ttl(), sharing)?;
         let mut keyspace = ServerKeyspace::of_command(ctx);
         let new_token = options.new_token.map(Name::from);
         let extend = node::Extend {
@@ -153,6 +200,7 @@ fn extend<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>
             keys: keys.as_ref(),
             token: &token,
             ttl,
+            mode: options.mode,
             fence: options.fence,
             new_token: new_token.as_ref(),
         };
@@ -185,7 +233,7 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
         Ok(Reply::Granted(fence)) if waits => reply_granted(ctx, fence, 0),
         Ok(Reply::Granted(fence) | Reply::Extended(fence)) => ctx.reply_integer(integer(fence)),
         Ok(Reply::Refused | Reply::NotHeld | Reply::Inspected(None)) => ctx.reply_null(),
-        Ok(Reply::Waits) => {}
+        Ok(Reply::Waits | Reply::GrantedOne { .. }) => {}
         Ok(Reply::Released(yes) | Reply::Revoked(yes)) => ctx.reply_integer(yes.into()),
         Ok(Reply::Inspected(Some(inspected))) => inspection::reply(ctx, &inspected),
         Ok(Reply::Scanned(scanned)) => inspection::reply_list(ctx, &scanned),
@@ -203,7 +251,10 @@ pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
 /// Answers a client that waited.
 pub(crate) fn reply_waited(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
-        Some(WaitReply::Granted { fence, waited_us }) => reply_granted(ctx, fence, waited_us),
+        Some(WaitReply::Granted { fence, waited_us, key: None }) => reply_granted(ctx, fence, waited_us),
+        Some(WaitReply::Granted { fence, waited_us, key: Some(key) }) => {
+            reply_granted_one(ctx, fence, Some(waited_us), KeyBytes::as_bytes(&key));
+        }
         Some(WaitReply::Failed(error)) => ctx.reply_error(&CommandError::from(error)),
         Some(WaitReply::Refused) | None => ctx.reply_null(),
     }
@@ -212,6 +263,19 @@ pub(crate) fn reply_waited(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
 fn reply_granted(ctx: &Ctx<'_>, fence: Fence, waited_us: u64) {
     ctx.reply_array(2);
     ctx.reply_integer(integer(fence));
+    reply_waited_us(ctx, waited_us);
+}
+
+fn reply_granted_one(ctx: &Ctx<'_>, fence: Fence, waited_us: Option<u64>, key: &[u8]) {
+    ctx.reply_array(if waited_us.is_some() { 3 } else { 2 });
+    ctx.reply_integer(integer(fence));
+    if let Some(waited_us) = waited_us {
+        reply_waited_us(ctx, waited_us);
+    }
+    ctx.reply_bytes(key);
+}
+
+fn reply_waited_us(ctx: &Ctx<'_>, waited_us: u64) {
     ctx.reply_integer(i64::try_from(waited_us).unwrap_or(i64::MAX));
 }
 

@@ -50,6 +50,20 @@ const OWNER: ArgSpec = ArgSpec {
     summary: c"Who asks, for LOCK.INSPECT to show: at most 256 bytes of UTF-8",
     option: Some(c"OWNER"),
 };
+const SHARED: ArgSpec = ArgSpec {
+    name: c"shared",
+    kind: ArgKind::Flag,
+    summary: c"Others may hold the lock as well, if they share it; no exclusive lock beside them",
+    option: Some(c"SHARED"),
+};
+const SHARE: ArgSpec = ArgSpec {
+    summary: c"Makes an exclusive lock a shared one, and lets in those that wait to share it; never the other way round",
+    ..SHARED
+};
+const ANY_KEYS: ArgSpec = ArgSpec {
+    summary: c"The keys, of which the first that is free is locked; one that is named twice counts once",
+    ..KEYS
+};
 const NEW_TOKEN: ArgSpec = ArgSpec {
     name: c"new",
     kind: ArgKind::Text,
@@ -92,7 +106,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
     has_token: true,
     users: Users::Programs,
-    args: &[KEY, TOKEN, TTL, WAIT, FENCE, OWNER],
+    args: &[KEY, TOKEN, TTL, SHARED, WAIT, FENCE, OWNER],
 };
 
 pub(crate) const ACQUIRE_ALL: Spec = Spec {
@@ -103,6 +117,17 @@ pub(crate) const ACQUIRE_ALL: Spec = Spec {
     arity: -5,
     keys: Keys::Counted,
     args: &[NUMKEYS, KEYS, TOKEN, TTL, WAIT, FENCE, OWNER],
+    ..ACQUIRE
+};
+
+pub(crate) const ACQUIRE_ANY: Spec = Spec {
+    name: c"lock.acquireany",
+    flags: c"write deny-oom blocking getkeys-api",
+    summary: c"Takes the lock of the first of several keys that is free: its fence and the key, nil when others hold all of them",
+    complexity: FOR_EACH_KEY,
+    arity: -5,
+    keys: Keys::Counted,
+    args: &[NUMKEYS, ANY_KEYS, TOKEN, TTL, WAIT, FENCE, OWNER],
     ..ACQUIRE
 };
 
@@ -117,7 +142,7 @@ pub(crate) const EXTEND: Spec = Spec {
     key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
     has_token: true,
     users: Users::Programs,
-    args: &[KEY, TOKEN, TTL, FENCE, NEW_TOKEN],
+    args: &[KEY, TOKEN, TTL, SHARE, FENCE, NEW_TOKEN],
 };
 
 pub(crate) const EXTEND_ALL: Spec = Spec {
@@ -214,5 +239,16 @@ pub(crate) const HELP: Spec = Spec {
 };
 
 /// All commands, in the order of `LOCK.HELP`.
-pub(crate) const ALL: [&Spec; 10] =
-    [&ACQUIRE, &EXTEND, &RELEASE, &ACQUIRE_ALL, &EXTEND_ALL, &RELEASE_ALL, &INSPECT, &SCAN, &REVOKE, &HELP];
+pub(crate) const ALL: [&Spec; 11] = [
+    &ACQUIRE,
+    &EXTEND,
+    &RELEASE,
+    &ACQUIRE_ALL,
+    &EXTEND_ALL,
+    &RELEASE_ALL,
+    &ACQUIRE_ANY,
+    &INSPECT,
+    &SCAN,
+    &REVOKE,
+    &HELP,
+];

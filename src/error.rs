@@ -40,6 +40,8 @@ pub(crate) enum CommandError {
     Revoked {
         left_ms: u64,
     },
+    SeveralShared,
+    TokenInUse,
     NoExpiry,
     NotWritten,
 }
@@ -59,6 +61,8 @@ impl From<node::CommandError> for CommandError {
             node::CommandError::BadFence(error) => Self::Fence(error),
             node::CommandError::QueueFull { max_waiters } => Self::QueueFull { max_waiters },
             node::CommandError::Revoked { left_ms } => Self::Revoked { left_ms },
+            node::CommandError::SeveralShared => Self::SeveralShared,
+            node::CommandError::TokenInUse => Self::TokenInUse,
             node::CommandError::NoExpiry => Self::NoExpiry,
             node::CommandError::NotWritten => Self::NotWritten,
         }
@@ -129,6 +133,18 @@ impl fmt::Display for CommandError {
                 f,
                 "REVOKED {left_ms} an operator revoked this lock: finish within {left_ms} ms, it cannot be extended"
             ),
+            Self::SeveralShared => {
+                write!(
+                    f,
+                    "ERR a lock of several keys is exclusive: use SHARED with LOCK.ACQUIRE or LOCK.EXTEND"
+                )
+            }
+            Self::TokenInUse => {
+                write!(
+                    f,
+                    "ERR the new token holds this lock already: use at least 16 random bytes, new every time"
+                )
+            }
             Self::NoExpiry => write!(
                 f,
                 "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL"

@@ -29,21 +29,34 @@ pub(crate) fn reply_list(ctx: &Ctx<'_>, Scanned { cursor, locks }: &Scanned) {
 
 fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected) {
     let shown = match holder {
-        Holder::Lease { owner, fence, ttl_ms, held_ms, mode, keys, revoked } => Shown {
-            owner: owner.as_deref(),
+        Holder::Lease { owners, holders, fence, ttl_ms, held_ms, mode, keys, revoked } => Shown {
+            owners,
+            holders: *holders,
             fence: Some(integer(*fence)),
             ttl_ms: Some(*ttl_ms),
             held_ms: Some(*held_ms),
             mode: match mode {
                 Mode::Exclusive => "exclusive",
+                Mode::Shared => "shared",
             },
             keys: *keys,
             revoked: *revoked,
         },
-        Holder::Foreign { ttl_ms } => Shown { mode: "foreign", ttl_ms: *ttl_ms, keys: 1, ..Shown::default() },
+        Holder::Foreign { ttl_ms } => {
+            Shown { mode: "foreign", holders: 1, ttl_ms: *ttl_ms, keys: 1, ..Shown::default() }
+        }
     };
     ctx.reply_bytes(b"owner");
-    reply_text(ctx, shown.owner);
+    match shown.owners {
+        [] => ctx.reply_null(),
+        [owner] if shown.holders == 1 => reply_text(ctx, owner.as_deref()),
+        owners => {
+            ctx.reply_array(i32::try_from(owners.len()).unwrap_or(0));
+            for owner in owners {
+                reply_text(ctx, owner.as_deref());
+            }
+        }
+    }
     ctx.reply_bytes(b"fence");
     shown.fence.map_or_else(|| ctx.reply_null(), |fence| ctx.reply_integer(fence));
     ctx.reply_bytes(b"ttl");
@@ -54,7 +67,7 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
     ctx.reply_bytes(b"mode");
     ctx.reply_bytes(shown.mode.as_bytes());
     ctx.reply_bytes(b"holders");
-    ctx.reply_integer(1);
+    ctx.reply_integer(number(shown.holders));
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(number(*waiters));
     ctx.reply_bytes(b"queue");
@@ -76,7 +89,8 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
 /// The holder of a key as it is shown.
 #[derive(Default)]
 struct Shown<'a> {
-    owner: Option<&'a [u8]>,
+    owners: &'a [Option<Box<[u8]>>],
+    holders: usize,
     fence: Option<i64>,
     ttl_ms: Option<u64>,
     held_ms: Option<u64>,

@@ -43,6 +43,10 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         Name::made(bytes)
     }
 
+    fn unknown(&mut self) -> Name<'a> {
+        Name::random()
+    }
+
     fn open(&mut self, db: u32, key: &Name<'a>, access: Access) -> Key<'a> {
         if db != self.db {
             self.ctx.select_db(db);

@@ -97,8 +97,8 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     if with(|state| state.node.may_be_forgotten(clock::monotonic())) == Some(false) {
         ctx.log(
             LogLevel::Warning,
-            "lock: not unloaded: there are locks of which only this module knows. Their keys were evicted, or \
-             expired by a step of the clock, or are yet to be removed. Try again in a second",
+            "lock: not unloaded: there are locks of which only this module knows. They are shared, or their keys \
+             were evicted, or expired by a step of the clock, or are yet to be removed. Try again in a second",
         );
         return false;
     }

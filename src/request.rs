@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use quorlock_core::node::{KEYS_MAX, Pattern, SCAN_COUNT_MAX};
+use quorlock_core::node::{KEYS_MAX, Mode, Pattern, SCAN_COUNT_MAX};
 use quorlock_core::{Fence, Ttl};
 
 use crate::error::CommandError;
@@ -34,6 +34,7 @@ pub(crate) struct Rest<'a> {
 /// The options of a command, as far as it has any.
 #[derive(Default)]
 pub(crate) struct Options<'a> {
+    pub(crate) mode: Mode,
     pub(crate) owner: Option<Arg<'a>>,
     pub(crate) fence: Option<Fence>,
     pub(crate) new_token: Option<Arg<'a>>,
@@ -79,15 +80,38 @@ pub(crate) fn named(args: Args<'_>) -> Result<Named<'_, [Name<'_>; 1]>, CommandE
 
 /// `command numkeys key [key ...] token`: the keys in the order of their bytes, each once.
 pub(crate) fn all_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, CommandError> {
+    let Counted { mut keys, token, rest } = counted(args)?;
+    keys.sort_unstable_by_key(|key| key.as_bytes());
+    keys.dedup_by_key(|key| key.as_bytes());
+    Ok(Named { keys: keys.into_iter().map(Name::from).collect(), token, rest })
+}
+
+/// `command numkeys key [key ...] token`: the keys as they are named, each once.
+pub(crate) fn any_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, CommandError> {
+    let Counted { keys, token, rest } = counted(args)?;
+    let mut once: Vec<Arg<'_>> = Vec::with_capacity(keys.len());
+    for key in keys {
+        if once.iter().all(|other| other.as_bytes() != key.as_bytes()) {
+            once.push(key);
+        }
+    }
+    Ok(Named { keys: once.into_iter().map(Name::from).collect(), token, rest })
+}
+
+/// The arguments of a command that begins with `numkeys`, with the keys as they are.
+struct Counted<'a> {
+    keys: Vec<Arg<'a>>,
+    token: Name<'a>,
+    rest: Rest<'a>,
+}
+
+fn counted(args: Args<'_>) -> Result<Counted<'_>, CommandError> {
     let count = args.get(1).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
     let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
     let token_at = 2 + count.ok_or(CommandError::NumKeys)?;
     let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?.into();
-    let mut keys: Vec<_> = (2..token_at).filter_map(|index| args.get(index)).collect();
-    keys.sort_unstable_by_key(|key| key.as_bytes());
-    keys.dedup_by_key(|key| key.as_bytes());
-    let keys = keys.into_iter().map(Name::from).collect();
-    Ok(Named { keys, token, rest: Rest { args, from: token_at + 1 } })
+    let keys = (2..token_at).filter_map(|index| args.get(index)).collect();
+    Ok(Counted { keys, token, rest: Rest { args, from: token_at + 1 } })
 }
 
 fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
@@ -96,11 +120,24 @@ fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
     Ok(Ttl::at_most(u64::try_from(ms).unwrap_or(0), max.ms())?)
 }
 
-/// `… token ttl [WAIT ms] [FENCE n] [OWNER label]`
-pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options<'_>), CommandError> {
+/// Whether the lock of a command may be shared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    Allowed,
+    /// A lock of several keys, or of any of several, is exclusive.
+    Refused,
+}
+
+/// `… token ttl [SHARED] [WAIT ms] [FENCE n] [OWNER label]`
+pub(crate) fn acquire_terms(
+    rest: Rest<'_>,
+    max_ttl: Ttl,
+    sharing: Sharing,
+) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
-    each_option(rest, |name, value| {
+    let mut is_shared = None;
+    each_option(rest, shared_flag(&mut is_shared, sharing), |name, value| {
         if name.eq_ignore_ascii_case(b"OWNER") {
             once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
@@ -108,26 +145,58 @@ pub(crate) fn acquire_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Option
         } else if name.eq_ignore_ascii_case(b"WAIT") {
             once(&mut options.wait_ms, checked_wait(value)?)
         } else {
-            Err(CommandError::UnknownOption { after: "ttl", takes: "WAIT ms, FENCE n and OWNER label" })
+            let takes = match sharing {
+                Sharing::Allowed => "SHARED, WAIT ms, FENCE n and OWNER label",
+                Sharing::Refused => "WAIT ms, FENCE n and OWNER label",
+            };
+            Err(CommandError::UnknownOption { after: "ttl", takes })
         }
     })?;
+    options.mode = is_shared.unwrap_or_default();
     Ok((ttl, options))
 }
 
-/// `… token ttl [FENCE n] [TOKEN new]`
-pub(crate) fn extend_terms(rest: Rest<'_>, max_ttl: Ttl) -> Result<(Ttl, Options<'_>), CommandError> {
+/// `… token ttl [SHARED] [FENCE n] [TOKEN new]`
+pub(crate) fn extend_terms(
+    rest: Rest<'_>,
+    max_ttl: Ttl,
+    sharing: Sharing,
+) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
-    each_option(rest, |name, value| {
+    let mut is_shared = None;
+    each_option(rest, shared_flag(&mut is_shared, sharing), |name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
             once(&mut options.fence, checked_fence(value)?)
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
             once(&mut options.new_token, checked_token(value)?)
         } else {
-            Err(CommandError::UnknownOption { after: "ttl", takes: "FENCE n and TOKEN new" })
+            let takes = match sharing {
+                Sharing::Allowed => "SHARED, FENCE n and TOKEN new",
+                Sharing::Refused => "FENCE n and TOKEN new",
+            };
+            Err(CommandError::UnknownOption { after: "ttl", takes })
         }
     })?;
+    options.mode = is_shared.unwrap_or_default();
     Ok((ttl, options))
+}
+
+/// Takes the option that has no value.
+fn shared_flag(
+    place: &mut Option<Mode>,
+    sharing: Sharing,
+) -> impl FnMut(&[u8]) -> Result<bool, CommandError> {
+    move |name| {
+        if !name.eq_ignore_ascii_case(b"SHARED") {
+            return Ok(false);
+        }
+        if sharing == Sharing::Refused {
+            return Err(CommandError::SeveralShared);
+        }
+        once(place, Mode::Shared)?;
+        Ok(true)
+    }
 }
 
 /// `… token`
@@ -160,15 +229,19 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
     let cursor = cursor.to_integer().and_then(|cursor| u64::try_from(cursor).ok());
     let cursor = cursor.ok_or(CommandError::Cursor)?;
     let (mut pattern, mut count) = (None, None);
-    each_option(Rest { args, from: 1 }, |name, value| {
-        if name.eq_ignore_ascii_case(b"MATCH") {
-            once(&mut pattern, Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?)
-        } else if name.eq_ignore_ascii_case(b"COUNT") {
-            once(&mut count, checked_count(value)?)
-        } else {
-            Err(CommandError::UnknownOption { after: "cursor", takes: "MATCH pattern and COUNT n" })
-        }
-    })?;
+    each_option(
+        Rest { args, from: 1 },
+        |_| Ok(false),
+        |name, value| {
+            if name.eq_ignore_ascii_case(b"MATCH") {
+                once(&mut pattern, Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?)
+            } else if name.eq_ignore_ascii_case(b"COUNT") {
+                once(&mut count, checked_count(value)?)
+            } else {
+                Err(CommandError::UnknownOption { after: "cursor", takes: "MATCH pattern and COUNT n" })
+            }
+        },
+    )?;
     Ok(ScanTerms { cursor, pattern, count: count.unwrap_or(COUNT_DEFAULT) })
 }
 
@@ -177,13 +250,19 @@ fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
     u32::try_from(n).ok().filter(|n| (1..=SCAN_COUNT_MAX).contains(n)).ok_or(CommandError::CountRange)
 }
 
-/// Calls `take` for each name and value after the argument at `from`.
+/// Calls `take` for each name and value after the argument at `from`, but for the names that `flag`
+/// takes: those have no value.
 fn each_option<'a>(
     Rest { args, from }: Rest<'a>,
+    mut flag: impl FnMut(&[u8]) -> Result<bool, CommandError>,
     mut take: impl FnMut(&[u8], Arg<'a>) -> Result<(), CommandError>,
 ) -> Result<(), CommandError> {
     let mut index = from + 1;
     while let Some(name) = args.get(index) {
+        if flag(name.as_bytes())? {
+            index += 1;
+            continue;
+        }
         let value = args.get(index + 1).ok_or(CommandError::Arity)?;
         take(name.as_bytes(), value)?;
         index += 2;

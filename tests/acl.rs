@@ -7,8 +7,9 @@ use redis::{Cmd, Connection, Value, cmd};
 
 const SECURITY: &str = include_str!("../docs/operations/security.md");
 
-const LOCK_COMMANDS: [&str; 8] = [
+const LOCK_COMMANDS: [&str; 9] = [
     "lock.acquire",
+    "lock.acquireany",
     "lock.extend",
     "lock.help",
     "lock.inspect",
@@ -63,7 +64,8 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
     for (name, arity) in commands {
         let mut run = cmd("ACL");
         run.arg("DRYRUN").arg(user).arg(&name);
-        let counts_keys = name.to_lowercase().starts_with("lock.m");
+        let lower = name.to_lowercase();
+        let counts_keys = lower.starts_with("lock.m") || lower == "lock.acquireany";
         if counts_keys {
             run.arg(1);
         }

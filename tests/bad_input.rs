@@ -18,8 +18,8 @@ const OWNER_LENGTH: &str = "ERR OWNER must be at most 256 bytes: it is a label f
 const OWNER_NOT_TEXT: &str = "ERR OWNER must be UTF-8: it is a label for people to read";
 const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
 const UNKNOWN_TO_ACQUIRE: &str =
-    "ERR syntax error: after the ttl there may be WAIT ms, FENCE n and OWNER label";
-const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: after the ttl there may be FENCE n and TOKEN new";
+    "ERR syntax error: after the ttl there may be SHARED, WAIT ms, FENCE n and OWNER label";
+const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: after the ttl there may be SHARED, FENCE n and TOKEN new";
 const REPEATED: &str = "ERR syntax error: an option is there twice; name each once";
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 

@@ -14,14 +14,15 @@ use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
 /// Each command and how it is written.
-const SYNTAX: [&str; 10] = [
-    "lock.acquire key token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
-    "lock.extend key token ttl-ms [FENCE n] [TOKEN new]",
+const SYNTAX: [&str; 11] = [
+    "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
+    "lock.extend key token ttl-ms [SHARED] [FENCE n] [TOKEN new]",
     "lock.release key token",
     "lock.inspect key",
     "lock.macquire numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.mextend numkeys key [key ...] token ttl-ms [FENCE n] [TOKEN new]",
     "lock.mrelease numkeys key [key ...] token",
+    "lock.acquireany numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.revoke key [NOW]",
     "lock.scan cursor [MATCH pattern] [COUNT count]",
     "lock.help",
@@ -184,6 +185,7 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
         ("lock.macquire", -5, vec!["blocking", "denyoom", "module", "movablekeys", "write"]),
         ("lock.mextend", -5, vec!["module", "movablekeys", "write"]),
         ("lock.mrelease", -4, vec!["module", "movablekeys", "write"]),
+        ("lock.acquireany", -5, vec!["blocking", "denyoom", "module", "movablekeys", "write"]),
         ("lock.revoke", -2, vec!["admin", "module", "write"]),
         ("lock.scan", -2, vec!["admin", "module", "readonly"]),
         ("lock.help", 1, vec!["fast", "loading", "module", "stale"]),
@@ -205,6 +207,7 @@ fn the_key_is_found_in_each_command() {
     let (_server, mut cli) = server_and_cli();
     let expected = [
         ("LOCK.ACQUIRE the-key a 1000 OWNER me FENCE 7", ["RW", "access", "insert"]),
+        ("LOCK.ACQUIRE the-key a 1000 SHARED", ["RW", "access", "insert"]),
         ("LOCK.EXTEND the-key a 1000 TOKEN b", ["RW", "access", "update"]),
         ("LOCK.RELEASE the-key a", ["RW", "access", "delete"]),
         ("LOCK.INSPECT the-key", ["RO", "access", ""]),
@@ -223,6 +226,7 @@ fn the_keys_are_found_where_there_are_several() {
     let (_server, mut cli) = server_and_cli();
     for (line, flag) in [
         ("LOCK.MACQUIRE 3 k1 k2 k3 a 1000 OWNER me FENCE 7", "insert"),
+        ("LOCK.ACQUIREANY 3 k1 k2 k3 a 1000 OWNER me FENCE 7", "insert"),
         ("LOCK.MEXTEND 3 k1 k2 k3 a 1000 TOKEN b", "update"),
         ("LOCK.MRELEASE 3 k1 k2 k3 a", "delete"),
     ] {

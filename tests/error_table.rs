@@ -18,7 +18,22 @@ fn every_error_is_documented_word_for_word() {
     redis::cmd("LOCK.REVOKE").arg("revoked").exec(connection).expect("it is revoked");
     redis::cmd("SET").arg("data").arg("x").exec(connection).expect("a string");
 
-    let provoked: [&[&str]; 32] = [
+    redis::cmd("LOCK.ACQUIRE")
+        .arg("shared")
+        .arg("one")
+        .arg(9000)
+        .arg("SHARED")
+        .exec(connection)
+        .expect("a reader");
+    redis::cmd("LOCK.ACQUIRE")
+        .arg("shared")
+        .arg("two")
+        .arg(9000)
+        .arg("SHARED")
+        .exec(connection)
+        .expect("a reader");
+
+    let provoked: [&[&str]; 38] = [
         &["LOCK.ACQUIRE", "k"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
         &["LOCK.ACQUIRE", "k", "token", "soon"],
@@ -39,6 +54,12 @@ fn every_error_is_documented_word_for_word() {
         &["LOCK.MACQUIRE", "0", "k", "token", "1000"],
         &["LOCK.MACQUIRE", "many", "k", "token", "1000"],
         &["LOCK.EXTEND", "one", "token", "1000"],
+        &["LOCK.MACQUIRE", "1", "k", "token", "1000", "SHARED"],
+        &["LOCK.ACQUIREANY", "1", "k", "token", "1000", "shared"],
+        &["LOCK.MEXTEND", "1", "k", "token", "1000", "SHARED"],
+        &["LOCK.ACQUIREANY", "1", "k", "token", "1000", "COLOUR", "blue"],
+        &["LOCK.MEXTEND", "1", "k", "token", "1000", "COLOUR", "blue"],
+        &["LOCK.EXTEND", "shared", "one", "1000", "TOKEN", "two"],
         &["LOCK.SCAN", "x"],
         &["LOCK.SCAN", "-1"],
         &["LOCK.SCAN", "0", "COUNT", "0"],

@@ -20,7 +20,7 @@ const NEW_KEYS: &str = "CONFIG SET notify-keyspace-events KEn";
 const SERVER_REMOVES_NOTHING: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
 
 /// What there is before, a command of ours, and the plain command that is the same to everybody else.
-const EQUIVALENTS: [(&str, &str, &str); 8] = [
+const EQUIVALENTS: [(&str, &str, &str); 14] = [
     ("PING", "LOCK.ACQUIRE k a 60000", "SET k a PX 60000"),
     ("LOCK.ACQUIRE k a 30000", "LOCK.EXTEND k a 60000", "PEXPIRE k 60000"),
     ("LOCK.ACQUIRE k a 30000", "LOCK.EXTEND k a 60000 TOKEN b", "SET k b PX 60000"),
@@ -29,6 +29,12 @@ const EQUIVALENTS: [(&str, &str, &str); 8] = [
     ("LOCK.ACQUIRE k a 60000", "LOCK.REVOKE k", "SET k b PX 60000"),
     ("LOCK.ACQUIRE k a 60000", "LOCK.REVOKE k NOW", "DEL k"),
     ("SET k a PX 60000", "LOCK.REVOKE k", "SET k b PX 60000"),
+    ("PING", "LOCK.ACQUIRE k a 60000 SHARED", "SET k a PX 60000"),
+    ("LOCK.ACQUIRE k a 30000 SHARED", "LOCK.ACQUIRE k b 60000 SHARED", "SET k b PX 60000"),
+    ("LOCK.ACQUIRE k a 30000 SHARED", "LOCK.EXTEND k a 60000", "SET k b PX 60000"),
+    ("LOCK.ACQUIRE k a 60000 SHARED", "LOCK.RELEASE k a", "DEL k"),
+    ("LOCK.ACQUIRE k a 60000 SHARED", "LOCK.REVOKE k", "SET k b PX 60000"),
+    ("PING", "LOCK.ACQUIREANY 2 k l a 60000", "SET k a PX 60000"),
 ];
 
 /// What changes nothing, while `k` is held by `a` for longer than this asks.

@@ -29,6 +29,7 @@ fn wrong_number_of_keys_is_refused_by_the_command() {
     for (number, expected) in WRONG_NUMBERS {
         for line in [
             format!("LOCK.MACQUIRE {number} k1 k2 a 1000"),
+            format!("LOCK.ACQUIREANY {number} k1 k2 a 1000"),
             format!("LOCK.MEXTEND {number} k1 k2 a 1000"),
             format!("LOCK.MRELEASE {number} k1 k2 a"),
         ] {
@@ -56,6 +57,8 @@ fn permission_is_needed_for_each_of_several_keys() {
     for line in [
         "LOCK.MACQUIRE 2 k3 other a 60000",
         "LOCK.MACQUIRE 2 other k3 a 60000",
+        "LOCK.ACQUIREANY 2 k3 other a 60000",
+        "LOCK.ACQUIREANY 2 other k3 a 60000 WAIT 1000",
         "LOCK.MEXTEND 3 k1 k2 other a 60000",
         "LOCK.MRELEASE 3 k1 other k2 a",
     ] {

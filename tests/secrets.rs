@@ -17,7 +17,7 @@ use redis::Value;
 const SECRET: &str = "s3cret";
 
 /// Commands with tokens: such as are granted, refused, and not understood.
-const LINES: [&str; 25] = [
+const LINES: [&str; 31] = [
     "LOCK.ACQUIRE k s3cret-1 60000",
     "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
     "lock.acquire k s3cret-3 60000 WAIT 0",
@@ -28,6 +28,12 @@ const LINES: [&str; 25] = [
     "LOCK.EXTEND k s3cret-1 x TOKEN s3cret-4",
     "LOCK.EXTEND k s3cret-1 60000 NONSENSE x TOKEN s3cret-4",
     "LOCK.RELEASE k s3cret-4",
+    "LOCK.ACQUIRE k s3cret-1 60000 SHARED",
+    "LOCK.ACQUIRE k s3cret-2 60000 SHARED FENCE 7 OWNER me",
+    "LOCK.EXTEND k s3cret-1 60000 SHARED TOKEN s3cret-4",
+    "LOCK.EXTEND k s3cret-4 60000 shared shared TOKEN s3cret-5",
+    "LOCK.ACQUIREANY 2 k l s3cret-1 60000 WAIT 0 OWNER me",
+    "LOCK.ACQUIREANY x k l s3cret-1 60000",
     "LOCK.MACQUIRE 2 k l s3cret-1 60000",
     "LOCK.MACQUIRE 2 k l s3cret-2 60000 WAIT 0 OWNER me",
     "LOCK.MEXTEND 2 k l s3cret-1 60000",

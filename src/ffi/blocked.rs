@@ -116,7 +116,7 @@ unsafe extern "C" fn on_unblock(
     entry::guard(|| {
         let left = ticket.and_then(|ticket| module::with(|state| state.node.unblock(ticket)));
         if let Some(ticket) = ticket
-            && left.is_none_or(|left| left.wake)
+            && left.as_ref().is_none_or(|left| left.wake)
         {
             Blocked::unblock(ticket);
         }

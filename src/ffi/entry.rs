@@ -9,7 +9,7 @@ use super::api::api;
 use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
 use crate::commands::{
-    Acquire, AcquireAll, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke, Scan,
+    Acquire, AcquireAll, AcquireAny, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke, Scan,
 };
 use crate::{module, request};
 
@@ -100,6 +100,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         && command::register::<AcquireAll>(ctx)
         && command::register::<ExtendAll>(ctx)
         && command::register::<ReleaseAll>(ctx)
+        && command::register::<AcquireAny>(ctx)
         && command::register::<Revoke>(ctx)
         && command::register::<Scan>(ctx)
         && command::register::<Help>(ctx)

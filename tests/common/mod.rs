@@ -2,9 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use quorlock_testkit::Server;
+use quorlock_testkit::{Server, eventually};
 use redis::{Cmd, Connection, FromRedisValue, Value};
 
 /// Longer than anything here takes, shorter than anybody's patience.
@@ -109,6 +110,53 @@ impl Cli {
             Some(Value::Int(fence)) => Some(fence),
             Some(Value::Nil) => None,
             other => panic!("a fence is an integer or nil, not {other:?}"),
+        }
+    }
+}
+
+/// A field of `INFO lock` that is a number.
+#[track_caller]
+pub(crate) fn info(server: &Server, name: &str) -> u64 {
+    let info: String = Cli::new(server).ask("INFO lock");
+    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
+}
+
+/// A client that waits in a thread of its own.
+pub(crate) struct Waiter(JoinHandle<Value>);
+
+impl Waiter {
+    /// Returns when the client is in the queue.
+    #[track_caller]
+    pub(crate) fn new(server: &Server, line: &str) -> Self {
+        let mut cli = Cli::new(server);
+        cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("a timeout that is not zero");
+        let before = info(server, "lock_waiters");
+        let line = line.to_owned();
+        let answer = thread::spawn(move || cli.reply(&line));
+        eventually(PATIENCE, "the client waits", || info(server, "lock_waiters") == before + 1);
+        Self(answer)
+    }
+
+    /// What it was answered.
+    #[track_caller]
+    pub(crate) fn answer(self) -> Value {
+        self.0.join().expect("it was answered")
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        !self.0.is_finished()
+    }
+
+    /// The fence that it was granted.
+    #[track_caller]
+    pub(crate) fn fence(self) -> i64 {
+        match self.answer() {
+            Value::Array(fields) => match fields[..] {
+                [Value::Int(fence), Value::Int(_)] => fence,
+                ref other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
         }
     }
 }

@@ -7,7 +7,7 @@ mod support;
 use quorlock_core::Ttl;
 use quorlock_core::node::memory::{Name, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, KeyEvent, Reason, Release, Reply, ServerEvent, Ticket, WaitReply,
+    Acquire, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket, WaitReply,
 };
 use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
 
@@ -416,6 +416,7 @@ fn lock_of_several_keys_that_is_refused_half_way_leaves_nothing() {
         keys: &keys,
         token: &token,
         ttl: Ttl::from_ms(1000).unwrap(),
+        mode: Mode::Exclusive,
         owner: None,
         fence: None,
         wait_ms: 0,
@@ -487,7 +488,16 @@ fn client_that_may_not_be_blocked_is_refused_also_where_no_more_may_wait() {
     assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), Patient::QueueFull);
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"c"));
     let ttl = Ttl::from_ms(1000).unwrap();
-    let acquire = Acquire { db: 0, keys: &keys, token: &token, ttl, owner: None, fence: None, wait_ms: 1000 };
+    let acquire = Acquire {
+        db: 0,
+        keys: &keys,
+        token: &token,
+        ttl,
+        mode: Mode::Exclusive,
+        owner: None,
+        fence: None,
+        wait_ms: 1000,
+    };
     server.memory.keys.client = None;
     assert_eq!(server.execute(&Command::Acquire(acquire)), Ok(Reply::Refused));
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use quorlock_core::Ttl;
 use quorlock_core::node::memory::Name;
 use quorlock_core::node::{
-    Acquire, Command, Holder, Pattern, Reply, SCAN_COUNT_MAX, Scan, Scanned, ServerEvent,
+    Acquire, Command, Holder, Mode, Pattern, Reply, SCAN_COUNT_MAX, Scan, Scanned, ServerEvent,
 };
 use support::Server;
 
@@ -50,8 +50,16 @@ fn all_locks_of_the_database_are_listed_with_what_inspect_says() {
     let elsewhere = Name::from_slice(b"elsewhere");
     let ttl = Ttl::from_ms(1000).unwrap();
     let (token, keys_of_lock) = (Name::from_slice(b"t"), [elsewhere]);
-    let acquire =
-        Acquire { db: 1, keys: &keys_of_lock, token: &token, ttl, owner: None, fence: None, wait_ms: 0 };
+    let acquire = Acquire {
+        db: 1,
+        keys: &keys_of_lock,
+        token: &token,
+        ttl,
+        mode: Mode::Exclusive,
+        owner: None,
+        fence: None,
+        wait_ms: 0,
+    };
     server.execute(&Command::Acquire(acquire)).unwrap();
     server.set(b"theirs", b"t", Some(10_000));
     let expected: BTreeSet<_> = (0..500).map(key).chain([b"a".to_vec(), b"b".to_vec()]).collect();

@@ -1,3 +1,5 @@
+use quorlock_core::node::Mode;
+
 use crate::world::{Answers, Clocks, World};
 use crate::{Keys, Property, Twin};
 
@@ -28,6 +30,7 @@ pub fn models(size: Size) -> Vec<Check> {
     checks.extend(lost(size));
     checks.extend(several(size));
     checks.extend(revoked(size));
+    checks.extend(shared(size));
     checks
 }
 
@@ -125,6 +128,47 @@ fn revoked_holder(clients: usize) -> World {
     }
 }
 
+/// Readers, which share the lock, and writers.
+fn shared(size: Size) -> Vec<Check> {
+    let one_writer = readers_and_writers(&[Mode::Shared, Mode::Exclusive]);
+    let two_readers = readers_and_writers(&[Mode::Shared, Mode::Shared, Mode::Exclusive]);
+    let timed = |world: World| World {
+        answers: Answers::AtOnce,
+        sudden_ends: false,
+        rounds: Some(0),
+        clocks: Some(clocks(2, 3)),
+        ..world
+    };
+    let short = |world: World| World { clocks: Some(clocks(1, 2)), ..timed(world) };
+    let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
+    let crash = |world: World| World { disk: true, restarts: 1, ..world };
+    let mut checks = vec![
+        holds("shared: 3 nodes, a reader and a writer", one_writer.clone()),
+        holds("shared: the same with clocks, answers arrive at once", short(one_writer.clone())),
+        holds(
+            "shared: a node crashes and reads its keys again",
+            World { releases: false, ..crash(short(one_writer.clone())) },
+        ),
+    ];
+    if size == Size::Full {
+        checks.extend([
+            holds("shared: a reader and a writer with longer clocks", timed(one_writer.clone())),
+            holds("shared: the same, and a node crashes and reads its keys again", crash(timed(one_writer))),
+            holds("shared: two readers and a writer, answers arrive at once", at_once(two_readers.clone())),
+            holds(
+                "shared: two readers and a writer with clocks",
+                World { releases: false, clocks: Some(clocks(2, 2)), ..timed(two_readers) },
+            ),
+        ]);
+    }
+    checks
+}
+
+/// Three nodes, and clients of which some share the lock.
+fn readers_and_writers(modes: &[Mode]) -> World {
+    World { modes: modes.to_vec(), ..World::new(3, modes.len()) }
+}
+
 /// Several keys as one lock, among locks of one key.
 fn several(size: Size) -> Vec<Check> {
     let world = |keys: &[Keys]| World { keys: keys.to_vec(), ..World::new(3, keys.len()) };
@@ -159,6 +203,7 @@ pub fn twins() -> Vec<Check> {
     let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
     let holders = World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
+    let timed = holders.clone();
     let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
     let overlapping = |world: World| World { keys: vec![Keys::Both, Keys::B], ..world };
     // The first client never reaches one node, and the last never another: they share the one in between, which is enough.
@@ -190,7 +235,7 @@ pub fn twins() -> Vec<Check> {
         caught(
             Twin::ValidFromAnswer,
             Property::OneHolder,
-            World { releases: false, answers: Answers::Travel, ..holders },
+            World { releases: false, answers: Answers::Travel, ..holders.clone() },
         ),
         caught(Twin::ExtendRevives, Property::LostStaysLost, lost.clone()),
         caught(Twin::RepairAtOnce, Property::LostStaysLost, lost.clone()),
@@ -203,6 +248,30 @@ pub fn twins() -> Vec<Check> {
             World { disk: true, restarts: 1, ..revoked_holder(1) },
         ),
         caught(Twin::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
+        caught(
+            Twin::ReaderBesideWriter,
+            Property::OneHolder,
+            World { releases: false, modes: vec![Mode::Shared, Mode::Exclusive], ..timed.clone() },
+        ),
+        caught(
+            Twin::ReaderChoosesFence,
+            Property::FenceOnce,
+            World { modes: vec![Mode::Shared, Mode::Exclusive], ..at_once(3, 2) },
+        ),
+        caught(
+            Twin::MirrorNamesReader,
+            Property::OneHolder,
+            World {
+                disk: true,
+                restarts: 1,
+                releases: true,
+                modes: vec![Mode::Shared, Mode::Shared, Mode::Exclusive],
+                sudden_ends: false,
+                rounds: Some(0),
+                clocks: Some(clocks(2, 0)),
+                ..at_once(1, 3)
+            },
+        ),
     ]
 }
 

@@ -1,11 +1,12 @@
 /// What must always be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
-    /// No two locks have the same fence.
+    /// No two locks have the same fence, unless both are shared.
     FenceOnce,
-    /// A lock whose first request arrived after another lock had been reported has a larger fence than that.
+    /// A lock whose first request arrived after another lock had been reported has a larger fence than that, unless
+    /// both are shared.
     FencesGrow,
-    /// No two clients hold the lock at the same time, each by its own clock.
+    /// No two clients hold the lock at the same time, each by its own clock, unless both share it.
     OneHolder,
     /// After an operator has deleted the lock on all nodes, no extension that begins then succeeds.
     LostStaysLost,

@@ -1,6 +1,6 @@
 use quorlock_core::node::memory::{self, Name};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, Extend, KeyEvent, Monotonic, Now, Release, Reply, Revoke, Settings,
+    Acquire, Command, CommandError, Extend, KeyEvent, Mode, Monotonic, Now, Release, Reply, Revoke, Settings,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -69,11 +69,17 @@ impl Server {
     }
 
     /// Executes a request, between two turns of the server's loop.
-    pub(crate) fn execute(&mut self, at: At, keys: Keys, token: &Name, request: Request) -> Answer {
+    pub(crate) fn execute(
+        &mut self,
+        at: At,
+        (keys, mode): (Keys, Mode),
+        token: &Name,
+        request: Request,
+    ) -> Answer {
         self.turn(at);
         let answer = match request {
-            Request::Acquire(hint) => self.acquire(at, keys, token, Some(hint)),
-            Request::Repair(_) => self.acquire(at, keys, token, None),
+            Request::Acquire(hint) => self.acquire_as(at, keys, mode, token, Some(hint)),
+            Request::Repair(_) => self.acquire_as(at, keys, mode, token, None),
             Request::Tell(fence) => self.extend(at, keys, token, Some(fence)),
             Request::Extend(_) => self.extend(at, keys, token, None),
             Request::Release => self.release(at, keys, token),
@@ -87,6 +93,7 @@ impl Server {
         debug_assert_eq!(at.now.wall_ms(), 0, "leases end before the wall clock expires their keys");
         self.memory.turn(at.now);
         self.memory.keys.counted = 0;
+        self.memory.keys.unknowns = 0;
         self.turned_at = at.now.monotonic;
     }
 
@@ -140,14 +147,19 @@ impl Server {
     }
 
     fn acquire(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
+        self.acquire_as(at, keys, Mode::Exclusive, token, fence)
+    }
+
+    fn acquire_as(&mut self, at: At, keys: Keys, mode: Mode, token: &Name, fence: Option<Fence>) -> Answer {
         let keys = &names(keys);
-        let acquire = Acquire { db: 0, keys, token, ttl: at.ttl, owner: None, fence, wait_ms: 0 };
+        let acquire = Acquire { db: 0, keys, token, ttl: at.ttl, mode, owner: None, fence, wait_ms: 0 };
         self.carry_out(at, &Command::Acquire(acquire))
     }
 
     fn extend(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
         let keys = &names(keys);
-        let extend = Extend { db: 0, keys, token, ttl: at.ttl, fence, new_token: None };
+        let extend =
+            Extend { db: 0, keys, token, ttl: at.ttl, mode: Mode::Exclusive, fence, new_token: None };
         self.carry_out(at, &Command::Extend(extend))
     }
 
@@ -158,6 +170,7 @@ impl Server {
     fn carry_out(&mut self, at: At, command: &Command<'_, Name>) -> Answer {
         let reply = self.memory.execute(at.now, command);
         self.memory.keys.counted = 0;
+        self.memory.keys.unknowns = 0;
         match reply {
             Ok(Reply::Granted(fence) | Reply::Extended(fence)) => Answer::Held(fence),
             Ok(Reply::Refused | Reply::NotHeld | Reply::Released(false)) => Answer::NotHeld,
@@ -166,10 +179,18 @@ impl Server {
             // A client names all keys of its lock, so only the server of a mutant answers with `OtherKeys`.
             Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
             Err(CommandError::Revoked { .. }) => Answer::Revoked,
-            Ok(Reply::Waits | Reply::Inspected(_) | Reply::Revoked(_) | Reply::Scanned(_))
+            Ok(
+                Reply::Waits
+                | Reply::GrantedOne { .. }
+                | Reply::Inspected(_)
+                | Reply::Revoked(_)
+                | Reply::Scanned(_),
+            )
             | Err(
                 CommandError::WrongType
                 | CommandError::QueueFull { .. }
+                | CommandError::SeveralShared
+                | CommandError::TokenInUse
                 | CommandError::NoExpiry
                 | CommandError::NotWritten,
             ) => {
@@ -191,6 +212,38 @@ impl Server {
             self.release(at, Keys::A, &nobody);
         }
         Answer::Held(fence)
+    }
+
+    /// Grants a shared lock without a look at what is there.
+    pub(crate) fn join_writer(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
+        match self.execute(at, (keys, Mode::Shared), token, Request::Acquire(fence)) {
+            Answer::NotHeld => Answer::Held(fence),
+            answer => answer,
+        }
+    }
+
+    /// Grants a shared lock with the fence that its client proposes, whatever was granted before.
+    pub(crate) fn share_with_fence(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
+        match self.execute(at, (keys, Mode::Shared), token, Request::Acquire(fence)) {
+            Answer::Held(_) => Answer::Held(fence),
+            answer => answer,
+        }
+    }
+
+    /// Starts again with a mirror that held the token of one of those that share the lock.
+    pub(crate) fn restart_naming(&self, at: At, fence_stripes: usize, reader: &Name) -> Self {
+        let mut restarted = self.restart_from_disk(at, fence_stripes);
+        let is_shared = |name: &&[u8]| {
+            self.memory
+                .get(0, name)
+                .is_some_and(|value| value.text.as_ref().is_some_and(|text| text.starts_with(b"unknown-")))
+        };
+        for name in Keys::A.names().filter(is_shared) {
+            if let Some(value) = restarted.memory.keys.get_mut(0, name) {
+                value.text = Some(reader.clone());
+            }
+        }
+        restarted
     }
 
     /// Takes a fence below the lock's own, and goes on counting from there.

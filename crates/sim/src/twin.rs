@@ -39,6 +39,12 @@ pub enum Twin {
     RevokeKeepsToken,
     /// EXTEND of a revoked lock extends it.
     ExtendOfRevoked,
+    /// A shared lock is granted beside an exclusive one.
+    ReaderBesideWriter,
+    /// A shared lock has the fence that its client proposes, also below that of an earlier exclusive one.
+    ReaderChoosesFence,
+    /// The mirror of a shared lock holds the token of one of its holders.
+    MirrorNamesReader,
 }
 
 impl fmt::Display for Twin {
@@ -61,6 +67,9 @@ impl fmt::Display for Twin {
             Self::RevokeFreesAtOnce => "a revocation that frees the key at once",
             Self::RevokeKeepsToken => "a revocation that leaves the token in the mirror",
             Self::ExtendOfRevoked => "an extension of a revoked lock",
+            Self::ReaderBesideWriter => "a shared lock beside an exclusive one",
+            Self::ReaderChoosesFence => "a fence of a shared lock that its client chooses",
+            Self::MirrorNamesReader => "a mirror of a shared lock that names a holder",
         })
     }
 }

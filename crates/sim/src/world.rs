@@ -2,7 +2,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::node::{Monotonic, Now};
+use quorlock_core::node::memory::Name;
+use quorlock_core::node::{Mode, Monotonic, Now};
 use quorlock_core::quorum::{Majority, Moment};
 use quorlock_core::{Fence, Ttl};
 use stateright::Model;
@@ -29,6 +30,8 @@ pub struct World {
     pub proposals: Vec<u64>,
     /// What each client locks.
     pub keys: Vec<Keys>,
+    /// Whether each client shares the lock with others.
+    pub modes: Vec<Mode>,
     /// How often each client tries to take the lock.
     pub attempts: u8,
     /// What becomes of answers.
@@ -110,8 +113,8 @@ pub struct State {
 /// What was reported so far, as far as it is needed to judge what is reported next.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct History {
-    /// The fences of all locks and their keys, in order.
-    fences: Vec<(Fence, Keys)>,
+    /// The fences of all locks, their keys, and whether they are shared, in order.
+    fences: Vec<(Fence, Keys, Mode)>,
     /// For each client whose first request has arrived: the largest fence that was reported before.
     before: Vec<Option<Fence>>,
     /// For each client: the first round of extensions that was begun after the operator deleted the lock.
@@ -160,6 +163,7 @@ impl World {
             counters: vec![0; nodes],
             proposals: vec![1; clients],
             keys: vec![Keys::A; clients],
+            modes: vec![Mode::Exclusive; clients],
             attempts: 1,
             answers: Answers::Travel,
             repeats: 0,
@@ -215,6 +219,7 @@ impl World {
         self.cut.is_empty()
             && self.proposals.iter().all(|proposal| *proposal == self.proposals[0])
             && self.keys.iter().all(|keys| *keys == self.keys[0])
+            && self.modes.iter().all(|mode| *mode == self.modes[0])
     }
 
     /// Where all nodes are alike it does not matter which is the first to which something happens.
@@ -246,7 +251,8 @@ impl World {
     fn arrive(&self, state: &mut State, message: Message, answered: bool) {
         match message.body {
             Body::Request(request) => {
-                let before = state.history.largest(self.keys[usize::from(message.client)]);
+                let client = usize::from(message.client);
+                let before = state.history.largest(self.keys[client], self.modes[client]);
                 if state.clients[usize::from(message.client)].attempt(self.rules()) == message.attempt {
                     state.history.before[usize::from(message.client)].get_or_insert(before);
                 }
@@ -269,25 +275,33 @@ impl World {
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
         let at = self.at(state);
         let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
+        let mode = self.modes[usize::from(message.client)];
+        let locks = (keys, mode);
         self.change(state, message.node, |server| match (self.twin, request) {
             (Some(Twin::WriteBackFromAnybody), Request::Tell(fence)) => server.store_from_anybody(at, fence),
             (Some(Twin::WriteBackDownwards), Request::Tell(fence)) => {
-                match server.execute(at, keys, token, request) {
+                match server.execute(at, locks, token, request) {
                     Answer::BadFence => server.store_downwards(at, token, fence),
                     answer => answer,
                 }
             }
             (Some(Twin::ExtendRevives), Request::Extend(_)) => {
-                match server.execute(at, keys, token, request) {
+                match server.execute(at, locks, token, request) {
                     Answer::NotHeld => server.revive(at, token),
                     answer => answer,
                 }
             }
             (Some(Twin::ExtendOfRevoked), Request::Extend(_)) => {
-                match server.execute(at, keys, token, request) {
+                match server.execute(at, locks, token, request) {
                     Answer::Revoked => Answer::Held(Fence::ZERO),
                     answer => answer,
                 }
+            }
+            (Some(Twin::ReaderBesideWriter), Request::Acquire(fence)) if mode == Mode::Shared => {
+                server.join_writer(at, keys, token, fence)
+            }
+            (Some(Twin::ReaderChoosesFence), Request::Acquire(fence)) if mode == Mode::Shared => {
+                server.share_with_fence(at, keys, token, fence)
             }
             (Some(Twin::SomeOfTheKeys), Request::Acquire(fence)) => {
                 server.turn(at);
@@ -297,7 +311,7 @@ impl World {
                 server.turn(at);
                 server.take_with_fence_of_first(at, keys, token, fence)
             }
-            _ => server.execute(at, keys, token, request),
+            _ => server.execute(at, locks, token, request),
         })
     }
 
@@ -347,7 +361,7 @@ impl World {
                     state.send(ask(u8::try_from(node).expect("a node of this world"), request));
                 }
                 Effect::Won(fence) => {
-                    state.history.report(index, fence, self.keys[index]);
+                    state.history.report(index, (fence, self.keys[index], self.modes[index]));
                     if self.rounds.is_none() {
                         Arc::make_mut(&mut state.clients[index]).forget();
                     }
@@ -380,7 +394,18 @@ impl World {
         }
         if self.disk {
             let stripes = self.fence_stripes();
-            self.change(state, node, |server| *server = server.restart_from_disk(at, stripes));
+            let reader = self.modes.iter().position(|mode| *mode == Mode::Shared);
+            let named = reader.filter(|_| self.twin == Some(Twin::MirrorNamesReader));
+            let named = named.map(|client| {
+                let attempt = state.clients[client].attempt(self.rules());
+                Name::from_slice(&[u8::try_from(client).expect("a world has few clients"), attempt])
+            });
+            self.change(state, node, |server| {
+                *server = match &named {
+                    Some(reader) => server.restart_naming(at, stripes, reader),
+                    None => server.restart_from_disk(at, stripes),
+                };
+            });
             return;
         }
         let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
@@ -636,10 +661,13 @@ impl State {
     }
 
     fn has_two_holders(&self, world: &World) -> bool {
-        let holders = || self.clients.iter().zip(&world.keys).filter(|(client, _)| client.is_holding());
-        holders()
-            .enumerate()
-            .any(|(index, (_, keys))| holders().skip(index + 1).any(|(_, others)| keys.overlap(*others)))
+        let locks = world.keys.iter().zip(&world.modes);
+        let holders = || self.clients.iter().zip(locks.clone()).filter(|(client, _)| client.is_holding());
+        holders().enumerate().any(|(index, (_, (keys, mode)))| {
+            holders().skip(index + 1).any(|(_, (others, other_mode))| {
+                keys.overlap(*others) && (*mode == Mode::Exclusive || *other_mode == Mode::Exclusive)
+            })
+        })
     }
 
     fn all_have_won(world: &World, state: &Self) -> bool {
@@ -699,20 +727,28 @@ impl State {
 }
 
 impl History {
-    /// The largest fence of all locks so far that have one of these keys.
-    fn largest(&self, keys: Keys) -> Fence {
-        let of_these = self.fences.iter().rev().find(|(_, others)| keys.overlap(*others));
-        of_these.map(|(fence, _)| *fence).unwrap_or_default()
+    /// The largest fence of all locks so far that have one of these keys, and that a lock of this
+    /// mode excludes.
+    fn largest(&self, keys: Keys, mode: Mode) -> Fence {
+        let excluded = |&&(_, others, other_mode): &&(Fence, Keys, Mode)| {
+            keys.overlap(others) && (mode == Mode::Exclusive || other_mode == Mode::Exclusive)
+        };
+        self.fences.iter().rev().find(excluded).map(|(fence, ..)| *fence).unwrap_or_default()
     }
 
-    fn report(&mut self, client: usize, fence: Fence, keys: Keys) {
+    fn report(&mut self, client: usize, (fence, keys, mode): (Fence, Keys, Mode)) {
         let before = self.before[client].unwrap_or_default();
-        if self.fences.iter().any(|&(other, others)| other == fence && keys.overlap(others)) {
+        // Those that share a lock may have the same.
+        let is_given = |&(other, others, other_mode): &(Fence, Keys, Mode)| {
+            let are_shared = mode == Mode::Shared && other_mode == Mode::Shared;
+            other == fence && keys.overlap(others) && !are_shared
+        };
+        if self.fences.iter().any(is_given) {
             self.broken = Some(Property::FenceOnce);
             return;
         }
-        let place = self.fences.partition_point(|lock| *lock < (fence, keys));
-        self.fences.insert(place, (fence, keys));
+        let place = self.fences.partition_point(|lock| *lock < (fence, keys, mode));
+        self.fences.insert(place, (fence, keys, mode));
         if fence <= before {
             self.broken = Some(Property::FencesGrow);
         }

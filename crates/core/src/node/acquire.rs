@@ -4,8 +4,10 @@ use super::answers::Grant;
 use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
-use super::queues::{Lack, Waiter, Wanted};
-use super::{Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Node, Now, Reply, Ticket, Token};
+use super::queues::{Lack, Waiter, Wanted, Wants};
+use super::{
+    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Ticket, Token,
+};
 use crate::{Fence, Ttl};
 
 /// The keys of a lock that is to be granted, all of which are free.
@@ -36,11 +38,11 @@ impl Node {
         acquire: &Acquire<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        if let Some(error) = self.abstention_error(now.monotonic) {
-            self.stats.abstained += 1;
-            return Err(error);
+        if acquire.mode == Mode::Shared {
+            return self.acquire_shared(now, acquire, keyspace);
         }
-        let &Acquire { db, keys, token, ttl, owner, fence, wait_ms } = acquire;
+        self.refuse_while_abstaining(now)?;
+        let &Acquire { db, keys, token, ttl, mode: _, owner, fence, wait_ms: _ } = acquire;
         let mut entries = self.open_all(now, db, keys, keyspace);
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
@@ -68,6 +70,31 @@ impl Node {
             let terms = Terms { token, owner, ttl, fence, author: Author::Client };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
+        self.wait_or_refuse(now, acquire, Wants::All, &hashes, &lacks, keyspace)
+    }
+
+    /// The error of a node that abstains, which is counted.
+    pub(super) fn refuse_while_abstaining(&mut self, now: Now) -> Result<(), CommandError> {
+        match self.abstention_error(now.monotonic) {
+            Some(error) => {
+                self.stats.abstained += 1;
+                Err(error)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the client of a lock that is not free wait, if it said so and the server lets it.
+    pub(super) fn wait_or_refuse<K: Keyspace>(
+        &mut self,
+        now: Now,
+        acquire: &Acquire<'_, K::Name>,
+        wants: Wants,
+        hashes: &[u64],
+        lacks: &[Option<Lack>],
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        let &Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms } = acquire;
         self.stats.refusals += 1;
         if wait_ms == 0 || !keyspace.may_block() {
             return Ok(Reply::Refused);
@@ -83,19 +110,21 @@ impl Node {
             token: Token::from_slice(token.as_ref()),
             owner: owner.map(Into::into),
             ttl,
+            mode,
+            wants,
             fence,
             since: now.monotonic,
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
         let keys = keys.iter().zip(hashes).zip(lacks);
-        let wanted = keys.map(|((key, hash), lacks)| Wanted { hash, key: key.as_ref(), lacks });
+        let wanted = keys.map(|((key, &hash), &lacks)| Wanted { hash, key: key.as_ref(), lacks });
         self.queues.push(waiter, db, wanted);
         Ok(Reply::Waits)
     }
 
     /// Whether a waiter for this key alone has time left. It comes before all newcomers, also in
     /// the moment between the end of a lock and its handover.
-    fn is_spoken_for(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+    pub(super) fn is_spoken_for(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
         queue.is_some_and(|queue| self.queues.is_spoken_for(queue, now.monotonic))
     }
@@ -141,13 +170,13 @@ impl Node {
         Ok(fence)
     }
 
-    /// Adds the leases of a lock that is granted.
+    /// Adds the leases of a lock that is granted, and returns that of the first key.
     pub(super) fn insert<'k>(
         &mut self,
         hashes: &[u64],
         keys: impl Iterator<Item = &'k [u8]>,
         new: &NewLock<'_>,
-    ) {
+    ) -> u32 {
         let first = self.leases.insert(hashes, keys, new);
         self.stats.grants += hashes.len() as u64;
         if self.queues.waiters() > 0 {
@@ -157,10 +186,11 @@ impl Node {
                 lease = self.leases.next_key(lease);
             }
         }
+        first
     }
 
     /// The waiters for the key of this lease may have it at its deadline.
-    fn look_at_deadline(&mut self, lease: u32) {
+    pub(super) fn look_at_deadline(&mut self, lease: u32) {
         let lease = self.leases.get(lease);
         let deadline = lease.deadline;
         if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
@@ -178,16 +208,33 @@ impl Node {
         keyspace: &mut K,
     ) -> bool {
         let waiter = self.queues.remove(place);
-        let Waiter { ticket, token, owner, ttl, fence, since, until: _ } = waiter;
+        let Waiter { token, owner, ttl, fence, .. } = &waiter;
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));
-        let name = keyspace.name(&token);
+        let name = keyspace.name(token);
+        let (ttl, fence) = (*ttl, *fence);
         let terms = Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
-        match self.grant(now, free, &terms, keyspace) {
+        let granted = self.grant(now, free, &terms, keyspace);
+        self.tell_granted(now, waiter, db, key, granted, keyspace)
+    }
+
+    /// Answers a waiter that was granted its lock, unless the server refused that. Returns whether
+    /// it was granted.
+    pub(super) fn tell_granted<K: Keyspace>(
+        &mut self,
+        now: Now,
+        waiter: Waiter,
+        db: u32,
+        key: Key,
+        granted: Result<Fence, CommandError>,
+        keyspace: &mut K,
+    ) -> bool {
+        let Waiter { ticket, token, wants, since, .. } = waiter;
+        match granted {
             Ok(fence) => {
                 let waited_us = now.monotonic.us_since(since);
                 self.stats.handovers += 1;
                 self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
-                self.answers.grant(ticket, Grant { db, key, token, fence, waited_us }, keyspace);
+                self.answers.grant(ticket, Grant { db, key, token, fence, waited_us, wants }, keyspace);
                 true
             }
             Err(error) => {

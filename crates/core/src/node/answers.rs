@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{CommandError, Key, Keyspace, Node, Now, Ticket, Token, WaitReply};
+use super::queues::Wants;
+use super::{CommandError, Key, KeyBytes, Keyspace, Node, Now, Ticket, Token, WaitReply};
 use crate::Fence;
 
 /// The answers that clients do not have yet.
@@ -39,10 +40,11 @@ pub(super) struct Grant {
     pub(super) token: Token,
     pub(super) fence: Fence,
     pub(super) waited_us: u64,
+    pub(super) wants: Wants,
 }
 
 /// What becomes of a client whose wait the server has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Left {
     /// What it is answered, if it is still there.
@@ -104,12 +106,13 @@ impl Answers {
 
 impl Answer {
     fn reply(&self) -> WaitReply {
-        match *self {
-            Self::Granted { grant: Grant { fence, waited_us, .. }, .. } => {
-                WaitReply::Granted { fence, waited_us }
+        match self {
+            Self::Granted { grant: Grant { fence, waited_us, key, wants, .. }, .. } => {
+                let key = (*wants == Wants::Any).then(|| KeyBytes(key.clone()));
+                WaitReply::Granted { fence: *fence, waited_us: *waited_us, key }
             }
             Self::Refused(None) => WaitReply::Refused,
-            Self::Refused(Some(error)) => WaitReply::Failed(error),
+            Self::Refused(Some(error)) => WaitReply::Failed(*error),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Commands and their replies.
 
-use super::{Mode, Pattern, Reason, Ticket};
+use super::{KeyBytes, Mode, Pattern, Reason, Ticket};
 use crate::{Fence, Ttl};
 
 /// The limits of a node.
@@ -36,6 +36,8 @@ pub const KEYS_MAX: usize = 64;
 pub enum Command<'a, N> {
     /// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`.
     Acquire(Acquire<'a, N>),
+    /// `LOCK.ACQUIREANY`: one of the keys, which are in the order of the client's choice.
+    AcquireAny(Acquire<'a, N>),
     /// `LOCK.EXTEND` or `LOCK.MEXTEND`.
     Extend(Extend<'a, N>),
     /// `LOCK.RELEASE` or `LOCK.MRELEASE`.
@@ -59,6 +61,8 @@ pub struct Acquire<'a, N> {
     pub token: &'a N,
     /// For how long.
     pub ttl: Ttl,
+    /// Whether others may hold the key as well. Only a lock of one key is shared.
+    pub mode: Mode,
     /// The holder's label, for people to read.
     pub owner: Option<&'a [u8]>,
     /// The fence that the client proposes.
@@ -78,6 +82,8 @@ pub struct Extend<'a, N> {
     pub token: &'a N,
     /// The lock is to last at least this long from now.
     pub ttl: Ttl,
+    /// [`Mode::Shared`] makes an exclusive lock of one key a shared one. A shared lock stays shared.
+    pub mode: Mode,
     /// Raise the lock's fence to this.
     pub fence: Option<Fence>,
     /// Give the lock to this token.
@@ -135,6 +141,13 @@ pub struct Scan<'a> {
 pub enum Reply {
     /// The lock is the client's, with this fence.
     Granted(Fence),
+    /// The lock of one of the keys is the client's.
+    GrantedOne {
+        /// Its fence.
+        fence: Fence,
+        /// The index of the key among those of the command.
+        key: usize,
+    },
     /// Another holds one of the keys, or waits for it.
     Refused,
     /// The client was blocked; its answer comes later.
@@ -196,13 +209,16 @@ pub struct ShownWaiter {
 pub enum Holder {
     /// A lease.
     Lease {
-        /// The label that its holder gave.
-        owner: Option<Box<[u8]>>,
-        /// Its fence.
+        /// The labels that its holders gave, in the order of their grants; those of the first few
+        /// of many.
+        owners: Vec<Option<Box<[u8]>>>,
+        /// How many hold it: one, unless it is shared.
+        holders: usize,
+        /// Its fence; of a shared lock the largest that a holder was given.
         fence: Fence,
-        /// The time left, in milliseconds.
+        /// The time left, in milliseconds, until the last of its holders ends.
         ttl_ms: u64,
-        /// The time since the grant, in milliseconds.
+        /// The time since the grant, in milliseconds, of the first of its holders.
         held_ms: u64,
         /// Whether others may hold the key as well.
         mode: Mode,
@@ -245,6 +261,10 @@ pub enum CommandError {
         /// The time left.
         left_ms: u64,
     },
+    /// A lock of several keys is exclusive.
+    SeveralShared,
+    /// The new token of a hand-over holds the lock already.
+    TokenInUse,
     /// A string without an expiry is data, and no lock that can be revoked.
     NoExpiry,
     /// The server did not take a key. Nothing is locked, or revoked.
@@ -272,7 +292,7 @@ pub enum FenceError {
 }
 
 /// What a client that waited is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReply {
     /// The lock is the client's.
     Granted {
@@ -280,6 +300,8 @@ pub enum WaitReply {
         fence: Fence,
         /// How long the client waited, in microseconds. The lock's time begins only now.
         waited_us: u64,
+        /// Its key, if the client waited for any of several.
+        key: Option<KeyBytes>,
     },
     /// The client waits no more, without the lock.
     Refused,

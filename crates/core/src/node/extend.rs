@@ -3,14 +3,15 @@
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::machine::PerKey;
-use super::{Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Node, Now, Reply};
+use super::{Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Mode, Node, Now, Reply};
 
 /// How soon a mirror is tried again that the server did not take, in microseconds.
 pub(super) const RETRY_WRITE_US: u64 = 100_000;
 
 impl Node {
     /// Moves the deadline of a lock forward, never back, and only while the token holds all of its
-    /// keys. Foreign strings with this value and an expiry become a lease.
+    /// keys. Foreign strings with this value and an expiry become a lease. On request an exclusive
+    /// lock becomes shared; a shared one stays it.
     pub(super) fn extend<K: Keyspace>(
         &mut self,
         now: Now,
@@ -23,16 +24,21 @@ impl Node {
         let mut hashes: PerKey<u64> = PerKey::new();
         // The leases of a lock's keys form a ring in the order of the keys.
         let (mut first, mut last, mut in_order) = (None, None, true);
-        let mut foreign = false;
+        let (mut foreign, mut shared) = (false, None);
         for (key, entry) in keys.iter().zip(&entries) {
             let key = key.as_ref();
             let hash = self.leases.hash(db, key);
             hashes.push(hash);
             match self.key_state(now.monotonic, (hash, db, key), keyspace, entry) {
-                KeyState::Held { lease, .. } if self.leases.get(lease).token[..] == *token.as_ref() => {
+                KeyState::Held { lease, .. } if self.leases.get(lease).is_held_by(token.as_ref()) => {
                     in_order &= last.is_none_or(|last| self.leases.next_key(last) == lease);
                     first = first.or(Some(lease));
                     last = Some(lease);
+                }
+                KeyState::Held { lease, .. }
+                    if let Some(holder) = self.live_holder(now, lease, token.as_ref()) =>
+                {
+                    shared = Some((lease, holder));
                 }
                 // A string that never expires is data, whatever it says.
                 KeyState::Foreign
@@ -44,13 +50,28 @@ impl Node {
                 _ => return Ok(Reply::NotHeld),
             }
         }
-        match (first, last) {
+        let wants_shared = extend.mode == Mode::Shared;
+        if wants_shared && keys.len() > 1 {
+            return Err(CommandError::SeveralShared);
+        }
+        if let Some(holder) = shared {
+            let [entry] = &mut entries[..] else { return Err(CommandError::OtherKeys) };
+            return self.extend_holder(now, holder, extend, entry, keyspace);
+        }
+        let extended = match (first, last) {
             (Some(first), Some(last)) if !foreign && in_order && self.leases.next_key(last) == first => {
                 self.extend_lease(now, first, extend, &mut entries, keyspace)
             }
             (None, None) => self.adopt(now, &hashes, extend, &mut entries, keyspace),
             _ => Err(CommandError::OtherKeys),
+        }?;
+        if wants_shared
+            && let (Some(entry), [hash]) = (entries.pop(), &hashes[..])
+            && let Some(lease) = self.leases.find(*hash, db, keys[0].as_ref())
+        {
+            self.share(now, lease, extend, entry, keyspace);
         }
+        Ok(extended)
     }
 
     fn extend_lease<K: Keyspace>(
@@ -130,13 +151,7 @@ impl Node {
     ) -> Result<(), CommandError> {
         let current = self.leases.get(first).fence;
         if let Some(fence) = extend.fence {
-            let largest = self.fences.ceiling(now.wall_us);
-            if fence < current {
-                return Err(CommandError::BadFence(FenceError::Below { current }));
-            }
-            if fence > current && fence > largest {
-                return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
-            }
+            self.check_fence(now, current, fence)?;
             let fences = &mut self.fences;
             self.leases.change_all(first, |lease| {
                 fences.raise(lease.hash(), fence);

@@ -28,13 +28,30 @@ impl Fences {
     /// The fence of a new grant: above every fence given for any of the keys before, and the hint when that is larger. A
     /// hint too far ahead of the node's own wall clock is not believed, else one client could use up every fence there is.
     pub(super) fn next(&mut self, hashes: &[u64], hint: Option<Fence>, wall_us: u64) -> Fence {
-        let wall = Fence::of_wall_us(wall_us);
-        let hint = hint.filter(|&hint| hint <= self.ceiling(wall_us)).unwrap_or(wall);
+        let hint = self.believed(hint, wall_us);
         let fence = hashes.iter().fold(hint, |fence, &hash| fence.max(self.last(hash).next()));
         for &hash in hashes {
             *self.counter(hash) = fence;
         }
         fence
+    }
+
+    /// The fence of a grant beside others: at least `floor`, which [`Fences::floor`] was before the
+    /// first of them, and the hint when that is larger.
+    pub(super) fn beside(&mut self, hash: u64, hint: Option<Fence>, floor: Fence, wall_us: u64) -> Fence {
+        let fence = self.believed(hint, wall_us).max(floor);
+        self.raise(hash, fence);
+        fence
+    }
+
+    /// The lowest fence that the next grant of a key can get.
+    pub(super) fn floor(&self, hash: u64) -> Fence {
+        self.last(hash).next()
+    }
+
+    fn believed(&self, hint: Option<Fence>, wall_us: u64) -> Fence {
+        let hint = hint.filter(|&hint| hint <= self.ceiling(wall_us));
+        hint.unwrap_or_else(|| Fence::of_wall_us(wall_us))
     }
 
     /// No later grant of this key gets `fence` or less.

@@ -5,10 +5,12 @@ use super::jobs::Budget;
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::queues::{Candidate, Lack, Scan};
-use super::{Access, Keyspace, Node, Now};
+use super::shared::{GRANT_UNITS, GRANTED_TOGETHER_MAX, SharedKey};
+use super::{Access, Keyspace, Mode, Node, Now};
 
 impl Node {
-    /// Hands the key of a queue over to its next waiter, if it is free. Returns whether it did.
+    /// Hands the key of a queue over to its next waiter, if it is free, or to all those at its head
+    /// that share it. Returns whether it did.
     ///
     /// Single-key waiters are served first in, first out. A waiter for several keys is granted
     /// only when all are free; until then it is skipped and reserves nothing.
@@ -30,6 +32,10 @@ impl Node {
         loop {
             self.hear_all(now, keyspace);
             let state = self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry);
+            if self.shared_lease(state).is_some() {
+                let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
+                return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
+            }
             if let Some(lack) = self.lack(now, state, keyspace, &entry) {
                 self.queues.saw_taken(queue, lack);
                 return false;
@@ -38,6 +44,10 @@ impl Node {
             let place = match self.next_in_turn(now, queue, budget) {
                 None => return false,
                 Some(Candidate::Several(place)) => place,
+                Some(Candidate::Single(place)) if self.queues.waiter(place).mode == Mode::Shared => {
+                    let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
+                    return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
+                }
                 Some(Candidate::Single(place)) => {
                     let free = FreeKeys {
                         db,
@@ -54,6 +64,47 @@ impl Node {
                 return granted;
             }
             entry = keyspace.open(db, &name, Access::Write);
+        }
+    }
+
+    /// Grants a key that is free, or shared by others, to the shared waiters at the head of its
+    /// queue. Returns how many. The rest has its turn before any newcomer.
+    fn hand_over_shared<K: Keyspace>(
+        &mut self,
+        now: Now,
+        mut queue: u32,
+        mut key: SharedKey<'_, K>,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> u32 {
+        let mut granted = 0;
+        loop {
+            match self.next_shared_waiter(now, queue, budget) {
+                Scan::Found(_) if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() => {
+                    self.queues.look_at(queue, now.monotonic);
+                    return granted;
+                }
+                Scan::Found(place) => {
+                    budget.spend(GRANT_UNITS);
+                    granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
+                }
+                Scan::Nobody => {
+                    let lack = self.lack(now, key.state, keyspace, key.entry);
+                    if let Some(lack) = lack {
+                        self.queues.saw_taken(queue, lack);
+                    }
+                    return granted;
+                }
+                Scan::Spent => {
+                    self.queues.look_at(queue, now.monotonic);
+                    return granted;
+                }
+            }
+            // The queue is gone with its last waiter.
+            let Some(left) = self.queues.find(key.hash, key.db, key.name.as_ref()) else { return granted };
+            queue = left;
+            let place = (key.hash, key.db, key.name.as_ref());
+            key.state = self.key_state(now.monotonic, place, keyspace, key.entry);
         }
     }
 

@@ -1,10 +1,12 @@
 //! INSPECT.
 
 use super::key_state::KeyState;
-use super::{Access, CommandError, Holder, Inspect, Inspected, Keyspace, Node, Now, Reply};
+use super::{Access, CommandError, Holder, Inspect, Inspected, Keyspace, Mode, Node, Now, Reply};
 
 /// So many waiters of a key are shown.
 const WAITERS_SHOWN: usize = 10;
+/// The labels of so many holders of a shared lock are shown.
+const HOLDERS_SHOWN: usize = 10;
 
 impl Node {
     /// Describes the holder of a key. Never tells a token.
@@ -36,23 +38,43 @@ impl Node {
                 let ttl_ms = expires_at_ms.map(|at| at.saturating_sub(now.wall_ms()));
                 Holder::Foreign { ttl_ms }
             }
-            KeyState::Held { lease, .. } => {
-                let keys = self.leases.keys(lease);
-                let lease = self.leases.get(lease);
-                Holder::Lease {
-                    owner: lease.owner.clone(),
-                    fence: lease.fence,
-                    ttl_ms: lease.deadline.ms_since(now.monotonic),
-                    held_ms: now.monotonic.us_since(lease.granted) / 1000,
-                    mode: lease.mode,
-                    keys,
-                    revoked: lease.is_revoked(),
-                }
-            }
+            KeyState::Held { lease, .. } => self.holder(now, lease),
         };
         let queue = self.queues.find(hash, db, key.as_ref());
         let waiters = queue.map_or(0, |queue| self.queues.len(queue));
         let queue = queue.map_or_else(Vec::new, |queue| self.queues.first_waiters(queue, WAITERS_SHOWN));
         Ok(Some(Inspected { waiters, queue, holder }))
+    }
+
+    /// The holder of a lease, or all those that share it.
+    fn holder(&self, now: Now, slot: u32) -> Holder {
+        let lease = self.leases.get(slot);
+        let (ttl_ms, revoked) = (lease.deadline.ms_since(now.monotonic), lease.is_revoked());
+        let held_ms = |granted| now.monotonic.us_since(granted) / 1000;
+        let Some(group) = self.leases.group(slot) else {
+            return Holder::Lease {
+                owners: vec![lease.owner.clone()],
+                holders: 1,
+                fence: lease.fence,
+                ttl_ms,
+                held_ms: held_ms(lease.granted),
+                mode: Mode::Exclusive,
+                keys: self.leases.keys(slot),
+                revoked,
+            };
+        };
+        let holders = self.leases.holders();
+        let is_live = |holder: &&super::holders::Holder| now.monotonic < holder.deadline();
+        let live = || holders.iter(group).filter(is_live);
+        Holder::Lease {
+            owners: live().take(HOLDERS_SHOWN).map(|holder| holder.owner.clone()).collect(),
+            holders: holders.count(group) as usize - holders.ended_in(group, now.monotonic),
+            fence: holders.highest_fence(group),
+            ttl_ms,
+            held_ms: live().next().map_or(0, |holder| held_ms(holder.granted)),
+            mode: Mode::Shared,
+            keys: 1,
+            revoked,
+        }
     }
 }

@@ -175,6 +175,10 @@ impl Node {
             return Some(Job::Tidied);
         }
         let is_live = now.monotonic < self.leases.get(lease).deadline;
+        if is_live && self.end_next_holder(now, lease) {
+            budget.spend(STEP_UNITS);
+            return Some(Job::Tidied);
+        }
         if is_live && self.leases.get(lease).mirror() == MirrorState::Lost && keyspace.memory_is_short() {
             budget.spend(STEP_UNITS);
             self.repair_later(now, lease);

@@ -110,9 +110,13 @@ impl Node {
     }
 
     /// Removes a lease, and ends its lock on the other keys, whose leases stay until their mirrors
-    /// are removed. Returns the number of keys that ended by it.
+    /// are removed. Returns the number of keys that ended by it; for a shared lock
+    /// that of its holders.
     pub(super) fn end(&mut self, lease: u32) -> u64 {
-        let mut keys = u64::from(!self.leases.get(lease).ended_with_another());
+        let mut keys = match self.leases.end_holders(lease) {
+            Some(holders) => holders.into(),
+            None => u64::from(!self.leases.get(lease).ended_with_another()),
+        };
         while let Some(other) = self.leases.end_next(lease) {
             self.look_soon(other);
             keys += 1;

@@ -15,6 +15,9 @@ pub trait Keyspace {
     /// Makes a name from bytes that the node kept.
     fn name(&mut self, bytes: &[u8]) -> Self::Name;
 
+    /// A random value that no client knows, for the mirror of a shared lock.
+    fn unknown(&mut self) -> Self::Name;
+
     /// Opens a key. If its expiry has come, the server removes it first, and an event says so.
     fn open(&mut self, db: u32, key: &Self::Name, access: Access) -> Self::Entry;
 

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use foldhash::fast::FixedState;
 
 use super::chunks::{Chunks, Next};
+use super::holders::{Holders, NONE, NewHolder};
 use super::index::HashIndex;
 use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
@@ -28,11 +29,10 @@ pub(super) struct Lease {
     epoch: u32,
     /// The lease of the next key of the same lock. The leases of a lock form a ring.
     next_key: u32,
-    /// The next holder of the same key. The holders of a key form a ring.
-    next_holder: u32,
+    /// The [holders](Holders) of a shared lock; `NONE` for an exclusive one.
+    group: u32,
     link: Link,
     mirror: MirrorState,
-    pub(super) mode: Mode,
     /// What the mirror holds since an operator revoked the lock, which cannot be extended any more.
     revoked: Option<Box<Token>>,
 }
@@ -43,6 +43,8 @@ pub enum Mode {
     /// Nobody else holds the key.
     #[default]
     Exclusive,
+    /// Any number of others hold it as well, all of them shared.
+    Shared,
 }
 
 /// What is known of the key that mirrors a lease.
@@ -64,6 +66,18 @@ impl Lease {
 
     pub(super) fn hash(&self) -> u64 {
         self.hash
+    }
+
+    /// Whether others may hold the key as well. The token of a shared lock is the value of its
+    /// mirror, and that of no client.
+    pub(super) fn mode(&self) -> Mode {
+        if self.group == NONE { Mode::Exclusive } else { Mode::Shared }
+    }
+
+    /// Whether this token alone holds the key. To know what the mirror of a shared lock holds does
+    /// not make a holder.
+    pub(super) fn is_held_by(&self, token: &[u8]) -> bool {
+        self.group == NONE && self.token[..] == *token
     }
 
     /// Whether an operator revoked the lock.
@@ -99,30 +113,39 @@ impl Lease {
             db,
             epoch: _,
             next_key,
-            next_holder,
+            group,
             link: _,
             mirror,
-            mode,
             revoked,
         } = self;
         let next_key = &leases.items[*next_key].key[..];
-        let next_holder = &leases.items[*next_holder].token[..];
+        let holders = (*group != NONE).then(|| {
+            let holders = leases.holders.iter(*group);
+            let holders = holders
+                .map(|holder| (&holder.token[..], holder.owner.as_deref(), holder.fence, holder.deadline()));
+            (leases.holders.floor(*group), holders.collect())
+        });
         (
-            (*db, key, next_key, next_holder),
+            (*db, key, next_key),
             (token, owner.as_deref(), *fence),
-            (*deadline, *attend_at, *mirror, *mode, leases.is_stale(self)),
+            (*deadline, *attend_at, *mirror, leases.is_stale(self)),
             revoked.as_ref().map(|value| &value[..]),
+            holders,
         )
     }
 }
 
 /// Everything about a lease that a decision depends on.
 type LeaseState<'a> = (
-    (u32, &'a [u8], &'a [u8], &'a [u8]),
+    (u32, &'a [u8], &'a [u8]),
     (&'a [u8], Option<&'a [u8]>, Fence),
-    (Monotonic, Monotonic, MirrorState, Mode, bool),
+    (Monotonic, Monotonic, MirrorState, bool),
     Option<&'a [u8]>,
+    Option<(Fence, Vec<HolderState<'a>>)>,
 );
+
+/// Everything about a holder of a shared lock.
+type HolderState<'a> = (&'a [u8], Option<&'a [u8]>, Fence, Monotonic);
 
 impl Timed for Lease {
     fn at(&self) -> Monotonic {
@@ -158,6 +181,7 @@ pub(super) struct Leases {
     items: Chunks<Lease>,
     by_key: HashIndex,
     wheel: Wheel,
+    holders: Holders,
     /// How many leases have a mirror that is missing, or may be.
     unmirrored: usize,
     ended: Ended,
@@ -183,6 +207,7 @@ impl Leases {
             items: Chunks::default(),
             by_key: HashIndex::new(shards),
             wheel: Wheel::default(),
+            holders: Holders::new(hash_seed, shards),
             unmirrored: 0,
             ended: Ended::default(),
             sweep_from: None,
@@ -205,8 +230,28 @@ impl Leases {
         &self.items[slot]
     }
 
+    /// The number of leases, with one for each holder of a shared lock.
     pub(super) fn len(&self) -> usize {
-        self.items.len()
+        self.items.len() - self.holders.groups() + self.holders.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    #[cfg(feature = "memory")]
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
+        self.items.iter().map(|(_, lease)| lease.deadline).chain(self.holders.deadlines())
+    }
+
+    /// The holders of all shared locks.
+    pub(super) fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    /// The group of the holders of a shared lock.
+    pub(super) fn group(&self, slot: u32) -> Option<u32> {
+        Some(self.items[slot].group).filter(|&group| group != NONE)
     }
 
     /// The first lease in `from` or a later slot, stale ones included. A lease that lives keeps its
@@ -257,14 +302,12 @@ impl Leases {
             db,
             epoch: self.ended.epoch,
             next_key: 0,
-            next_holder: 0,
+            group: NONE,
             link: Link::default(),
             mirror: MirrorState::Written,
-            mode: Mode::Exclusive,
             revoked: None,
         });
-        let lease = &mut self.items[slot];
-        (lease.next_key, lease.next_holder) = (slot, slot);
+        self.items[slot].next_key = slot;
         self.by_key.insert(hash, slot);
         self.wheel.insert(&mut self.items, slot);
         slot
@@ -275,8 +318,80 @@ impl Leases {
         debug_assert!(self.items[slot].next_key == slot, "the keys of a lock end together");
         self.wheel.remove(&mut self.items, slot);
         let lease = self.items.remove(slot);
+        debug_assert!(lease.group == NONE, "its holders end first");
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
         self.by_key.remove(lease.hash, slot);
+    }
+
+    /// Makes the lease of one key that of a shared lock with this holder. From now on its mirror
+    /// holds `value`, which no client knows.
+    pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence, holder: NewHolder) {
+        debug_assert!(self.items[slot].next_key == slot, "a shared lock has one key");
+        let group = self.holders.open(floor);
+        self.holders.insert(group, holder);
+        let lease = &mut self.items[slot];
+        lease.token = Token::from_slice(value);
+        lease.owner = None;
+        lease.group = group;
+        self.follow_holders(slot);
+    }
+
+    /// Adds a holder to a shared lock.
+    pub(super) fn join(&mut self, slot: u32, holder: NewHolder) {
+        self.holders.insert(self.items[slot].group, holder);
+        self.follow_holders(slot);
+    }
+
+    /// Removes a holder of a shared lock. Returns whether that was the last: then the lease itself
+    /// is to be [removed](Self::remove).
+    pub(super) fn leave(&mut self, slot: u32, holder: u32) -> bool {
+        self.holders.remove(holder);
+        let is_last = self.holders.count(self.items[slot].group) == 0;
+        if !is_last {
+            self.follow_holders(slot);
+        }
+        is_last
+    }
+
+    /// Moves the deadline of a holder of a shared lock.
+    pub(super) fn extend_holder(&mut self, slot: u32, holder: u32, deadline: Monotonic) {
+        self.holders.extend(holder, deadline);
+        self.follow_holders(slot);
+    }
+
+    /// Changes a holder of a shared lock. Its deadline has a [method](Self::extend_holder) of its
+    /// own.
+    pub(super) fn holders_mut(&mut self) -> &mut Holders {
+        &mut self.holders
+    }
+
+    /// A shared lock lasts until its last holder ends, and needs attention when the first does.
+    fn follow_holders(&mut self, slot: u32) {
+        let lease = &mut self.items[slot];
+        if let Some(deadline) = self.holders.last_end(lease.group) {
+            lease.deadline = deadline;
+        }
+        let at = match lease.mirror {
+            MirrorState::Written => self.rest_until(slot),
+            _ => self.rest_until(slot).min(self.items[slot].attend_at),
+        };
+        self.attend(slot, at);
+    }
+
+    /// When a lease whose mirror is there needs attention: at its deadline, or at that of the first
+    /// of its holders.
+    fn rest_until(&self, slot: u32) -> Monotonic {
+        let lease = &self.items[slot];
+        if lease.group == NONE {
+            return lease.deadline;
+        }
+        self.holders.first_end(lease.group).map_or(lease.deadline, |(at, _)| at)
+    }
+
+    /// Forgets the holders of a shared lock, which ends. Returns how many there were.
+    pub(super) fn end_holders(&mut self, slot: u32) -> Option<u32> {
+        let group = std::mem::replace(&mut self.items[slot].group, NONE);
+        (group != NONE).then(|| self.holders.end(group))
     }
 
     /// Ends the lock on its next key, whose lease stays until its mirror is removed, and returns
@@ -340,8 +455,8 @@ impl Leases {
     /// The mirror is known to hold the token.
     pub(super) fn regain_mirror(&mut self, slot: u32) {
         if self.items[slot].mirror != MirrorState::Written {
-            let deadline = self.items[slot].deadline;
-            self.set_mirror(slot, MirrorState::Written, deadline);
+            let at = self.rest_until(slot);
+            self.set_mirror(slot, MirrorState::Written, at);
         }
     }
 
@@ -352,7 +467,7 @@ impl Leases {
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
         lease.mirror = mirror;
         self.unmirrored += usize::from(mirror.is_unmirrored());
-        let at = attend_at.min(lease.deadline);
+        let at = attend_at.min(self.rest_until(slot));
         self.attend(slot, at);
     }
 
@@ -385,7 +500,7 @@ impl Leases {
 
     /// When to look next for a lease that needs attention.
     pub(super) fn next_step(&self) -> Option<Monotonic> {
-        if self.sweep_from.is_some() {
+        if self.is_sweeping() {
             return Some(Monotonic::default());
         }
         self.wheel.next_step()
@@ -415,13 +530,17 @@ impl Leases {
                 || ended.before_in.get(&lease.db).is_some_and(|before| lease.epoch < *before))
     }
 
-    /// Whether there may be stale leases.
+    /// Whether there may be stale leases, or holders of locks that have ended.
     pub(super) fn is_sweeping(&self) -> bool {
-        self.sweep_from.is_some()
+        self.sweep_from.is_some() || self.holders.is_sweeping()
     }
 
     /// Looks at the next `slots` slots, and returns a stale lease that it found there.
     pub(super) fn sweep(&mut self, slots: u32) -> Option<u32> {
+        if self.holders.is_sweeping() {
+            self.holders.sweep();
+            return None;
+        }
         let from = self.sweep_from?;
         let end = self.items.slots_end().min(from.saturating_add(slots));
         for slot in from..end {
@@ -463,5 +582,16 @@ impl Eq for Leases {}
 impl Hash for Leases {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.in_order().hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exclusive_lease_has_no_room_for_those_that_share() {
+        assert!(size_of::<Lease>() <= 176, "{} bytes", size_of::<Lease>());
+        assert!(size_of::<super::super::holders::Holder>() <= 112);
     }
 }

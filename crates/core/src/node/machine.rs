@@ -82,6 +82,7 @@ impl Node {
         self.settle_flush();
         let reply = match command {
             Command::Acquire(acquire) => self.acquire(now, acquire, keyspace),
+            Command::AcquireAny(acquire) => self.acquire_any(now, acquire, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),
             Command::Release(release) => self.release(now, release, keyspace),
             Command::Inspect(inspect) => self.inspect(now, inspect, keyspace),
@@ -151,9 +152,16 @@ impl Node {
         self.abstention.why(now)
     }
 
-    /// The number of leases, including those whose mirrors are yet to be removed.
+    /// The number of leases, including those whose mirrors are yet to be removed. Each holder of a
+    /// shared lock has one.
     pub fn leases(&self) -> usize {
         self.leases.len()
+    }
+
+    /// When each lease ends, and each holder of a shared lock.
+    #[cfg(feature = "memory")]
+    pub fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
+        self.leases.deadlines()
     }
 
     /// The number of clients that wait, for all keys together.
@@ -178,10 +186,12 @@ impl Node {
     }
 
     /// Whether the keyspace alone tells who holds what, so that this node may be forgotten. Not
-    /// while a mirror is missing, nor while that of a lock that has ended is yet to be removed.
+    /// while a mirror is missing, nor while that of a lock that has ended is yet to be removed, nor
+    /// while there are shared locks, whose mirrors do not name their holders.
     pub fn may_be_forgotten(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step().is_some_and(|at| at <= now);
-        !self.lacks_mirrors() && !is_due && self.flushed.is_none() && !self.answers.has_work()
+        let has_shared = self.leases.holders().len() > 0;
+        !self.lacks_mirrors() && !has_shared && !is_due && self.flushed.is_none() && !self.answers.has_work()
     }
 
     /// How many clients may wait, from now on. Those that wait already go on.

@@ -63,6 +63,8 @@ pub struct Keys {
     pub is_paused: bool,
     /// Whether memory is short.
     pub memory_is_short: bool,
+    /// How many values there were that no client knows.
+    pub unknowns: u64,
     /// How many writes the server still takes; `None` for all.
     pub writes_left: Option<u32>,
 }
@@ -223,6 +225,11 @@ impl Keyspace for Keys {
 
     fn name(&mut self, bytes: &[u8]) -> Name {
         Name::from_slice(bytes)
+    }
+
+    fn unknown(&mut self) -> Name {
+        self.unknowns += 1;
+        Name::from_slice(format!("unknown-{:024x}", self.unknowns).as_bytes())
     }
 
     fn open(&mut self, db: u32, key: &Name, _access: Access) -> (u32, Name) {

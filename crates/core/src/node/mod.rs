@@ -13,9 +13,11 @@
 //! - [`Reason`]: why a node abstains.
 //! - [`Stats`]: what a node did so far.
 //! - `memory`: a server in memory, for tests and simulators.
+//! - `mutants`: rules that tests break on purpose.
 
 mod abstention;
 mod acquire;
+mod acquire_any;
 mod answers;
 mod chunks;
 mod clock;
@@ -24,6 +26,7 @@ mod extend;
 mod fences;
 mod glob;
 mod hand_over;
+mod holders;
 mod index;
 mod inspect;
 mod jobs;
@@ -33,12 +36,15 @@ mod leases;
 mod machine;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg_attr(not(feature = "mutants"), expect(dead_code, unreachable_pub, reason = "only tests break rules"))]
+pub(crate) mod mutants;
 mod propagation;
 mod queues;
 mod release;
 mod revoke;
 mod scan;
 mod server_events;
+mod shared;
 mod stats;
 mod wheel;
 
@@ -54,6 +60,8 @@ pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
 pub use machine::Node;
+#[cfg(feature = "mutants")]
+pub use mutants::{Mutant, break_rule};
 pub use queues::Ticket;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};

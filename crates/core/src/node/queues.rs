@@ -9,25 +9,38 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::jobs::{Budget, COMMAND_UNITS};
-use super::{Key, Monotonic, ShownWaiter, Token};
+use super::{Key, Mode, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 
 /// Names a waiter. The caller chooses it, and never chooses the same twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A client that waits for one key, or for several at once.
+/// A client that waits for one key, for several at once, or for one of several.
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
     pub(super) ticket: Ticket,
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) ttl: Ttl,
+    /// Whether it shares the key with others.
+    pub(super) mode: Mode,
+    /// Which of its keys it waits for.
+    pub(super) wants: Wants,
     /// The fence that it proposed.
     pub(super) fence: Option<Fence>,
     pub(super) since: Monotonic,
     /// When its time is over.
     pub(super) until: Monotonic,
+}
+
+/// Which of its keys a waiter waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Wants {
+    /// All of them together.
+    All,
+    /// The first that becomes free.
+    Any,
 }
 
 /// A waiter and its places.
@@ -39,8 +52,16 @@ struct Place {
     /// The queues of its keys, in the order of the keys.
     queues: SmallVec<[u32; 2]>,
     /// The queue in which it is a candidate. A waiter for several keys is a candidate for the key
-    /// that it lacked when it was last considered, and for no other.
+    /// that it lacked when it was last considered, and for no other. A waiter for any of several is
+    /// one in all its queues.
     candidate_in: u32,
+}
+
+impl Place {
+    /// Whether one key is enough: it stands in the queue of each as a single-key waiter does.
+    fn is_single(&self) -> bool {
+        self.queues.len() == 1 || self.waiter.wants == Wants::Any
+    }
 }
 
 /// The waiters of one key, by arrival.
@@ -49,7 +70,7 @@ struct Queue {
     db: u32,
     key: Key,
     hash: u64,
-    /// Waiters for this key alone.
+    /// Waiters for this key alone, or for any of several.
     single: BTreeMap<u64, u32>,
     /// The latest time-out of a waiter for this key alone that ever stood in this queue.
     latest_time_out: Monotonic,
@@ -74,7 +95,8 @@ struct Look {
 
 /// All queues of a node.
 ///
-/// A single-key waiter is a candidate for its key. A waiter for several keys is a candidate for
+/// A single-key waiter is a candidate for its key, and a waiter for any of several keys for each of
+/// them. A waiter for several keys is a candidate for
 /// one of them at a time, one that it lacks: so the end of a lock considers the waiters that
 /// lacked that very key, however many wait for it. Whatever a queue costs is freed with its last
 /// waiter.
@@ -99,7 +121,7 @@ pub(super) struct Queues {
 /// The waiter to be considered next for a key that is free.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Candidate {
-    /// Waits for this key alone.
+    /// Waits for this key alone, or for any of several.
     Single(u32),
     /// Waits for others as well.
     Several(u32),
@@ -200,7 +222,7 @@ impl Queues {
 
     /// Adds a waiter at the end of the queue of each of its keys.
     pub(super) fn push<'k>(&mut self, waiter: Waiter, db: u32, keys: impl Iterator<Item = Wanted<'k>>) {
-        let (ticket, until) = (waiter.ticket, waiter.until);
+        let (ticket, until, is_any) = (waiter.ticket, waiter.until, waiter.wants == Wants::Any);
         self.arrivals += 1;
         let arrival = self.arrivals;
         let place = self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
@@ -212,18 +234,20 @@ impl Queues {
             self.places[place].queues.push(queue);
             let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
             self.by_token.insert(token_hash, place);
-            if let (None, Some(lack)) = (lacking, lacks) {
+            if is_any {
+                self.stand_alone(place, queue);
+                self.look_when(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
+            } else if let (None, Some(lack)) = (lacking, lacks) {
                 lacking = Some((queue, lack));
             }
+        }
+        if is_any {
+            return;
         }
         let Place { queues, .. } = &self.places[place];
         let (queue, lack) = lacking.unwrap_or((queues[0], Lack::Foreign(Monotonic::default())));
         if queues.len() == 1 {
-            let Queue { single, latest_time_out, .. } = &mut self.by_slot[queue];
-            single.insert(arrival, place);
-            *latest_time_out = until.max(*latest_time_out);
-            self.places[place].candidate_in = queue;
-            self.rank_look(queue);
+            self.stand_alone(place, queue);
         } else {
             for index in 0..queues.len() {
                 let queue = self.places[place].queues[index];
@@ -248,6 +272,17 @@ impl Queues {
         });
         self.by_key.insert(hash, slot);
         slot
+    }
+
+    /// Adds a waiter for which this key is enough to its queue.
+    fn stand_alone(&mut self, place: u32, queue: u32) {
+        let Place { waiter, arrival, .. } = &self.places[place];
+        let (arrival, until) = (*arrival, waiter.until);
+        let Queue { single, latest_time_out, .. } = &mut self.by_slot[queue];
+        single.insert(arrival, place);
+        *latest_time_out = until.max(*latest_time_out);
+        self.places[place].candidate_in = queue;
+        self.rank_look(queue);
     }
 
     /// Makes a waiter for several keys a candidate in `queue`, and there alone.
@@ -354,9 +389,22 @@ impl Queues {
         !matches!(self.first_single(queue, now, &mut budget), Scan::Nobody)
     }
 
-    /// The first waiter for this key alone whose time is not over. Those before it are told by a
-    /// job.
-    fn first_single(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> Scan<u32> {
+    /// Since when the first waiter for this key alone has waited, of those whose time is not over.
+    pub(super) fn first_single_since(&self, queue: u32, now: Monotonic) -> Option<Monotonic> {
+        let mut budget = Budget::units(COMMAND_UNITS);
+        match self.first_single(queue, now, &mut budget) {
+            Scan::Found(place) => Some(self.places[place].waiter.since),
+            Scan::Nobody | Scan::Spent => None,
+        }
+    }
+
+    pub(super) fn waiter(&self, place: u32) -> &Waiter {
+        &self.places[place].waiter
+    }
+
+    /// The first waiter for this key alone, or for any of several, whose time is not over. Those
+    /// before it are told by a job.
+    pub(super) fn first_single(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> Scan<u32> {
         let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
         if *latest_time_out <= now {
             return Scan::Nobody;
@@ -530,14 +578,16 @@ impl Queues {
     /// Removes a waiter from all queues that it stands in. Those behind a single-key waiter may
     /// have the key now: it is looked at.
     pub(super) fn remove(&mut self, place: u32) -> Waiter {
-        let Place { waiter, arrival, queues, candidate_in } = self.places.remove(place);
+        let removed = self.places.remove(place);
+        let is_single = removed.is_single();
+        let Place { waiter, arrival, queues, candidate_in } = removed;
         self.time_outs.remove(&(waiter.until, place));
         self.by_ticket.remove(&waiter.ticket);
         for &slot in &queues {
             let token_hash = self.token_hash(self.by_slot[slot].hash, &waiter.token);
             self.by_token.remove(token_hash, place);
             let queue = &mut self.by_slot[slot];
-            if queues.len() == 1 {
+            if is_single {
                 queue.single.remove(&arrival);
             } else {
                 queue.several.remove(&arrival);
@@ -545,14 +595,24 @@ impl Queues {
             }
             if queue.single.is_empty() && queue.several.is_empty() {
                 self.close(slot);
-            } else if slot == candidate_in {
-                if queues.len() == 1 {
+            } else if is_single {
+                if queues.len() == 1 || self.may_be_had_behind(slot) {
                     self.look_by(slot, Monotonic::default());
                 }
+                self.rank_look(slot);
+            } else if slot == candidate_in {
                 self.rank_look(slot);
             }
         }
         waiter
+    }
+
+    /// Whether a key may be had when only the waiter before the first was in the way: by one for
+    /// several keys, or by one that shares it. Others wait for the end of a lock.
+    fn may_be_had_behind(&self, queue: u32) -> bool {
+        let Queue { single, candidates, .. } = &self.by_slot[queue];
+        let shares = |&place: &u32| self.places[place].waiter.mode == Mode::Shared;
+        !candidates.is_empty() || single.values().next().is_some_and(shares)
     }
 
     fn close(&mut self, slot: u32) {
@@ -601,13 +661,14 @@ impl Queues {
 
 impl Waiter {
     fn in_order(&self) -> WaiterState<'_> {
-        let Self { ticket, token, owner, ttl, fence, since, until } = self;
-        (*ticket, token, owner.as_deref(), *ttl, *fence, *since, *until)
+        let Self { ticket, token, owner, ttl, mode, wants, fence, since, until } = self;
+        ((*ticket, token, owner.as_deref()), (*ttl, *mode, *wants, *fence), (*since, *until))
     }
 }
 
 /// Everything about a waiter.
-type WaiterState<'a> = (Ticket, &'a [u8], Option<&'a [u8]>, Ttl, Option<Fence>, Monotonic, Monotonic);
+type WaiterState<'a> =
+    ((Ticket, &'a [u8], Option<&'a [u8]>), (Ttl, Mode, Wants, Option<Fence>), (Monotonic, Monotonic));
 
 /// Everything about a queue: its key, what is known of it, and its waiters with whether each is a
 /// candidate.

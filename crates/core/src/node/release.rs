@@ -65,8 +65,14 @@ impl Node {
         let hash = self.leases.hash(db, key);
         let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
         let (released, delete) = match state {
-            KeyState::Held { lease, mirrored } if self.leases.get(lease).token[..] == *token => {
+            KeyState::Held { lease, mirrored } if self.leases.get(lease).is_held_by(token) => {
                 self.stats.releases += self.end(lease);
+                (Released::Held, mirrored)
+            }
+            KeyState::Held { lease, mirrored } if let Some(holder) = self.live_holder(now, lease, token) => {
+                if !self.release_holder(now, (lease, holder), name, &mut entry, keyspace) {
+                    return Ok(Released::Held);
+                }
                 (Released::Held, mirrored)
             }
             KeyState::Ended { lease, mirrored } => {

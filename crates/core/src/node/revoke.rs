@@ -15,7 +15,8 @@ struct LockedKey<K: Keyspace> {
 }
 
 impl Node {
-    /// Revokes the lock on a key, and with it the lock's other keys.
+    /// Revokes the lock on a key, and with it the lock's other keys; a shared lock of all its
+    /// present holders, beside which nobody is let in.
     ///
     /// From now on nobody extends it. Its keys stay taken until its deadline, because its holder
     /// relies on it until then. Their mirrors hold a value that nobody knows, so that the holder
@@ -40,7 +41,11 @@ impl Node {
                 let Some(keys) = self.open_keys_of(now, lease, keyspace) else {
                     return Ok(Reply::Revoked(false));
                 };
-                self.stats.revoked += if self.leases.get(lease).is_revoked() { 0 } else { keys.len() as u64 };
+                if !self.leases.get(lease).is_revoked() {
+                    let group = self.leases.group(lease);
+                    let holders = group.map(|group| u64::from(self.leases.holders().count(group)));
+                    self.stats.revoked += holders.unwrap_or(keys.len() as u64);
+                }
                 if ends_now {
                     self.end_lock(lease, keys, keyspace);
                 } else if !self.leases.get(lease).is_revoked() {

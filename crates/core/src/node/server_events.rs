@@ -43,7 +43,7 @@ pub enum ServerEvent {
 
 /// A key as an event names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KeyBytes(Key);
+pub struct KeyBytes(pub(super) Key);
 
 impl KeyBytes {
     /// Copies a key.
@@ -136,7 +136,7 @@ impl Node {
 
     /// Whether an event about a key may concern this node at all.
     pub fn has_keys(&self) -> bool {
-        self.leases.len() > 0 || self.queues.waiters() > 0
+        !self.leases.is_empty() || self.queues.waiters() > 0
     }
 
     /// Whether there is a lease on this key, or a waiter for it.

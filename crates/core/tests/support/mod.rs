@@ -4,8 +4,8 @@
 
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
-    self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Monotonic, Node,
-    Now, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
+    self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Mode, Monotonic,
+    Node, Now, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -19,6 +19,10 @@ pub(crate) struct Server {
     tickets: u64,
     /// What those who waited were told.
     pub(crate) told: Vec<(Ticket, Told)>,
+    /// Which keys those were granted that waited for any of several.
+    pub(crate) told_keys: Vec<(Ticket, Vec<u8>)>,
+    /// The label of those that acquire.
+    pub(crate) owner: Option<Vec<u8>>,
 }
 
 /// What a client that waited is told.
@@ -34,8 +38,17 @@ pub(crate) enum Told {
 pub(crate) enum Patient {
     Granted(Fence),
     Waits(Ticket),
+    Refused,
     QueueFull,
     Abstaining,
+}
+
+/// What becomes of a client that is ready to wait for any of several keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PatientAny {
+    Granted(Fence, usize),
+    Waits(Ticket),
+    QueueFull,
 }
 
 /// What becomes of an EXTEND.
@@ -47,6 +60,15 @@ pub(crate) enum Extended {
     BadFence(FenceError),
     Abstaining,
     Revoked { left_ms: u64 },
+    SeveralShared,
+    TokenInUse,
+}
+
+/// A verb that acquires.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verb {
+    Acquire,
+    AcquireAny,
 }
 
 /// What takes the place of a token in the mirror of a revoked lock.
@@ -90,7 +112,7 @@ impl Server {
         let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
         let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
         let memory = memory::Server::new(settings, now);
-        Self { memory, mono_us, wall_ms, tickets: 0, told: Vec::new() }
+        Self { memory, mono_us, wall_ms, tickets: 0, told: Vec::new(), told_keys: Vec::new(), owner: None }
     }
 
     /// Ends, and starts again with nothing left of what it knew.
@@ -175,7 +197,10 @@ impl Server {
     fn collect_answers(&mut self) {
         for ticket in std::mem::take(&mut self.memory.keys.woken) {
             let told = match self.memory.node.answer(ticket) {
-                WaitReply::Granted { fence, waited_us } => Told::Granted { fence, waited_us },
+                WaitReply::Granted { fence, waited_us, key } => {
+                    self.told_keys.extend(key.map(|key| (ticket, key.as_bytes().to_vec())));
+                    Told::Granted { fence, waited_us }
+                }
                 WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => Told::Dismissed,
                 WaitReply::Failed(error) => Told::Failed(error),
             };
@@ -235,6 +260,63 @@ impl Server {
         }
     }
 
+    /// ACQUIRE … SHARED.
+    pub(crate) fn acquire_shared(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+    ) -> Option<Fence> {
+        match self.execute_acquire(&[key], token, ttl_ms, (Mode::Shared, fence, 0), Verb::Acquire) {
+            Ok(Reply::Granted(fence)) => Some(fence),
+            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
+            other => unreachable!("there are only strings, and it does not wait: {other:?}"),
+        }
+    }
+
+    /// ACQUIRE … SHARED WAIT.
+    pub(crate) fn share_or_wait(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, wait_ms: u64) -> Patient {
+        match self.execute_acquire(&[key], token, ttl_ms, (Mode::Shared, None, wait_ms), Verb::Acquire) {
+            Ok(Reply::Granted(fence)) => Patient::Granted(fence),
+            Ok(Reply::Waits) => Patient::Waits(Ticket(self.tickets)),
+            Ok(Reply::Refused) => Patient::Refused,
+            other => unreachable!("it may wait, and there are only strings: {other:?}"),
+        }
+    }
+
+    /// ACQUIREANY: the fence and the index of the key.
+    pub(crate) fn acquire_any(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+    ) -> Option<(Fence, usize)> {
+        let exclusive = (Mode::Exclusive, None, 0);
+        match self.execute_acquire(keys, token, ttl_ms, exclusive, Verb::AcquireAny) {
+            Ok(Reply::GrantedOne { fence, key }) => Some((fence, key)),
+            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
+            other => unreachable!("there are only strings, and it does not wait: {other:?}"),
+        }
+    }
+
+    /// ACQUIREANY … WAIT.
+    pub(crate) fn acquire_any_or_wait(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> PatientAny {
+        let exclusive = (Mode::Exclusive, None, wait_ms.max(1));
+        match self.execute_acquire(keys, token, ttl_ms, exclusive, Verb::AcquireAny) {
+            Ok(Reply::GrantedOne { fence, key }) => PatientAny::Granted(fence, key),
+            Ok(Reply::Waits) => PatientAny::Waits(Ticket(self.tickets)),
+            Err(CommandError::QueueFull { .. }) => PatientAny::QueueFull,
+            other => unreachable!("it may wait, and there are only strings: {other:?}"),
+        }
+    }
+
     fn ask(
         &mut self,
         keys: &[&[u8]],
@@ -243,19 +325,29 @@ impl Server {
         fence: Option<Fence>,
         wait_ms: u64,
     ) -> Result<Reply, CommandError> {
+        self.execute_acquire(keys, token, ttl_ms, (Mode::Exclusive, fence, wait_ms), Verb::Acquire)
+    }
+
+    pub(crate) fn execute_acquire(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        (mode, fence, wait_ms): (Mode, Option<Fence>, u64),
+        verb: Verb,
+    ) -> Result<Reply, CommandError> {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let ttl = Ttl::from_ms(ttl_ms).unwrap();
         self.tickets += 1;
         self.memory.keys.client = Some(Ticket(self.tickets));
-        self.execute(&Command::Acquire(Acquire {
-            db: 0,
-            keys: &keys,
-            token: &token,
-            ttl,
-            owner: None,
-            fence,
-            wait_ms,
-        }))
+        let owner = self.owner.clone();
+        let owner = owner.as_deref();
+        let (keys, token) = (&keys[..], &token);
+        let acquire = Acquire { db: 0, keys, token, ttl, mode, owner, fence, wait_ms };
+        self.execute(&match verb {
+            Verb::Acquire => Command::Acquire(acquire),
+            Verb::AcquireAny => Command::AcquireAny(acquire),
+        })
     }
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
@@ -285,16 +377,35 @@ impl Server {
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
     ) -> Extended {
+        self.extend_as(Mode::Exclusive, keys, token, ttl_ms, fence, new_token)
+    }
+
+    /// EXTEND … SHARED.
+    pub(crate) fn extend_shared(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Extended {
+        self.extend_as(Mode::Shared, &[key], token, ttl_ms, None, None)
+    }
+
+    pub(crate) fn extend_as(
+        &mut self,
+        mode: Mode,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        fence: Option<Fence>,
+        new_token: Option<&[u8]>,
+    ) -> Extended {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (keys, token, new_token) = (&keys[..], &token, new_token.as_ref());
-        match self.execute(&Command::Extend(Extend { db: 0, keys, token, ttl, fence, new_token })) {
+        match self.execute(&Command::Extend(Extend { db: 0, keys, token, ttl, mode, fence, new_token })) {
             Ok(Reply::Extended(fence)) => Extended::Held { fence },
             Ok(Reply::NotHeld) => Extended::NotHeld,
             Err(CommandError::OtherKeys) => Extended::OtherKeys,
             Err(CommandError::BadFence(error)) => Extended::BadFence(error),
             Err(CommandError::Abstaining { .. }) => Extended::Abstaining,
             Err(CommandError::Revoked { left_ms }) => Extended::Revoked { left_ms },
+            Err(CommandError::SeveralShared) => Extended::SeveralShared,
+            Err(CommandError::TokenInUse) => Extended::TokenInUse,
             other => unreachable!("there are only strings: {other:?}"),
         }
     }

@@ -1,5 +1,7 @@
 //! The commands that a step may contain.
 
+use quorlock_core::node::Mode;
+
 use super::wire::{Words, words};
 
 /// The keys that all commands are about, in the order of their bytes. One of them is too long to
@@ -32,6 +34,7 @@ pub(super) enum LockCommand {
         keys: Keys,
         token: &'static str,
         ttl_ms: u64,
+        mode: Mode,
         wait_ms: Option<u64>,
         fence: Option<Hint>,
         owner: Option<&'static str>,
@@ -40,6 +43,7 @@ pub(super) enum LockCommand {
         keys: Keys,
         token: &'static str,
         ttl_ms: u64,
+        mode: Mode,
         fence: Option<Hint>,
         new_token: Option<&'static str>,
     },
@@ -69,6 +73,8 @@ pub(super) enum Keys {
     One(KeyIndex),
     /// With `numkeys`; a key may be there twice.
     Counted(Vec<KeyIndex>),
+    /// Any of these, in the order of the client's choice. Only ACQUIREANY has them.
+    Any(Vec<KeyIndex>),
 }
 
 /// A command about keys that knows nothing of locks.
@@ -118,7 +124,7 @@ pub(super) enum Command {
 }
 
 impl Keys {
-    /// Each key once, in the order of the bytes.
+    /// Each key once, in the order in which the node has them: that of the bytes, or the client's.
     pub(super) fn sorted(&self) -> Vec<KeyIndex> {
         match self {
             Self::One(key) => vec![*key],
@@ -127,6 +133,15 @@ impl Keys {
                 keys.sort_unstable();
                 keys.dedup();
                 keys
+            }
+            Self::Any(keys) => {
+                let mut once = Vec::new();
+                for key in keys {
+                    if !once.contains(key) {
+                        once.push(*key);
+                    }
+                }
+                once
             }
         }
     }
@@ -137,6 +152,10 @@ impl Keys {
             Self::Counted(keys) => {
                 let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
                 words(&format!("LOCK.M{verb} {} {}", names.len(), names.join(" ")))
+            }
+            Self::Any(keys) => {
+                let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
+                words(&format!("LOCK.{verb}ANY {} {}", names.len(), names.join(" ")))
             }
         }
     }
@@ -178,9 +197,9 @@ pub(super) fn shown(words: &Words) -> String {
 impl LockCommand {
     fn words(&self) -> Words {
         match self {
-            Self::Acquire { keys, token, ttl_ms, wait_ms, fence, owner } => {
+            Self::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner } => {
                 let mut all = keys.words("ACQUIRE");
-                all.extend(words(&format!("{token} {ttl_ms}")));
+                all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
                 if let Some(wait_ms) = wait_ms {
                     all.extend(words(&format!("WAIT {wait_ms}")));
                 }
@@ -192,9 +211,9 @@ impl LockCommand {
                 }
                 all
             }
-            Self::Extend { keys, token, ttl_ms, fence, new_token } => {
+            Self::Extend { keys, token, ttl_ms, mode, fence, new_token } => {
                 let mut all = keys.words("EXTEND");
-                all.extend(words(&format!("{token} {ttl_ms}")));
+                all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
                 if let Some(Hint { of_server, .. }) = fence {
                     all.extend(words(&format!("FENCE {of_server}")));
                 }
@@ -217,6 +236,13 @@ impl LockCommand {
                 words(&format!("LOCK.SCAN 0 MATCH {pattern} COUNT 1000"))
             }
         }
+    }
+}
+
+fn shared(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "",
+        Mode::Shared => " SHARED",
     }
 }
 

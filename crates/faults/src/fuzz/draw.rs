@@ -1,13 +1,13 @@
 //! Which step comes next.
 
-use quorlock_core::node::Now;
+use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
 
 use super::command::{
     Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, PATTERNS, Place, PlainCommand, TOKENS,
 };
 use super::episode::Episode;
-use super::model::MAX_CLOCK_SKEW_MS;
+use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
 
 /// The deadline that passes during a late packet, in milliseconds.
 pub(super) const LATE_MS: u64 = 30;
@@ -143,6 +143,9 @@ struct Draw<'a> {
     /// Whether commands may be drawn whose deadline is near.
     near: bool,
 }
+
+/// The fence of a lock that is older than every client that waits: a repair.
+const OLD_FENCE: u64 = 1_000_000;
 
 /// Two things that happen by themselves are so far apart, in microseconds.
 const APART_US: u64 = 80_000;
@@ -302,7 +305,14 @@ impl Draw<'_> {
             let (keys, token) = (Keys::One(key), self.token((db, key)));
             let extend = if self.chance(0.5) { self.ttl() } else { None };
             let command = match extend {
-                Some(ttl_ms) => LockCommand::Extend { keys, token, ttl_ms, fence: None, new_token: None },
+                Some(ttl_ms) => LockCommand::Extend {
+                    keys,
+                    token,
+                    ttl_ms,
+                    mode: Mode::Exclusive,
+                    fence: None,
+                    new_token: None,
+                },
                 None => LockCommand::Release { keys, token },
             };
             commands.push((db, Command::Lock(command)));
@@ -320,6 +330,7 @@ impl Draw<'_> {
                 keys: Keys::One(key),
                 token,
                 ttl_ms: self.episode.config.limits.max_ttl_ms,
+                mode: Mode::Exclusive,
                 wait_ms: Some(near_ms),
                 fence: None,
                 owner: None,
@@ -330,6 +341,7 @@ impl Draw<'_> {
                 keys: Keys::One(key),
                 token,
                 ttl_ms: near_ms,
+                mode: Mode::Exclusive,
                 wait_ms: None,
                 fence: None,
                 owner: None,
@@ -373,6 +385,7 @@ impl Draw<'_> {
                 keys: Keys::One(key),
                 token: self.token((db, key)),
                 ttl_ms: if waits { self.episode.config.limits.max_ttl_ms } else { 60 },
+                mode: Mode::Exclusive,
                 wait_ms: waits.then_some(60),
                 fence: None,
                 owner: None,
@@ -455,16 +468,22 @@ impl Draw<'_> {
                     None
                 };
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
-                let fence = if self.chance(0.1) { Some(self.wall_hint()) } else { None };
+                let fence = if self.chance(0.15) { Some(self.wall_hint()) } else { None };
                 let owner = if self.chance(0.3) { Some(["host:1", "host:22"][self.below(2)]) } else { None };
-                LockCommand::Acquire { keys, token, ttl_ms, wait_ms, fence, owner }
+                let (keys, mode) = self.sharing(keys);
+                LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner }
             }
             45..68 => {
                 let token = self.token(place);
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
                 let fence = if may_wait && self.chance(0.3) { self.lease_hint(place) } else { None };
                 let new_token = if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
-                LockCommand::Extend { keys, token, ttl_ms, fence, new_token }
+                let mode = if matches!(keys, Keys::One(_)) && self.chance(0.15) {
+                    Mode::Shared
+                } else {
+                    Mode::Exclusive
+                };
+                LockCommand::Extend { keys, token, ttl_ms, mode, fence, new_token }
             }
             68..90 => LockCommand::Release { keys, token: self.token(place) },
             90..94 => LockCommand::Revoke { key: place.1, ends_now: self.chance(0.3) },
@@ -472,6 +491,15 @@ impl Draw<'_> {
             _ => LockCommand::Scan {
                 pattern: if self.chance(0.5) { Some(PATTERNS[self.below(PATTERNS.len())]) } else { None },
             },
+        }
+    }
+
+    /// Whether the lock of an ACQUIRE is shared, or that of any of several keys.
+    fn sharing(&mut self, keys: Keys) -> (Keys, Mode) {
+        match keys {
+            Keys::One(_) if self.chance(0.4) => (keys, Mode::Shared),
+            Keys::Counted(keys) if self.chance(0.4) => (Keys::Any(keys), Mode::Exclusive),
+            keys => (keys, Mode::Exclusive),
         }
     }
 
@@ -533,13 +561,16 @@ impl Draw<'_> {
     /// A proposed fence by the wall clock, the same for the server and the model.
     fn wall_hint(&mut self) -> Hint {
         let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
-        let fence = self.now.wall_us + ahead_ms * 1000;
+        let fence = if self.chance(0.3) { OLD_FENCE } else { self.now.wall_us + ahead_ms * 1000 };
         Hint { of_server: fence, of_model: fence }
     }
 
     /// A proposed fence beside that of the present lease, unless the wall clock decides whether it
     /// is accepted.
     fn lease_hint(&mut self, place: Place) -> Option<Hint> {
+        if mode_of(&mut self.episode.model.server.clone(), self.now, place) == Mode::Shared {
+            return None;
+        }
         let (model, server) = self.episode.offsets.last(place)?;
         let by = [-1000_i64, 0, 1, 1_000_000][self.below(4)];
         let ceiling = self.now.wall_us + MAX_CLOCK_SKEW_MS * 1000;

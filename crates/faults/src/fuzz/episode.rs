@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use quorlock_core::node::{Monotonic, Now, ServerEvent, Ticket, WaitReply};
+use quorlock_core::node::{Mode, Monotonic, Now, ServerEvent, Ticket, WaitReply};
 use quorlock_testkit::{Server, WallClock};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -78,6 +78,7 @@ pub(super) struct Waiting {
     pub(super) ticket: Ticket,
     pub(super) places: Vec<Place>,
     pub(super) token: &'static str,
+    mode: Mode,
     until: Monotonic,
 }
 
@@ -396,7 +397,7 @@ impl Episode {
             (
                 Expected::Blocked,
                 reply,
-                Command::Lock(LockCommand::Acquire { keys, token, wait_ms: Some(wait_ms), .. }),
+                Command::Lock(LockCommand::Acquire { keys, token, mode, wait_ms: Some(wait_ms), .. }),
             ) => {
                 // It was blocked, and answered before its turn ended: the model does that, too.
                 if let Some(reply) = reply {
@@ -404,7 +405,7 @@ impl Episode {
                 }
                 let places = keys.sorted().into_iter().map(|key| (db, key)).collect();
                 let until = now.monotonic.plus_us(wait_ms * 1000);
-                self.clients[client].waiting = Some(Waiting { ticket, places, token, until });
+                self.clients[client].waiting = Some(Waiting { ticket, places, token, mode: *mode, until });
                 Ok(())
             }
             (_, None, _) => Err(Trouble::Difference(format!(
@@ -657,8 +658,11 @@ fn tail(log: &str) -> String {
 /// What a client that waited is answered.
 fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     match reply {
-        WaitReply::Granted { fence, .. } => {
-            Expected::Fence { places: waiting.places.clone(), fence: fence.get(), waits: true }
+        WaitReply::Granted { fence, key, .. } => {
+            let key = key.and_then(|key| KEYS.iter().position(|name| name.as_bytes() == key.as_bytes()));
+            let is_it = |place: &&Place| key.is_none_or(|key| key == place.1);
+            let places = waiting.places.iter().filter(is_it).copied().collect();
+            Expected::Fence { places, fence: fence.get(), waits: true, key, mode: waiting.mode }
         }
         WaitReply::Refused => Expected::Nil,
         WaitReply::Failed(error) => Expected::Error(error_code(&error)),

@@ -5,12 +5,12 @@
 
 use quorlock_core::node::memory::{Name, Server, Value};
 use quorlock_core::node::{
-    self, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Monotonic, Now, Reason,
+    self, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode, Monotonic, Now, Reason,
     ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
-use super::command::{Command, DBS, KEYS, LockCommand, Only, Place, PlainCommand};
+use super::command::{Command, DBS, KEYS, Keys, LockCommand, Only, Place, PlainCommand};
 
 /// How the servers differ in what they report.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,6 +39,10 @@ pub(super) enum Expected {
         places: Vec<Place>,
         fence: u64,
         waits: bool,
+        /// Which key it is, where that is said.
+        key: Option<usize>,
+        /// The fences of shared locks may be equal, or in any order.
+        mode: Mode,
     },
     Nil,
     Int(i64),
@@ -137,14 +141,7 @@ impl Model {
             .map(|at_ms| at(now, at_ms))
             .collect();
         let in_ms = |ms: u64| now.monotonic.plus_us(ms.saturating_mul(1000));
-        let mut copy = self.server.clone();
-        for (db, key) in places() {
-            if let Expected::Inspected(_, Inspected { holder: Holder::Lease { ttl_ms, .. }, .. }) =
-                inspect(&mut copy, now, (db, key))
-            {
-                all.push(in_ms(ttl_ms));
-            }
-        }
+        all.extend(self.server.node.deadlines().filter(|at| *at > now.monotonic));
         if let Some((_, Some(left_ms))) = self.server.node.abstains(now.monotonic) {
             all.push(in_ms(left_ms));
         }
@@ -199,27 +196,36 @@ impl Model {
         let ttl = |ms: u64| Ttl::at_most(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"));
         let fence = |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
         match command {
-            LockCommand::Acquire { keys, token, ttl_ms, wait_ms, fence: hint, owner } => {
+            LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: hint, owner } => {
                 let sorted = keys.sorted();
                 let acquire = node::Acquire {
                     db,
                     keys: &names(&sorted),
                     token: &name(token),
                     ttl: ttl(*ttl_ms),
+                    mode: *mode,
                     owner: owner.map(str::as_bytes),
                     fence: fence(*hint),
                     wait_ms: wait_ms.unwrap_or(0),
                 };
-                match execute(&node::Command::Acquire(acquire)) {
-                    Ok(node::Reply::Granted(fence)) => Expected::Fence {
-                        places: places(&sorted),
-                        fence: fence.get(),
-                        waits: wait_ms.is_some(),
-                    },
+                let command = match keys {
+                    Keys::Any(_) => node::Command::AcquireAny(acquire),
+                    Keys::One(_) | Keys::Counted(_) => node::Command::Acquire(acquire),
+                };
+                let (waits, mode) = (wait_ms.is_some(), *mode);
+                match execute(&command) {
+                    Ok(node::Reply::Granted(fence)) => {
+                        let (places, fence) = (places(&sorted), fence.get());
+                        Expected::Fence { places, fence, waits, key: None, mode }
+                    }
+                    Ok(node::Reply::GrantedOne { fence, key }) => {
+                        let (places, fence) = (places(&sorted[key..=key]), fence.get());
+                        Expected::Fence { places, fence, waits, key: Some(sorted[key]), mode }
+                    }
                     other => expected(other),
                 }
             }
-            LockCommand::Extend { keys, token, ttl_ms, fence: hint, new_token } => {
+            LockCommand::Extend { keys, token, ttl_ms, mode, fence: hint, new_token } => {
                 let sorted = keys.sorted();
                 let new_token = new_token.map(name);
                 let extend = node::Extend {
@@ -227,12 +233,15 @@ impl Model {
                     keys: &names(&sorted),
                     token: &name(token),
                     ttl: ttl(*ttl_ms),
+                    mode: *mode,
                     fence: fence(*hint),
                     new_token: new_token.as_ref(),
                 };
                 match execute(&node::Command::Extend(extend)) {
                     Ok(node::Reply::Extended(fence)) => {
-                        Expected::Fence { places: places(&sorted), fence: fence.get(), waits: false }
+                        let (places, fence) = (places(&sorted), fence.get());
+                        let mode = mode_of(&mut server.clone(), now, places[0]);
+                        Expected::Fence { places, fence, waits: false, key: None, mode }
                     }
                     other => expected(other),
                 }
@@ -565,6 +574,14 @@ fn inspect(server: &mut Server, now: Now, (db, key): Place) -> Expected {
     inspected((db, key), server.execute(now, &node::Command::Inspect(inspect)))
 }
 
+/// Whether the lock of a key is shared.
+pub(super) fn mode_of(server: &mut Server, now: Now, place: Place) -> Mode {
+    match inspect(server, now, place) {
+        Expected::Inspected(_, Inspected { holder: Holder::Lease { mode, .. }, .. }) => mode,
+        _ => Mode::Exclusive,
+    }
+}
+
 fn inspected(place: Place, reply: Result<node::Reply, CommandError>) -> Expected {
     match reply {
         Ok(node::Reply::Inspected(Some(inspected))) => Expected::Inspected(place, inspected),
@@ -593,6 +610,8 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
         CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients wait"),
         CommandError::Revoked { .. } => "REVOKED ".into(),
+        CommandError::SeveralShared => "ERR a lock of several keys is exclusive".into(),
+        CommandError::TokenInUse => "ERR the new token holds this lock".into(),
         CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
         CommandError::NotWritten => "ERR the server did not take".into(),
     }

@@ -71,15 +71,23 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets)
         (Expected::Bulk(expected), Reply::Bulk(bulk)) if same_value(expected, bulk) => Ok(()),
         (Expected::Ok, Reply::Status(status)) if status == "OK" => Ok(()),
         (Expected::Error(expected), Reply::Error(error)) if is_error(expected, error) => Ok(()),
-        (Expected::Fence { places, fence, waits }, reply) => {
-            let of_server = match (waits, reply) {
-                (false, Reply::Int(fence)) => *fence,
-                (true, Reply::Array(items)) => match items[..] {
-                    [Reply::Int(fence), Reply::Int(0..)] => fence,
+        (Expected::Fence { places, fence, waits, key, mode }, reply) => {
+            let is_key = |bytes: &[u8]| key.is_some_and(|key| KEYS[key].as_bytes() == bytes);
+            let of_server = match (waits, key, reply) {
+                (false, None, Reply::Int(fence)) => *fence,
+                (_, _, Reply::Array(items)) => match &items[..] {
+                    [Reply::Int(fence), Reply::Int(0..)] if *waits && key.is_none() => *fence,
+                    [Reply::Int(fence), Reply::Bulk(name)] if !waits && is_key(name) => *fence,
+                    [Reply::Int(fence), Reply::Int(0..), Reply::Bulk(name)] if *waits && is_key(name) => {
+                        *fence
+                    }
                     _ => return differs(),
                 },
                 _ => return differs(),
             };
+            if *mode == Mode::Shared {
+                return Ok(());
+            }
             places.iter().try_for_each(|&place| {
                 offsets
                     .see(place, *fence, of_server.unsigned_abs())
@@ -171,25 +179,27 @@ fn compare_inspected(
                 None => Err("a ttl".into()),
             }
         }
-        Holder::Lease {
-            owner,
-            fence,
-            ttl_ms: expected_ms,
-            held_ms,
-            mode: Mode::Exclusive,
-            keys,
-            revoked,
-        } => {
-            is("mode", Reply::Bulk(b"exclusive".to_vec()))?;
+        Holder::Lease { owners, holders, fence, ttl_ms: expected_ms, held_ms, mode, keys, revoked } => {
+            let word = match mode {
+                Mode::Exclusive => "exclusive",
+                Mode::Shared => "shared",
+            };
+            is("mode", Reply::Bulk(word.into()))?;
+            is("holders", int(*holders))?;
             is("revoked", int(usize::from(*revoked)))?;
             match field("held") {
                 Some(&Reply::Int(held)) if is_near(held, *held_ms) => {}
                 _ => return Err("another held".into()),
             }
-            is("owner", owner.as_ref().map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())))?;
+            let labels = owners.iter();
+            let mut labels: Vec<_> = labels
+                .map(|owner| owner.as_ref().map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())))
+                .collect();
+            is("owner", if *holders == 1 { labels.remove(0) } else { Reply::Array(labels) })?;
             is("keys", int(*keys))?;
             is_ttl(*expected_ms)?;
             match field("fence") {
+                Some(Reply::Int(1..)) if *mode == Mode::Shared => Ok(()),
                 Some(Reply::Int(of_server)) => offsets.see(place, fence.get(), of_server.unsigned_abs()),
                 _ => Err("no fence".into()),
             }

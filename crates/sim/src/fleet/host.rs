@@ -321,7 +321,7 @@ impl World {
                 self.claims.end(node, key, blocked.token, Kind::Waiter, self.now, self.now);
             }
             let response = match reply {
-                WaitReply::Granted { fence, waited_us } => {
+                WaitReply::Granted { fence, waited_us, .. } => {
                     self.claim_lease(node, &blocked.keys, blocked.token, blocked.ttl, now);
                     let waited = Duration::from_micros(waited_us);
                     Response::FenceAfterWait { fence, waited }
@@ -363,12 +363,14 @@ impl World {
             keys: &names,
             token: &token,
             ttl,
+            mode: node::Mode::Exclusive,
             owner: None,
             fence: Some(fence),
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
+        let mode = node::Mode::Exclusive;
         let extend =
-            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, fence, new_token };
+            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, mode, fence, new_token };
         let response = match request.command {
             Command::Acquire { fence } => {
                 host.server.keys.client = None;
@@ -515,5 +517,6 @@ fn failed(error: &CommandError) -> Response {
         CommandError::Revoked { left_ms } => NodeError::Revoked { left_ms: *left_ms },
         CommandError::NoExpiry => NodeError::Refused("ERR no expiry".into()),
         CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
+        CommandError::SeveralShared | CommandError::TokenInUse => NodeError::Refused("ERR shared".into()),
     })
 }

@@ -1,0 +1,56 @@
+//! ACQUIREANY: one of several keys, the first that is free.
+
+use super::acquire::{FreeKeys, Terms};
+use super::key_state::KeyState;
+use super::machine::PerKey;
+use super::mutants::{Mutant, is_broken};
+use super::queues::{Lack, Wants};
+use super::{Access, Acquire, Author, CommandError, Keyspace, Mode, Node, Now, Reply};
+
+impl Node {
+    /// Takes the lock of the first of these keys that is free, in the order in which they are named.
+    /// The lock is then an ordinary lock of that key.
+    pub(super) fn acquire_any<K: Keyspace>(
+        &mut self,
+        now: Now,
+        acquire: &Acquire<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        self.refuse_while_abstaining(now)?;
+        debug_assert!(acquire.mode == Mode::Exclusive, "no command says otherwise");
+        let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
+        let mut hashes: PerKey<u64> = PerKey::new();
+        let mut lacks: PerKey<Option<Lack>> = PerKey::new();
+        for (index, name) in keys.iter().enumerate() {
+            let key = name.as_ref();
+            let mut entry = keyspace.open(db, name, Access::Write);
+            self.hear_all(now, keyspace);
+            let hash = self.leases.hash(db, key);
+            let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
+            if state == KeyState::WrongType {
+                return Err(CommandError::WrongType);
+            }
+            let lack = self.lack(now, state, keyspace, &entry);
+            let lack = lack.or_else(|| self.is_spoken_for(now, hash, db, key).then_some(Lack::Behind));
+            if lack.is_none() {
+                let free = FreeKeys {
+                    db,
+                    keys: std::slice::from_ref(name),
+                    hashes: &[hash],
+                    entries: std::slice::from_mut(&mut entry),
+                    have_ended: matches!(state, KeyState::Ended { .. }),
+                };
+                let terms = Terms { token, owner, ttl, fence, author: Author::Client };
+                let granted = self.grant(now, free, &terms, keyspace);
+                return granted.map(|fence| Reply::GrantedOne { fence, key: index });
+            }
+            hashes.push(hash);
+            lacks.push(lack);
+        }
+        if is_broken(Mutant::AnyWaitsForFirst) {
+            let first = Acquire { keys: &keys[..1], ..*acquire };
+            return self.wait_or_refuse(now, &first, Wants::Any, &hashes[..1], &lacks[..1], keyspace);
+        }
+        self.wait_or_refuse(now, acquire, Wants::Any, &hashes, &lacks, keyspace)
+    }
+}

@@ -1,0 +1,336 @@
+//! The holders of shared locks.
+
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+
+use super::chunks::Chunks;
+use super::index::HashIndex;
+use super::{Monotonic, Token};
+use crate::Fence;
+
+/// One of those that hold a shared lock.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    pub(super) token: Token,
+    pub(super) owner: Option<Box<[u8]>>,
+    pub(super) fence: Fence,
+    pub(super) granted: Monotonic,
+    deadline: Monotonic,
+    group: u32,
+    /// The holder of the same key that came before, and the one that came after.
+    previous: u32,
+    next: u32,
+}
+
+/// What is said of a holder when it joins.
+pub(super) struct NewHolder {
+    pub(super) token: Token,
+    pub(super) owner: Option<Box<[u8]>>,
+    pub(super) fence: Fence,
+    pub(super) granted: Monotonic,
+    pub(super) deadline: Monotonic,
+}
+
+/// All holders of one key, in the order of their grants.
+#[derive(Clone, Debug)]
+struct Group {
+    first: u32,
+    last: u32,
+    len: u32,
+    /// The lowest fence of a holder that joins: above those of all earlier exclusive locks.
+    floor: Fence,
+    /// The largest fence that a holder was given so far.
+    highest: Fence,
+}
+
+/// The holders of all shared locks, beside the table of leases: an exclusive lease has no part in
+/// it.
+///
+/// The lease of a shared lock stands for the key and its mirror. Its token is the value of the
+/// mirror, which no client knows, and its deadline is the last of its holders'.
+#[derive(Clone, Debug)]
+pub(super) struct Holders {
+    hasher: FixedState,
+    items: Chunks<Holder>,
+    groups: Chunks<Group>,
+    /// The holders of each group and token.
+    by_token: HashIndex,
+    deadlines: BTreeSet<(u32, Monotonic, u32)>,
+    /// Groups whose locks have ended, and whose holders are yet to be removed.
+    ended: Vec<u32>,
+    /// The number of holders in groups that have not ended.
+    live: usize,
+}
+
+/// No holder, and no group.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The holders that the end of a lock removes at once, and that one step of a sweep removes.
+const REMOVED_AT_ONCE: usize = 16;
+
+impl Holder {
+    pub(super) fn deadline(&self) -> Monotonic {
+        self.deadline
+    }
+}
+
+impl Holders {
+    pub(super) fn new(hash_seed: u64, shards: usize) -> Self {
+        Self {
+            hasher: FixedState::with_seed(hash_seed),
+            items: Chunks::default(),
+            groups: Chunks::default(),
+            by_token: HashIndex::new(shards),
+            deadlines: BTreeSet::new(),
+            ended: Vec::new(),
+            live: 0,
+        }
+    }
+
+    /// The number of holders of all keys.
+    pub(super) fn len(&self) -> usize {
+        self.live
+    }
+
+    #[cfg(feature = "memory")]
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
+        self.deadlines.iter().map(|(_, at, _)| *at)
+    }
+
+    /// The number of shared locks.
+    pub(super) fn groups(&self) -> usize {
+        self.groups.len() - self.ended.len()
+    }
+
+    /// Opens a group for the first holder of a key.
+    pub(super) fn open(&mut self, floor: Fence) -> u32 {
+        self.groups.insert(Group { first: NONE, last: NONE, len: 0, floor, highest: floor })
+    }
+
+    pub(super) fn floor(&self, group: u32) -> Fence {
+        self.groups[group].floor
+    }
+
+    /// The largest fence that a holder was given so far.
+    pub(super) fn highest_fence(&self, group: u32) -> Fence {
+        self.groups[group].highest
+    }
+
+    /// The number of holders of a group.
+    pub(super) fn count(&self, group: u32) -> u32 {
+        self.groups[group].len
+    }
+
+    /// The holder with this token, also one whose deadline is past.
+    pub(super) fn find(&self, group: u32, token: &[u8]) -> Option<u32> {
+        self.by_token.find(self.hash(group, token), |slot| {
+            let holder = &self.items[slot];
+            holder.group == group && holder.token[..] == *token
+        })
+    }
+
+    pub(super) fn get(&self, holder: u32) -> &Holder {
+        &self.items[holder]
+    }
+
+    pub(super) fn set_fence(&mut self, holder: u32, fence: Fence) {
+        let Holder { group, fence: of_holder, .. } = &mut self.items[holder];
+        *of_holder = fence;
+        let highest = &mut self.groups[*group].highest;
+        *highest = fence.max(*highest);
+    }
+
+    /// Adds a holder, whose token no other holder of the group has.
+    pub(super) fn insert(&mut self, group: u32, new: NewHolder) -> u32 {
+        let NewHolder { token, owner, fence, granted, deadline } = new;
+        debug_assert!(self.find(group, &token).is_none(), "a token holds a key once");
+        let hash = self.hash(group, &token);
+        let previous = self.groups[group].last;
+        let holder = Holder { token, owner, fence, granted, deadline, group, previous, next: NONE };
+        let slot = self.items.insert(holder);
+        match previous {
+            NONE => self.groups[group].first = slot,
+            previous => self.items[previous].next = slot,
+        }
+        let group_of = &mut self.groups[group];
+        group_of.last = slot;
+        group_of.highest = if previous == NONE { fence } else { fence.max(group_of.highest) };
+        group_of.len += 1;
+        self.live += 1;
+        self.by_token.insert(hash, slot);
+        self.deadlines.insert((group, deadline, slot));
+        slot
+    }
+
+    /// Removes a holder of a group that has not ended.
+    pub(super) fn remove(&mut self, holder: u32) {
+        self.live -= 1;
+        self.unlink(holder);
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Holder { token, deadline, group, previous, next, .. } = self.items.remove(slot);
+        self.by_token.remove(self.hash(group, &token), slot);
+        self.deadlines.remove(&(group, deadline, slot));
+        match previous {
+            NONE => self.groups[group].first = next,
+            previous => self.items[previous].next = next,
+        }
+        match next {
+            NONE => self.groups[group].last = previous,
+            next => self.items[next].previous = previous,
+        }
+        self.groups[group].len -= 1;
+    }
+
+    /// Moves the deadline of a holder.
+    pub(super) fn extend(&mut self, slot: u32, deadline: Monotonic) {
+        let holder = &mut self.items[slot];
+        let old = std::mem::replace(&mut holder.deadline, deadline);
+        let group = holder.group;
+        self.deadlines.remove(&(group, old, slot));
+        self.deadlines.insert((group, deadline, slot));
+    }
+
+    /// Gives what one holder has to another token, which no other holder of the group has.
+    pub(super) fn change_token(&mut self, slot: u32, token: Token) {
+        let group = self.items[slot].group;
+        let old_hash = self.hash(group, &self.items[slot].token);
+        self.by_token.remove(old_hash, slot);
+        self.by_token.insert(self.hash(group, &token), slot);
+        self.items[slot].token = token;
+    }
+
+    /// When the first of the holders ends.
+    pub(super) fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
+        let from = (group, Monotonic::default(), 0);
+        let (of, at, holder) = self.deadlines.range(from..).next().copied()?;
+        (of == group).then_some((at, holder))
+    }
+
+    /// When the last of the holders ends.
+    pub(super) fn last_end(&self, group: u32) -> Option<Monotonic> {
+        let to = (group, Monotonic::from_us(u64::MAX), NONE);
+        let (of, at, _) = self.deadlines.range(..=to).next_back().copied()?;
+        (of == group).then_some(at)
+    }
+
+    /// The number of holders whose deadlines are past.
+    pub(super) fn ended_in(&self, group: u32, now: Monotonic) -> usize {
+        let from = (group, Monotonic::default(), 0);
+        self.deadlines.range(from..=(group, now, NONE)).count()
+    }
+
+    /// The holders of a group in the order of their grants.
+    pub(super) fn iter(&self, group: u32) -> impl Iterator<Item = &Holder> {
+        let mut at = self.groups[group].first;
+        std::iter::from_fn(move || {
+            let holder = (at != NONE).then(|| &self.items[at])?;
+            at = holder.next;
+            Some(holder)
+        })
+    }
+
+    /// The lock of a group has ended. Returns the number of its holders, which are removed bit by
+    /// bit.
+    pub(super) fn end(&mut self, group: u32) -> u32 {
+        let holders = self.groups[group].len;
+        self.live -= holders as usize;
+        if !self.remove_some(group) {
+            self.ended.push(group);
+        }
+        holders
+    }
+
+    /// Whether holders of locks that have ended are yet to be removed.
+    pub(super) fn is_sweeping(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Goes on removing the holders of locks that have ended.
+    pub(super) fn sweep(&mut self) {
+        if let Some(&group) = self.ended.last()
+            && self.remove_some(group)
+        {
+            self.ended.pop();
+        }
+    }
+
+    /// Removes some holders of a group that has ended, and the group itself after its last. Returns
+    /// whether that is gone.
+    fn remove_some(&mut self, group: u32) -> bool {
+        for _ in 0..REMOVED_AT_ONCE {
+            match self.groups[group].first {
+                NONE => break,
+                holder => self.unlink(holder),
+            }
+        }
+        let is_empty = self.groups[group].len == 0;
+        if is_empty {
+            self.groups.remove(group);
+        }
+        is_empty
+    }
+
+    fn hash(&self, group: u32, token: &[u8]) -> u64 {
+        self.hasher.hash_one((group, token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(token: u32, deadline_us: u64) -> NewHolder {
+        NewHolder {
+            token: Token::from_slice(&token.to_le_bytes()),
+            owner: None,
+            fence: Fence::ZERO,
+            granted: Monotonic::default(),
+            deadline: Monotonic::from_us(deadline_us),
+        }
+    }
+
+    #[test]
+    fn first_and_last_end_are_those_of_the_group_alone() {
+        let mut holders = Holders::new(7, 4);
+        let groups: Vec<_> = (0..3).map(|_| holders.open(Fence::ZERO)).collect();
+        for (n, &group) in (0..).zip(&groups) {
+            for end in [30, 10, 20] {
+                holders.insert(group, holder(n * 100 + end, u64::from(n * 100 + end)));
+            }
+        }
+        for (n, &group) in (0..).zip(&groups) {
+            let (first, slot) = holders.first_end(group).expect("it has holders");
+            assert_eq!(
+                (first.us(), holders.last_end(group).map(Monotonic::us)),
+                (n * 100 + 10, Some(n * 100 + 30))
+            );
+            holders.remove(slot);
+            assert_eq!(holders.first_end(group).map(|(at, _)| at.us()), Some(n * 100 + 20));
+            assert_eq!(
+                holders.iter(group).map(|holder| holder.deadline.us()).collect::<Vec<_>>(),
+                [n * 100 + 30, n * 100 + 20]
+            );
+        }
+    }
+
+    #[test]
+    fn holders_of_an_ended_lock_are_removed_bit_by_bit_and_completely() {
+        let mut holders = Holders::new(7, 4);
+        let group = holders.open(Fence::ZERO);
+        for n in 0..1000 {
+            holders.insert(group, holder(n, 1));
+        }
+        assert_eq!((holders.end(group), holders.len(), holders.groups()), (1000, 0, 0));
+        let mut steps = 0;
+        while holders.is_sweeping() {
+            holders.sweep();
+            steps += 1;
+        }
+        assert!((10..1000).contains(&steps), "{steps}");
+        assert!(holders.items.is_empty() && holders.groups.is_empty() && holders.deadlines.is_empty());
+    }
+}

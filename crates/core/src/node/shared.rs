@@ -1,0 +1,380 @@
+//! Shared locks: joining others that hold the key, leaving them, and what one of them extends.
+//!
+//! The lease of a shared lock stands for the key and its mirror, as every lease does: so accidents,
+//! overwrites and revocations are those of any lease. Beside it stand its holders, each with its own
+//! token, fence and deadline.
+
+use super::acquire::Terms;
+use super::extend::RETRY_WRITE_US;
+use super::holders::NewHolder;
+use super::jobs::{Budget, COMMAND_UNITS};
+use super::key_state::KeyState;
+use super::leases::{MirrorState, NewLock};
+use super::mutants::{Mutant, is_broken};
+use super::queues::{Lack, Scan, Wants};
+use super::{
+    Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node, Now,
+    Reply, Token,
+};
+use crate::Fence;
+
+/// The most waiters that one command, or one job, grants a shared lock.
+pub(super) const GRANTED_TOGETHER_MAX: u32 = 100;
+/// Units for one of them.
+pub(super) const GRANT_UNITS: u32 = 3;
+
+/// A key that may be shared.
+pub(super) struct SharedKey<'k, K: Keyspace> {
+    pub(super) db: u32,
+    pub(super) hash: u64,
+    pub(super) name: &'k K::Name,
+    pub(super) entry: &'k mut K::Entry,
+    pub(super) state: KeyState,
+}
+
+impl Node {
+    /// Takes a lock beside others that share it. A repair passes the clients that began to wait
+    /// after its lock was granted elsewhere; every other newcomer is behind all that wait.
+    pub(super) fn acquire_shared<K: Keyspace>(
+        &mut self,
+        now: Now,
+        acquire: &Acquire<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
+        let [name] = keys else { return Err(CommandError::SeveralShared) };
+        self.refuse_while_abstaining(now)?;
+        let mut entry = keyspace.open(db, name, Access::Write);
+        self.hear_all(now, keyspace);
+        let hash = self.leases.hash(db, name.as_ref());
+        let state = self.key_state(now.monotonic, (hash, db, name.as_ref()), keyspace, &entry);
+        if state == KeyState::WrongType {
+            return Err(CommandError::WrongType);
+        }
+        let joined = self.shared_lease(state);
+        let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
+        let behind = || Lack::Behind;
+        let lack = lack.or_else(|| {
+            let waits = self.is_spoken_for(now, hash, db, name.as_ref());
+            let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
+            (waits && !passes).then(behind)
+        });
+        let holds_already = joined.is_some_and(|lease| self.is_holder(now, lease, token.as_ref()));
+        if lack.is_none() && !holds_already {
+            let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
+            let terms = Terms { token, owner, ttl, fence, author: Author::Client };
+            return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
+        }
+        if holds_already {
+            // It would wait for itself.
+            self.stats.refusals += 1;
+            return Ok(Reply::Refused);
+        }
+        let lack = lack.unwrap_or_else(behind);
+        self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[Some(lack)], keyspace)
+    }
+
+    /// Whether this is for a lock that was granted elsewhere before anybody began to wait here: its
+    /// fence is older than the first waiter.
+    fn is_repair<N: AsRef<[u8]>>(&mut self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
+        let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
+        let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
+        let since = queue.and_then(|queue| self.queues.first_single_since(queue, now.monotonic));
+        let waited_us = since.map(|since| now.monotonic.us_since(since));
+        waited_us.is_some_and(|us| fence < Fence::of_wall_us(now.wall_us.saturating_sub(us)))
+    }
+
+    /// The lease of a shared lock that another client may join.
+    pub(super) fn shared_lease(&self, state: KeyState) -> Option<u32> {
+        let KeyState::Held { lease, .. } = state else { return None };
+        let held = self.leases.get(lease);
+        let is_revoked = held.is_revoked() && !is_broken(Mutant::RevokedLetsIn);
+        (held.mode() == Mode::Shared && !is_revoked).then_some(lease)
+    }
+
+    /// The holder of a shared lock with this token, unless its time is over.
+    pub(super) fn live_holder(&self, now: Now, lease: u32, token: &[u8]) -> Option<u32> {
+        let group = self.leases.group(lease)?;
+        let holders = self.leases.holders();
+        holders.find(group, token).filter(|&holder| now.monotonic < holders.get(holder).deadline())
+    }
+
+    /// Whether this token holds a shared lock that lives. A holder whose time is over is removed on
+    /// sight.
+    fn is_holder(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
+        if self.live_holder(now, lease, token).is_some() {
+            return true;
+        }
+        let holders = self.leases.holders();
+        if let Some(ended) = self.leases.group(lease).and_then(|group| holders.find(group, token)) {
+            self.stats.ended_by_deadline += 1;
+            self.leases.leave(lease, ended);
+        }
+        false
+    }
+
+    /// Grants a shared lock of a key that is free, or shared by others.
+    ///
+    /// # Errors
+    /// When the server does not take the mirror of a key that was free. Then nothing is granted.
+    pub(super) fn grant_shared<K: Keyspace>(
+        &mut self,
+        now: Now,
+        key: &mut SharedKey<'_, K>,
+        terms: &Terms<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Fence, CommandError> {
+        let &Terms { token, owner, ttl, fence, author } = terms;
+        let deadline = now.monotonic.plus_us(ttl.us());
+        let holder = |fence| NewHolder {
+            token: Token::from_slice(token.as_ref()),
+            owner: owner.map(Into::into),
+            fence,
+            granted: now.monotonic,
+            deadline,
+        };
+        if let Some(lease) = self.shared_lease(key.state) {
+            let group = self.leases.group(lease).expect("a shared lock has holders");
+            let floor = self.leases.holders().floor(group);
+            let fence = self.fences.beside(key.hash, fence, floor, now.wall_us);
+            let old = self.leases.get(lease).deadline;
+            self.leases.join(lease, holder(fence));
+            self.stats.grants += 1;
+            self.follow_last_deadline(now, lease, old, key.name, key.entry, author, keyspace);
+            return Ok(fence);
+        }
+        if let KeyState::Ended { lease, .. } = key.state {
+            // Its mirror is about to be written over.
+            self.end_by_deadline(lease);
+        }
+        let value = if is_broken(Mutant::MirrorNamesReader) {
+            keyspace.name(token.as_ref())
+        } else {
+            keyspace.unknown()
+        };
+        let expires_at_ms = now.wall_ms_after(ttl.us());
+        if keyspace.set(key.entry, &value, expires_at_ms).is_err() {
+            if matches!(key.state, KeyState::Ended { mirrored: true, .. }) {
+                self.publish(keyspace, key.name, Change::Delete, author);
+            }
+            return Err(CommandError::NotWritten);
+        }
+        let floor = self.fences.floor(key.hash);
+        let fence = self.fences.beside(key.hash, fence, floor, now.wall_us);
+        let new = NewLock {
+            db: key.db,
+            token: value.as_ref(),
+            owner: None,
+            fence,
+            granted: now.monotonic,
+            deadline,
+        };
+        let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &new);
+        self.leases.share(lease, value.as_ref(), floor, holder(fence));
+        self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms }, author);
+        Ok(fence)
+    }
+
+    /// Writes the mirror of a shared lock again when the deadline of its last holder has moved. Tells
+    /// those that depend on the key in any case: INSPECT shows other holders.
+    #[expect(clippy::too_many_arguments, reason = "a key, an entry, and who changed them")]
+    fn follow_last_deadline<K: Keyspace>(
+        &mut self,
+        now: Now,
+        lease: u32,
+        old: super::Monotonic,
+        name: &K::Name,
+        entry: &mut K::Entry,
+        author: Author,
+        keyspace: &mut K,
+    ) {
+        let held = self.leases.get(lease);
+        let kind = keyspace.kind(entry);
+        let is_wanted = match held.mirror() {
+            _ if kind == Kind::Missing => true,
+            // What an accident left room for is not about the lease.
+            MirrorState::Lost => false,
+            _ => held.deadline != old,
+        };
+        if !is_wanted {
+            return keyspace.invalidate(name, author);
+        }
+        let value = keyspace.name(held.mirror_value());
+        let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
+        // The key holds the value already, unless it is missing.
+        let written = match kind {
+            Kind::Missing => keyspace.set(entry, &value, expires_at_ms),
+            _ => keyspace.expire(entry, expires_at_ms),
+        };
+        if written.is_ok() {
+            self.leases.regain_mirror(lease);
+            self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, author);
+        } else {
+            // The lease decides: without its mirror it is a lock all the same.
+            let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+            self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+        }
+    }
+
+    /// Grants shared locks to the waiters at the head of a queue whose key is shared, up to the first
+    /// that wants it for itself. Returns how many, and whether the next may have it as well.
+    pub(super) fn next_shared_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Scan<u32> {
+        match self.queues.first_single(queue, now.monotonic, budget) {
+            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => Scan::Nobody,
+            found => found,
+        }
+    }
+
+    /// Grants a waiter a shared lock. One whose token holds the lock already is refused. Returns
+    /// whether it was granted.
+    pub(super) fn grant_shared_waiter<K: Keyspace>(
+        &mut self,
+        now: Now,
+        place: u32,
+        key: &mut SharedKey<'_, K>,
+        keyspace: &mut K,
+    ) -> bool {
+        let waiter = self.queues.remove(place);
+        let holds_already =
+            self.shared_lease(key.state).is_some_and(|lease| self.is_holder(now, lease, &waiter.token));
+        if holds_already {
+            self.answers.refuse(waiter.ticket, None, keyspace);
+            return false;
+        }
+        let (db, key_bytes) = (key.db, Key::from_slice(key.name.as_ref()));
+        let name = keyspace.name(&waiter.token);
+        let (owner, ttl, fence) = (waiter.owner.as_deref(), waiter.ttl, waiter.fence);
+        let terms = Terms { token: &name, owner, ttl, fence, author: Author::Other };
+        let granted = self.grant_shared(now, key, &terms, keyspace);
+        self.tell_granted(now, waiter, db, key_bytes, granted, keyspace)
+    }
+
+    /// Removes a holder that releases a shared lock. Returns whether it was the last: then the lease
+    /// has ended.
+    pub(super) fn release_holder<K: Keyspace>(
+        &mut self,
+        now: Now,
+        (lease, holder): (u32, u32),
+        name: &K::Name,
+        entry: &mut K::Entry,
+        keyspace: &mut K,
+    ) -> bool {
+        self.stats.releases += 1;
+        let old = self.leases.get(lease).deadline;
+        if self.leases.leave(lease, holder) {
+            self.end(lease);
+            return true;
+        }
+        let deadline = self.leases.get(lease).deadline;
+        self.look_by(lease, deadline);
+        self.follow_last_deadline(now, lease, old, name, entry, Author::Client, keyspace);
+        false
+    }
+
+    /// Removes a holder whose time is over, of a shared lock that others still hold. Returns whether
+    /// there was one.
+    pub(super) fn end_next_holder(&mut self, now: Now, lease: u32) -> bool {
+        let first = self.leases.group(lease).and_then(|group| self.leases.holders().first_end(group));
+        let Some((_, holder)) = first.filter(|(at, _)| *at <= now.monotonic) else { return false };
+        self.stats.ended_by_deadline += 1;
+        self.leases.leave(lease, holder);
+        true
+    }
+
+    /// Moves the deadline of one holder of a shared lock forward, which stays shared.
+    pub(super) fn extend_holder<K: Keyspace>(
+        &mut self,
+        now: Now,
+        (lease, holder): (u32, u32),
+        extend: &Extend<'_, K::Name>,
+        entry: &mut K::Entry,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        let old = self.leases.holders().get(holder).deadline();
+        if self.leases.get(lease).is_revoked() {
+            return Err(CommandError::Revoked { left_ms: old.ms_since(now.monotonic) });
+        }
+        let token = extend.new_token.map(|token| Token::from_slice(token.as_ref()));
+        let token = token.filter(|token| *token != self.leases.holders().get(holder).token);
+        if token.as_ref().is_some_and(|token| self.is_holder(now, lease, token)) {
+            return Err(CommandError::TokenInUse);
+        }
+        let hash = self.leases.get(lease).hash();
+        if let Some(fence) = extend.fence {
+            let current = self.leases.holders().get(holder).fence;
+            self.check_fence(now, current, fence)?;
+            self.fences.raise(hash, fence);
+            self.leases.holders_mut().set_fence(holder, fence);
+        }
+        if let Some(token) = token {
+            let fence = self.fences.next(&[hash], extend.fence, now.wall_us);
+            self.leases.holders_mut().set_fence(holder, fence);
+            self.leases.holders_mut().change_token(holder, token);
+        }
+        let last = self.leases.get(lease).deadline;
+        let deadline = old.max(now.monotonic.plus_us(extend.ttl.us()));
+        if deadline != old {
+            self.leases.extend_holder(lease, holder, deadline);
+        }
+        self.stats.extends += 1;
+        let fence = self.leases.holders().get(holder).fence;
+        self.follow_last_deadline(now, lease, last, &extend.keys[0], entry, Author::Client, keyspace);
+        Ok(Reply::Extended(fence))
+    }
+
+    /// Refuses a fence that a holder cannot have.
+    pub(super) fn check_fence(&self, now: Now, current: Fence, fence: Fence) -> Result<(), CommandError> {
+        let largest = self.fences.ceiling(now.wall_us);
+        if fence < current {
+            return Err(CommandError::BadFence(FenceError::Below { current }));
+        }
+        if fence > current && fence > largest {
+            return Err(CommandError::BadFence(FenceError::TooFarAhead { largest }));
+        }
+        Ok(())
+    }
+
+    /// Makes an exclusive lock that its holder has just extended a shared one, and serves its queue
+    /// in the same step: nobody is let in before those that wait.
+    pub(super) fn share<K: Keyspace>(
+        &mut self,
+        now: Now,
+        lease: u32,
+        extend: &Extend<'_, K::Name>,
+        mut entry: K::Entry,
+        keyspace: &mut K,
+    ) {
+        let value = keyspace.unknown();
+        let held = self.leases.get(lease);
+        let holder = NewHolder {
+            token: held.token.clone(),
+            owner: held.owner.clone(),
+            fence: held.fence,
+            granted: held.granted,
+            deadline: held.deadline,
+        };
+        let (db, hash, is_lost) = (held.db, held.hash(), held.mirror() == MirrorState::Lost);
+        let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
+        // Those that join have not seen what this holder wrote: their fences are above its own.
+        let floor = self.fences.floor(hash);
+        self.leases.share(lease, value.as_ref(), floor, holder);
+        let name = &extend.keys[0];
+        if is_lost && keyspace.kind(&entry) != Kind::Missing {
+            keyspace.invalidate(name, Author::Client);
+        } else if keyspace.set(&mut entry, &value, expires_at_ms).is_ok() {
+            self.leases.regain_mirror(lease);
+            self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Client);
+        } else {
+            let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+            self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+            // The token must not be read back from the append-only file.
+            self.publish(keyspace, name, Change::Delete, Author::Client);
+        }
+        if let Some(queue) = self.queues.find(hash, db, name.as_ref())
+            && !is_broken(Mutant::ShareForgetsQueue)
+        {
+            let mut budget = Budget::units(COMMAND_UNITS);
+            self.hand_over(now, queue, Some(entry), &mut budget, keyspace);
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! One of several keys: the first that is free, and one place in all queues.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use quorlock_core::Fence;
+use quorlock_core::node::{CommandError, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule};
+use support::{Extended, Inspected, Patient, PatientAny, Server, Told, Verb};
+
+const A: &[u8] = b"a";
+const B: &[u8] = b"b";
+const C: &[u8] = b"c";
+
+fn waits_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
+    match server.acquire_any_or_wait(keys, token, 1000, 50_000) {
+        PatientAny::Waits(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
+    match server.acquire_all_or_wait(keys, token, 1000, 50_000) {
+        Patient::Waits(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn granted(server: &Server) -> Vec<Ticket> {
+    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
+    granted.map(|&(ticket, _)| ticket).collect()
+}
+
+#[test]
+fn first_free_key_is_taken_in_the_order_of_the_client() {
+    let mut server = Server::new();
+    server.acquire(C, b"x", 1000, None).unwrap();
+    let (fence, key) = server.acquire_any(&[C, B, A], b"t", 1000).unwrap();
+    assert_eq!(key, 1);
+    assert_eq!(server.text(B), b"t");
+    assert!(!server.has(A));
+    let Inspected::Lease { keys: 1, fence: shown, .. } = server.inspect(B) else { panic!("held") };
+    assert_eq!(shown, fence);
+    assert_eq!(server.acquire_any(&[C, B, A], b"u", 1000).unwrap().1, 2);
+    assert_eq!(server.acquire_any(&[C, B, A], b"v", 1000), None);
+}
+
+#[test]
+fn lock_is_an_ordinary_lock_of_its_key() {
+    let mut server = Server::new();
+    server.acquire_any(&[A, B], b"t", 1000).unwrap();
+    assert_eq!(server.acquire(A, b"u", 1000, None), None);
+    assert!(matches!(server.extend_with(A, b"t", 2000, None, None), Extended::Held { .. }));
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 2000, None, None), Extended::NotHeld);
+    assert!(!server.release(B, b"t"));
+    assert!(server.release(A, b"t"));
+    assert!(server.is_empty());
+}
+
+#[test]
+fn same_token_may_take_another_key() {
+    let mut server = Server::new();
+    assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
+    assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 1, "ACQUIRE is about a key");
+}
+
+#[test]
+fn first_key_that_is_released_goes_to_the_waiter() {
+    for freed in [A, B, C] {
+        let mut server = Server::new();
+        for key in [A, B, C] {
+            server.acquire(key, b"x", 60_000, None).unwrap();
+        }
+        let ticket = waits_for_any(&mut server, &[C, A, B], b"t");
+        assert_eq!(server.node().waiters(), 1, "one place in all queues");
+        assert!(server.release(freed, b"x"));
+        assert_eq!(server.told_keys, [(ticket, freed.to_vec())]);
+        assert_eq!((granted(&server), server.text(freed)), (vec![ticket], &b"t"[..]));
+        for other in [A, B, C].into_iter().filter(|key| *key != freed) {
+            assert!(server.release(other, b"x"));
+            assert!(!server.has(other), "it waits for one alone");
+        }
+        server.turn();
+        assert_eq!(server.node().waiters(), 0);
+    }
+}
+
+#[test]
+fn every_end_of_a_lock_serves_those_that_wait_for_any() {
+    let ends: [fn(&mut Server); 4] = [
+        |server| server.pass_ms(5000),
+        |server| server.take_away(B, KeyEvent::Removed),
+        |server| {
+            server.clear();
+            server.hear(&ServerEvent::Flush(None));
+        },
+        |server| {
+            server.take_away(B, KeyEvent::Evicted);
+            server.pass_ms(5000);
+        },
+    ];
+    for end in ends {
+        let mut server = Server::new();
+        server.set(A, b"old client", Some(60_000));
+        server.acquire(B, b"x", 5000, None).unwrap();
+        let ticket = waits_for_any(&mut server, &[A, B], b"t");
+        server.turn();
+        assert_eq!(granted(&server), []);
+        end(&mut server);
+        server.turn();
+        assert_eq!(granted(&server), [ticket]);
+    }
+}
+
+#[test]
+fn waiters_are_served_in_the_order_in_which_they_came_whichever_kind_they_are() {
+    let mut server = Server::new();
+    for key in [A, B] {
+        server.acquire(key, b"x", 60_000, None).unwrap();
+    }
+    let any = waits_for_any(&mut server, &[A, B], b"any");
+    let single = waits(&mut server, &[A], b"single");
+    let later = waits_for_any(&mut server, &[B, A], b"later");
+    let last = waits(&mut server, &[B], b"last");
+    assert!(server.release(A, b"x"));
+    assert!(server.release(A, b"any"));
+    assert_eq!(granted(&server), [any, single]);
+    assert!(server.release(B, b"x"));
+    assert_eq!(granted(&server), [any, single, later]);
+    assert!(server.release(B, b"later"));
+    assert_eq!(granted(&server), [any, single, later, last]);
+}
+
+#[test]
+fn newcomers_pass_nobody() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    server.acquire(B, b"x", 60_000, None).unwrap();
+    let ticket = waits_for_any(&mut server, &[A, B], b"any");
+    server.take_away(B, KeyEvent::Removed);
+    assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
+    assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
+    assert_eq!(server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1, 1, "which nobody waits for");
+    server.turn();
+    assert_eq!(granted(&server), [ticket]);
+}
+
+#[test]
+fn waiter_for_all_keys_has_its_turn_when_one_for_any_has_left() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    server.acquire(B, b"x", 60_000, None).unwrap();
+    let any = waits_for_any(&mut server, &[A, B], b"any");
+    let both = waits(&mut server, &[B, C], b"both");
+    assert!(server.release(A, b"x"));
+    assert!(server.release(B, b"x"));
+    server.turn();
+    assert_eq!(granted(&server), [any, both]);
+}
+
+#[test]
+fn reader_behind_one_for_any_joins_when_that_is_served_elsewhere() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    server.acquire_shared(B, b"reader", 60_000, None).unwrap();
+    let any = waits_for_any(&mut server, &[A, B], b"any");
+    let Patient::Waits(reader) = server.share_or_wait(B, b"second reader", 1000, 50_000) else { panic!() };
+    server.turn();
+    assert_eq!(granted(&server), []);
+    assert!(server.release(A, b"x"));
+    server.turn();
+    assert_eq!(granted(&server), [any, reader]);
+}
+
+#[test]
+fn release_of_any_of_its_keys_takes_a_waiter_out_of_all_queues() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    server.acquire(B, b"x", 60_000, None).unwrap();
+    let ticket = waits_for_any(&mut server, &[A, B], b"any");
+    assert!(!server.release(B, b"any"));
+    server.turn();
+    assert_eq!(server.told, [(ticket, Told::Dismissed)]);
+    assert_eq!(server.node().waiters(), 0);
+    assert!(server.release(A, b"x"));
+    assert!(!server.has(A));
+}
+
+#[test]
+fn waiter_leaves_all_queues_when_its_time_is_over() {
+    let mut server = Server::new();
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    server.acquire(B, b"x", 60_000, None).unwrap();
+    let PatientAny::Waits(ticket) = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500) else { panic!() };
+    let behind = waits(&mut server, &[A], b"behind");
+    server.pass_ms(500);
+    assert!(server.release(A, b"x"));
+    assert_eq!(granted(&server), [behind], "it stands in nobody's way");
+    server.turn();
+    assert!(server.told.contains(&(ticket, Told::Dismissed)));
+}
+
+#[test]
+fn grant_that_its_client_never_heard_of_is_released() {
+    let mut settings = support::settings(0);
+    settings.defer_wakes = true;
+    let mut server = Server::with(settings);
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    server.acquire(B, b"x", 60_000, None).unwrap();
+    let gone = waits_for_any(&mut server, &[A, B], b"gone");
+    let next = waits(&mut server, &[B], b"next");
+    assert!(server.release(B, b"x"));
+    assert!(server.memory.node.disconnect(gone).wake);
+    server.turn();
+    assert_eq!(granted(&server), [next]);
+}
+
+#[test]
+fn no_more_wait_than_the_server_allows() {
+    let mut settings = support::settings(0);
+    settings.max_waiters = 1;
+    let mut server = Server::with(settings);
+    server.acquire(A, b"x", 60_000, None).unwrap();
+    waits(&mut server, &[A], b"first");
+    assert_eq!(server.acquire_any_or_wait(&[A], b"t", 1000, 1000), PatientAny::QueueFull);
+}
+
+#[test]
+fn key_of_another_type_is_an_error_unless_a_free_one_comes_first() {
+    let mut server = Server::new();
+    let list = quorlock_core::node::memory::Value { text: None, expires_at_ms: None };
+    server.memory.keys.insert(0, B, list);
+    let exclusive = (Mode::Exclusive, None, 0);
+    let refused = server.execute_acquire(&[B, A], b"t", 1000, exclusive, Verb::AcquireAny);
+    assert_eq!(refused, Err(CommandError::WrongType));
+    assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
+}
+
+#[test]
+fn one_place_in_the_first_queue_alone_misses_the_other_keys() {
+    let wait = |mutant| {
+        break_rule(mutant);
+        let mut server = Server::new();
+        server.acquire(A, b"x", 60_000, None).unwrap();
+        server.acquire(B, b"x", 60_000, None).unwrap();
+        let ticket = waits_for_any(&mut server, &[A, B], b"any");
+        server.release(B, b"x");
+        server.turn();
+        break_rule(None);
+        granted(&server) == [ticket]
+    };
+    assert!(wait(None));
+    assert!(!wait(Some(Mutant::AnyWaitsForFirst)));
+}
+
+#[test]
+fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
+    let mut settings = support::settings(0);
+    settings.max_waiters = 20_000;
+    let mut server = Server::with(settings);
+    let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
+    let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    for key in &all {
+        server.acquire(key, b"x", 60_000, None).unwrap();
+    }
+    let tickets: Vec<_> = (0..1000_u32).map(|n| waits_for_any(&mut server, &all, &n.to_le_bytes())).collect();
+    server.turn();
+    for (n, ticket) in tickets[..64].iter().enumerate() {
+        assert!(server.release(all[63 - n], b"x"));
+        assert_eq!(granted(&server).last(), Some(ticket));
+        let jobs = server.memory.one_turn(server.now());
+        assert!(jobs <= 2, "{jobs}");
+    }
+}
+
+/// Something that happens.
+#[derive(Clone, Debug)]
+enum Happening {
+    Any { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
+    All { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
+    Release { nth: usize },
+    Cancel { nth: usize },
+    TakeAway { key: u8, event: KeyEvent },
+    Foreign { key: u8, expires_in_ms: u64 },
+    Flush,
+    WallStep { ms: i64 },
+    Pass { ms: u64 },
+}
+
+const KEYS: u8 = 4;
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
+    let wait = prop::option::weighted(0.7, 1..4000_u64);
+    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    prop_oneof![
+        8 => (keys.clone(), ttl.clone(), wait.clone())
+            .prop_map(|(keys, ttl_ms, wait_ms)| Happening::Any { keys, ttl_ms, wait_ms }),
+        6 => (keys, ttl, wait).prop_map(|(keys, ttl_ms, wait_ms)| Happening::All { keys, ttl_ms, wait_ms }),
+        5 => nth.clone().prop_map(|nth| Happening::Release { nth }),
+        1 => nth.prop_map(|nth| Happening::Cancel { nth }),
+        1 => (0..KEYS, event).prop_map(|(key, event)| Happening::TakeAway { key, event }),
+        1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Happening::Foreign { key, expires_in_ms }),
+        1 => Just(Happening::Flush),
+        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+    ]
+}
+
+struct Belief {
+    token: Vec<u8>,
+    keys: u8,
+    fence: Fence,
+    until_us: u64,
+}
+
+struct Waiting {
+    token: Vec<u8>,
+    keys: u8,
+    is_any: bool,
+    ttl_ms: u64,
+    until_us: u64,
+}
+
+impl Waiting {
+    /// Whether one of its keys is enough.
+    fn is_single(&self) -> bool {
+        self.is_any || self.keys.is_power_of_two()
+    }
+}
+
+/// The keys in an order of the client's own: backwards.
+fn names(keys: u8, is_any: bool) -> Vec<[u8; 1]> {
+    let mut names: Vec<_> = (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect();
+    if is_any {
+        names.reverse();
+    }
+    names
+}
+
+#[derive(Default)]
+struct Beliefs {
+    held: Vec<Belief>,
+    fences: HashMap<u8, Fence>,
+}
+
+impl Beliefs {
+    fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
+        prop_assert!(self.held.iter().all(|other| other.keys & held.keys == 0), "two holders");
+        for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
+            let before = self.fences.insert(key, held.fence);
+            prop_assert!(before.is_none_or(|before| before < held.fence), "a fence that did not grow");
+        }
+        self.held.push(held);
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Clients that wait for any, for all, or for one of a few keys: one holder for each key, first
+    /// come first served among those for which a key is enough, and nobody forgotten.
+    #[test]
+    fn any_and_all_and_one_exclude_each_other_and_nobody_is_forgotten(
+        happenings in prop::collection::vec(happening(), 1..80),
+    ) {
+        let mut server = Server::new();
+        let mut beliefs = Beliefs::default();
+        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut tokens = 0_u32;
+        for happening in happenings {
+            let now_us = server.mono_us;
+            beliefs.held.retain(|held| now_us < held.until_us);
+            tokens += 1;
+            let token = tokens.to_le_bytes().to_vec();
+            match happening {
+                Happening::Any { keys, ttl_ms, wait_ms } => {
+                    let names = names(keys, true);
+                    let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
+                    let until_us = now_us + ttl_ms * 1000;
+                    let granted = match wait_ms {
+                        None => server.acquire_any(&slices, &token, ttl_ms),
+                        Some(wait_ms) => match server.acquire_any_or_wait(&slices, &token, ttl_ms, wait_ms) {
+                            PatientAny::Granted(fence, key) => Some((fence, key)),
+                            PatientAny::Waits(ticket) => {
+                                let until_us = now_us + wait_ms * 1000;
+                                let token = token.clone();
+                                waiting.insert(ticket, Waiting { token, keys, is_any: true, ttl_ms, until_us });
+                                None
+                            }
+                            PatientAny::QueueFull => None,
+                        }
+                    };
+                    if let Some((fence, key)) = granted {
+                        let keys = 1 << names[key][0];
+                        let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
+                        prop_assert!(!passed, "jumped a queue");
+                        beliefs.granted(Belief { token, keys, fence, until_us })?;
+                    }
+                }
+                Happening::All { keys, ttl_ms, wait_ms } => {
+                    let names = names(keys, false);
+                    let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
+                    let until_us = now_us + ttl_ms * 1000;
+                    let granted = match wait_ms {
+                        None => server.acquire_all(&slices, &token, ttl_ms, None),
+                        Some(wait_ms) => match server.acquire_all_or_wait(&slices, &token, ttl_ms, wait_ms) {
+                            Patient::Granted(fence) => Some(fence),
+                            Patient::Waits(ticket) => {
+                                let until_us = now_us + wait_ms * 1000;
+                                let token = token.clone();
+                                waiting.insert(ticket, Waiting { token, keys, is_any: false, ttl_ms, until_us });
+                                None
+                            }
+                            _ => None,
+                        }
+                    };
+                    if let Some(fence) = granted {
+                        let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
+                        prop_assert!(!passed, "jumped a queue");
+                        beliefs.granted(Belief { token, keys, fence, until_us })?;
+                    }
+                }
+                Happening::Release { nth } => {
+                    if !beliefs.held.is_empty() {
+                        let held = beliefs.held.swap_remove(nth % beliefs.held.len());
+                        let names = names(held.keys, false);
+                        let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
+                        prop_assert!(server.release_all(&slices, &held.token));
+                    }
+                }
+                Happening::Cancel { nth } => {
+                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
+                    tickets.sort_unstable();
+                    if let Some(ticket) = tickets.get(nth)
+                        && server.cancel(*ticket)
+                    {
+                        waiting.remove(ticket);
+                    }
+                }
+                Happening::TakeAway { key, event } => {
+                    let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
+                    server.take_away(&[key], event);
+                    if is_mirror && event == KeyEvent::Removed {
+                        beliefs.held.retain(|held| held.keys & 1 << key == 0);
+                    }
+                }
+                Happening::Foreign { key, expires_in_ms } => {
+                    if !server.has(&[key]) {
+                        server.set(&[key], b"old client", Some(expires_in_ms));
+                    }
+                }
+                Happening::Flush => {
+                    server.clear();
+                    server.hear(&ServerEvent::Flush(None));
+                    beliefs.held.clear();
+                }
+                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Happening::Pass { ms } => server.pass_ms(ms),
+            }
+            server.turn();
+            let now_us = server.mono_us;
+            beliefs.held.retain(|held| now_us < held.until_us);
+            let granted_keys: HashMap<_, _> = std::mem::take(&mut server.told_keys).into_iter().collect();
+            for (ticket, told) in std::mem::take(&mut server.told) {
+                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
+                match told {
+                    Told::Granted { fence, .. } => {
+                        prop_assert!(now_us < who.until_us, "served after its time");
+                        let key = granted_keys.get(&ticket);
+                        prop_assert_eq!(key.is_some(), who.is_any);
+                        let keys = key.map_or(who.keys, |key| 1 << key[0]);
+                        prop_assert!(keys & !who.keys == 0, "another key");
+                        let passed = waiting.iter().any(|(&other, waits)| {
+                            other < ticket && waits.is_single() && waits.keys & keys != 0 && now_us < waits.until_us
+                        });
+                        prop_assert!(!passed, "got past a waiter that came first");
+                        let until_us = now_us + who.ttl_ms * 1000;
+                        beliefs.granted(Belief { token: who.token, keys, fence, until_us })?;
+                    }
+                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
+                    Told::Failed(error) => panic!("{error:?}"),
+                }
+            }
+            let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
+            prop_assert_eq!(server.node().leases(), held_keys as usize);
+            prop_assert_eq!(server.node().waiters(), waiting.len());
+            for who in waiting.values() {
+                let is_free = |name: &[u8; 1]| server.memory.get(0, name).is_none()
+                    && beliefs.held.iter().all(|held| held.keys & 1 << name[0] == 0);
+                let names = names(who.keys, false);
+                let keeps = if who.is_any { names.iter().any(is_free) } else { names.iter().all(is_free) };
+                prop_assert!(!keeps, "a free key keeps a waiter");
+            }
+            prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
+        }
+        server.pass_ms(10_000);
+        server.turn();
+        prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
+    }
+}

@@ -1,0 +1,919 @@
+//! Shared locks: any number of readers, none beside a writer, and nobody starves.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod support;
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use quorlock_core::Fence;
+use quorlock_core::node::{
+    CommandError, FenceError, Holder, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule,
+};
+use support::{Extended, MAX_TTL_MS, Patient, Server, Told, UNKNOWN, Verb};
+
+const K: &[u8] = b"k";
+const READER: &[u8] = b"reader";
+const SECOND: &[u8] = b"second reader";
+const WRITER: &[u8] = b"writer";
+
+fn waits(patient: Patient) -> Ticket {
+    match patient {
+        Patient::Waits(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn writer_waits(server: &mut Server, token: &[u8]) -> Ticket {
+    waits(server.acquire_or_wait(K, token, 1000, 50_000))
+}
+
+fn reader_waits(server: &mut Server, token: &[u8]) -> Ticket {
+    waits(server.share_or_wait(K, token, 1000, 50_000))
+}
+
+fn granted(server: &Server) -> Vec<Ticket> {
+    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
+    granted.map(|&(ticket, _)| ticket).collect()
+}
+
+/// The mode, and how many hold the key.
+fn held(server: &mut Server) -> Option<(Mode, usize)> {
+    match server.inspect_whole(K)?.holder {
+        Holder::Lease { mode, holders, .. } => Some((mode, holders)),
+        Holder::Foreign { .. } => None,
+    }
+}
+
+fn fence_of(extended: Extended) -> Fence {
+    match extended {
+        Extended::Held { fence } => fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn readers_hold_the_key_together_and_no_writer_beside_them() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.acquire_shared(K, SECOND, 2000, None).unwrap();
+    assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
+    assert_eq!(server.acquire(K, WRITER, 1000, None), None);
+    assert!(server.release(K, READER));
+    assert!(!server.release(K, READER), "safe to repeat");
+    assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
+    assert_eq!(server.acquire(K, WRITER, 1000, None), None);
+    assert!(server.release(K, SECOND));
+    assert!(server.is_empty());
+    server.acquire(K, WRITER, 1000, None).unwrap();
+    assert_eq!(server.acquire_shared(K, READER, 1000, None), None);
+}
+
+#[test]
+fn lock_held_by_a_token_is_refused_to_it_also_when_shared() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    assert_eq!(server.acquire_shared(K, READER, 1000, None), None);
+    assert_eq!(server.share_or_wait(K, READER, 1000, 5000), Patient::Refused, "it would wait for itself");
+    server.acquire_shared(K, SECOND, 5000, None).unwrap();
+    server.pass_ms(1000);
+    // Before any turn of the server.
+    assert!(server.acquire_shared(K, READER, 1000, None).is_some(), "its time is over");
+}
+
+#[test]
+fn each_reader_has_a_deadline_and_memory_of_its_own() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.acquire_shared(K, SECOND, 3000, None).unwrap();
+    assert_eq!(server.node().leases(), 2);
+    server.pass_ms(1000);
+    assert_eq!(server.extend(K, READER, 1000), None);
+    assert!(!server.release(K, READER));
+    server.turn();
+    assert_eq!((server.node().leases(), server.node().stats().ended_by_deadline), (1, 1));
+    assert!(server.extend(K, SECOND, 4000).is_some());
+    server.pass_ms(3999);
+    server.turn();
+    assert_eq!(server.acquire(K, WRITER, 1000, None), None);
+    server.pass_ms(1);
+    server.turn();
+    assert!(server.is_empty());
+    assert_eq!((server.node().leases(), server.node().next_wake()), (0, None));
+}
+
+#[test]
+fn mirror_expires_with_the_last_reader() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    let value = server.text(K).to_vec();
+    assert!(value != READER);
+    let expires_in = |server: &Server| server.expires_at_ms(K).unwrap() - server.wall_ms;
+    server.acquire_shared(K, SECOND, 5000, None).unwrap();
+    assert_eq!(expires_in(&server), 5000);
+    server.extend(K, READER, 7000).unwrap();
+    assert_eq!(expires_in(&server), 7000);
+    assert!(server.release(K, READER));
+    assert_eq!(expires_in(&server), 5000, "earlier, as the last has left");
+    assert_eq!(server.text(K), value, "one value for as long as there are readers");
+}
+
+#[test]
+fn shared_lock_is_replicated_as_one_key_with_an_expiry() {
+    let mut server = Server::new();
+    server.memory.keys.has_replica = true;
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.acquire_shared(K, SECOND, 500, None).unwrap();
+    assert_eq!(server.memory.keys.propagated.len(), 1, "the last deadline has not moved");
+    server.acquire_shared(K, b"third", 2000, None).unwrap();
+    for token in [READER, SECOND, b"third"] {
+        assert!(server.release(K, token));
+    }
+    let writes = &server.memory.keys.propagated;
+    let expiries = writes.iter().map(|write| write.expires_at_ms.map(|at| at - server.wall_ms));
+    assert_eq!(expiries.collect::<Vec<_>>(), [Some(1000), Some(2000), None]);
+    let values = writes.iter().filter_map(|write| write.value.as_ref()?.as_deref());
+    assert!(values.clone().all(|value| value == values.clone().next().unwrap() && value != READER));
+}
+
+#[test]
+fn value_of_the_mirror_gives_nobody_the_lock() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    let value = server.text(K).to_vec();
+    assert!(!server.release(K, &value));
+    assert_eq!(server.extend(K, &value, 1000), None);
+    assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
+}
+
+#[test]
+fn after_a_crash_the_mirror_blocks_until_it_expires() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.acquire_shared(K, SECOND, 2000, None).unwrap();
+    let kept = server.memory.keys.clone();
+    server.restart(0);
+    server.memory.keys = kept;
+    for token in [READER, SECOND] {
+        assert!(!server.release(K, token));
+        assert_eq!(server.extend(K, token, 1000), None);
+    }
+    let ticket = writer_waits(&mut server, WRITER);
+    server.pass_ms(1999);
+    server.turn();
+    assert_eq!(granted(&server), []);
+    server.pass_ms(3);
+    server.turn();
+    assert_eq!(granted(&server), [ticket]);
+}
+
+#[test]
+fn mirror_that_names_a_reader_would_be_released_under_the_others() {
+    let crash = |mutant| {
+        break_rule(mutant);
+        let mut server = Server::new();
+        server.acquire_shared(K, READER, 1000, None).unwrap();
+        server.acquire_shared(K, SECOND, 2000, None).unwrap();
+        let kept = server.memory.keys.clone();
+        server.restart(0);
+        server.memory.keys = kept;
+        server.release(K, READER);
+        let writes_beside_a_reader = server.acquire(K, WRITER, 1000, None).is_some();
+        break_rule(None);
+        writes_beside_a_reader
+    };
+    assert!(!crash(None));
+    assert!(crash(Some(Mutant::MirrorNamesReader)));
+}
+
+#[test]
+fn readers_behind_a_writer_wait_and_a_newcomer_is_refused() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    let writer = writer_waits(&mut server, WRITER);
+    assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
+    let second = reader_waits(&mut server, SECOND);
+    let third = reader_waits(&mut server, b"third");
+    server.turn();
+    assert_eq!(granted(&server), []);
+    assert!(server.release(K, READER));
+    assert_eq!(granted(&server), [writer]);
+    assert!(server.release(K, WRITER));
+    assert_eq!(granted(&server), [writer, second, third], "together");
+    assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
+}
+
+#[test]
+fn writer_starves_when_readers_pass_the_queue() {
+    let overlapping_readers = |mutant| {
+        break_rule(mutant);
+        let mut server = Server::new();
+        server.acquire_shared(K, READER, 1000, None).unwrap();
+        let writer = writer_waits(&mut server, WRITER);
+        for n in 0..40_u8 {
+            server.pass_ms(500);
+            server.acquire_shared(K, &[n], 1000, None);
+            server.turn();
+        }
+        break_rule(None);
+        granted(&server) == [writer]
+    };
+    assert!(overlapping_readers(None));
+    assert!(!overlapping_readers(Some(Mutant::SharedPassesQueue)));
+}
+
+#[test]
+fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
+    let mut server = Server::new();
+    server.pass_ms(100_000);
+    let fence_now = |server: &Server| Some(Fence::of_wall_us(server.wall_ms * 1000));
+    server.acquire_shared(K, READER, 10_000, None).unwrap();
+    let granted_elsewhere = fence_now(&server);
+    server.pass_ms(10);
+    let writer = writer_waits(&mut server, WRITER);
+    server.pass_ms(10);
+    let newcomer = fence_now(&server);
+    assert_eq!(server.acquire_shared(K, b"newcomer", 1000, newcomer), None);
+    assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
+    let fence = server.acquire_shared(K, SECOND, 10_000, granted_elsewhere).unwrap();
+    assert_eq!(Some(fence), granted_elsewhere, "with the fence that the lock has");
+    assert_eq!(server.acquire(K, b"other", 1000, granted_elsewhere), None, "it takes nothing from a holder");
+    assert!(server.release(K, READER) && server.release(K, SECOND));
+    assert_eq!(granted(&server), [writer]);
+}
+
+#[test]
+fn repair_takes_a_free_key_past_the_queue() {
+    let mut server = Server::new();
+    server.pass_ms(100_000);
+    let granted_elsewhere = Some(Fence::of_wall_us(server.wall_ms * 1000));
+    server.acquire(K, b"holder", 1000, None).unwrap();
+    server.pass_ms(10);
+    let writer = writer_waits(&mut server, WRITER);
+    // Free, and not handed over yet.
+    server.take_away(K, KeyEvent::Removed);
+    assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
+    assert!(server.acquire_shared(K, SECOND, 1000, granted_elsewhere).is_some());
+    server.turn();
+    assert_eq!(granted(&server), []);
+    assert!(server.release(K, SECOND));
+    assert_eq!(granted(&server), [writer]);
+}
+
+#[test]
+fn hundred_readers_are_granted_in_the_command_and_the_rest_in_the_next_turns() {
+    let mut settings = support::settings(0);
+    settings.max_waiters = 1000;
+    let mut server = Server::with(settings);
+    server.acquire(K, WRITER, 60_000, None).unwrap();
+    let readers: Vec<_> = (0..450_u32).map(|n| reader_waits(&mut server, &n.to_le_bytes())).collect();
+    let second_writer = writer_waits(&mut server, b"second writer");
+    assert!(server.release(K, WRITER));
+    assert_eq!(granted(&server), readers[..100]);
+    // Nobody is let in between.
+    assert_eq!(server.acquire(K, b"newcomer", 1000, None), None);
+    assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
+    let jobs = server.memory.one_turn(server.now());
+    assert!((1..10).contains(&jobs), "{jobs}");
+    server.turn();
+    assert_eq!(granted(&server), readers);
+    for n in 0..450_u32 {
+        assert!(server.release(K, &n.to_le_bytes()));
+    }
+    assert_eq!(granted(&server).last(), Some(&second_writer));
+}
+
+#[test]
+fn writer_that_leaves_the_queue_lets_the_readers_behind_it_in() {
+    let leave: [fn(&mut Server, Ticket); 3] = [
+        |server, ticket| {
+            server.cancel(ticket);
+        },
+        |server, _| {
+            server.release(K, WRITER);
+        },
+        |server, _| server.pass_ms(1500),
+    ];
+    for leave in leave {
+        let mut server = Server::new();
+        server.acquire_shared(K, READER, 10_000, None).unwrap();
+        let writer = waits(server.acquire_or_wait(K, WRITER, 1000, 1500));
+        let second = reader_waits(&mut server, SECOND);
+        leave(&mut server, writer);
+        server.turn();
+        assert_eq!(granted(&server), [second]);
+    }
+}
+
+#[test]
+fn every_end_of_the_last_reader_serves_the_writer() {
+    let ends: [fn(&mut Server); 6] = [
+        |server| {
+            server.release(K, SECOND);
+        },
+        |server| server.pass_ms(2000),
+        |server| server.take_away(K, KeyEvent::Removed),
+        |server| server.set(K, b"data", None),
+        |server| {
+            server.clear();
+            server.hear(&ServerEvent::Flush(None));
+        },
+        |server| {
+            server.take_away(K, KeyEvent::Evicted);
+            server.pass_ms(2000);
+        },
+    ];
+    for (n, end) in ends.into_iter().enumerate() {
+        let mut server = Server::new();
+        server.acquire_shared(K, READER, 1000, None).unwrap();
+        server.acquire_shared(K, SECOND, 2000, None).unwrap();
+        let writer = writer_waits(&mut server, WRITER);
+        assert!(server.release(K, READER));
+        server.turn();
+        assert_eq!(granted(&server), [], "not before");
+        end(&mut server);
+        if n == 3 {
+            assert_eq!(server.extend(K, SECOND, 1000), None, "an overwrite ends it");
+            server.take_away(K, KeyEvent::Removed);
+        }
+        server.turn();
+        assert_eq!(granted(&server), [writer], "{n}");
+    }
+}
+
+#[test]
+fn accidents_leave_readers_what_they_hold() {
+    let accidents: [fn(&mut Server); 3] = [
+        |server| server.wall_ms += 3_600_000,
+        |server| server.wall_ms -= 3_600_000,
+        |server| server.take_away(K, KeyEvent::Evicted),
+    ];
+    for accident in accidents {
+        let mut server = Server::new();
+        server.acquire_shared(K, READER, 10_000, None).unwrap();
+        server.acquire_shared(K, SECOND, 5000, None).unwrap();
+        let value = server.text(K).to_vec();
+        accident(&mut server);
+        server.turn();
+        server.pass_ms(200);
+        server.turn();
+        assert_eq!(server.text(K), value, "written again");
+        assert_eq!(server.acquire(K, WRITER, 1000, None), None);
+        assert!(server.extend(K, SECOND, 5000).is_some() && server.release(K, SECOND));
+        server.pass_ms(9799);
+        server.turn();
+        assert_eq!(server.acquire(K, WRITER, 1000, None), None);
+        server.pass_ms(1);
+        server.turn();
+        assert!(server.acquire(K, WRITER, 1000, None).is_some());
+    }
+}
+
+#[test]
+fn reader_that_ends_while_the_mirror_is_missing_changes_nothing_for_the_others() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 50, None).unwrap();
+    server.acquire_shared(K, SECOND, 10_000, None).unwrap();
+    let value = server.text(K).to_vec();
+    server.take_away(K, KeyEvent::Evicted);
+    server.memory.keys.memory_is_short = true;
+    server.pass_ms(60);
+    server.turn();
+    assert_eq!((server.node().leases(), server.has(K)), (1, false));
+    server.memory.keys.memory_is_short = false;
+    server.pass_ms(1000);
+    server.turn();
+    assert_eq!(server.text(K), value);
+    assert_eq!(server.expires_at_ms(K), Some(server.wall_ms + 10_000 - 1060));
+}
+
+#[test]
+fn server_that_refuses_the_mirror_grants_no_first_reader() {
+    let mut server = Server::new();
+    server.memory.keys.writes_left = Some(0);
+    let shared = (Mode::Shared, None, 0);
+    assert_eq!(
+        server.execute_acquire(&[K], READER, 1000, shared, Verb::Acquire),
+        Err(CommandError::NotWritten)
+    );
+    assert_eq!(server.node().leases(), 0);
+    server.memory.keys.writes_left = Some(1);
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    assert!(server.acquire_shared(K, SECOND, 2000, None).is_some(), "the lease decides");
+    assert!(server.node().lacks_mirrors());
+    server.memory.keys.writes_left = None;
+    server.pass_ms(1500);
+    server.turn();
+    assert_eq!(server.expires_at_ms(K), Some(server.wall_ms + 500));
+}
+
+#[test]
+fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
+    let mut server = Server::new();
+    let fence = server.acquire(K, WRITER, 10_000, None).unwrap();
+    let reader = reader_waits(&mut server, READER);
+    let next_writer = writer_waits(&mut server, b"next writer");
+    reader_waits(&mut server, SECOND);
+    assert_eq!(fence_of(server.extend_shared(K, WRITER, 10_000)), fence, "it keeps its fence");
+    assert!(matches!(server.told[..], [(ticket, Told::Granted { fence: joined, .. })]
+        if ticket == reader && joined > fence));
+    assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
+    assert!(server.text(K) != WRITER);
+    assert!(server.release(K, WRITER) && server.release(K, READER));
+    assert_eq!(granted(&server), [reader, next_writer]);
+}
+
+#[test]
+fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
+    let downgrade = |mutant| {
+        break_rule(mutant);
+        let mut server = Server::new();
+        server.acquire(K, WRITER, 60_000, None).unwrap();
+        let reader = reader_waits(&mut server, READER);
+        fence_of(server.extend_shared(K, WRITER, 60_000));
+        server.pass_ms(10_000);
+        server.turn();
+        break_rule(None);
+        granted(&server) == [reader]
+    };
+    assert!(downgrade(None));
+    assert!(!downgrade(Some(Mutant::ShareForgetsQueue)));
+}
+
+#[test]
+fn downgrade_keeps_writers_out_which_release_and_acquire_does_not() {
+    for downgrades in [true, false] {
+        let mut server = Server::new();
+        server.acquire(K, WRITER, 10_000, None).unwrap();
+        let next_writer = writer_waits(&mut server, b"next writer");
+        if downgrades {
+            fence_of(server.extend_shared(K, WRITER, 10_000));
+        } else {
+            server.release(K, WRITER);
+            assert_eq!(server.acquire_shared(K, WRITER, 10_000, None), None);
+        }
+        assert_eq!(granted(&server).contains(&next_writer), !downgrades);
+    }
+}
+
+#[test]
+fn shared_lock_never_becomes_exclusive() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.extend(K, READER, 2000).unwrap();
+    assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
+    fence_of(server.extend_shared(K, READER, 3000));
+    assert!(server.acquire_shared(K, SECOND, 1000, None).is_some());
+}
+
+#[test]
+fn downgrade_is_for_the_holder_of_one_key_only() {
+    let mut server = Server::new();
+    assert_eq!(server.extend_shared(K, WRITER, 1000), Extended::NotHeld);
+    server.acquire_all(&[b"a", b"b"], WRITER, 1000, None).unwrap();
+    assert_eq!(server.extend_shared(b"a", WRITER, 1000), Extended::OtherKeys);
+    let both = server.extend_as(Mode::Shared, &[b"a", b"b"], WRITER, 1000, None, None);
+    assert_eq!(both, Extended::SeveralShared);
+    let shared = (Mode::Shared, None, 0);
+    let refused = server.execute_acquire(&[b"c", b"d"], READER, 1000, shared, Verb::Acquire);
+    assert_eq!(refused, Err(CommandError::SeveralShared));
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    assert_eq!(server.extend_all_with(&[b"a", K], READER, 1000, None, None), Extended::NotHeld);
+    assert_eq!(server.acquire_all(&[b"c", K], WRITER, 1000, None), None);
+    assert!(server.release_all(&[b"c", K], READER));
+}
+
+#[test]
+fn foreign_string_is_adopted_and_shared_at_once() {
+    let mut server = Server::new();
+    server.set(K, WRITER, Some(5000));
+    let reader = reader_waits(&mut server, READER);
+    fence_of(server.extend_shared(K, WRITER, 1000));
+    assert_eq!(granted(&server), [reader]);
+    assert!(server.text(K) != WRITER);
+}
+
+#[test]
+fn revoked_shared_lock_ends_with_its_present_holders() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.acquire_shared(K, SECOND, 2000, None).unwrap();
+    assert_eq!(server.revoke(K), Ok(true));
+    assert_eq!((server.text(K), server.node().stats().revoked), (UNKNOWN, 2));
+    assert_eq!(server.extend_with(K, READER, 5000, None, None), Extended::Revoked { left_ms: 1000 });
+    assert_eq!(server.extend_with(K, SECOND, 5000, None, None), Extended::Revoked { left_ms: 2000 });
+    assert_eq!(server.acquire_shared(K, b"third", 1000, None), None);
+    let third = reader_waits(&mut server, b"third");
+    assert!(server.release(K, READER));
+    server.turn();
+    assert_eq!(granted(&server), []);
+    assert!(matches!(
+        server.inspect_whole(K).unwrap().holder,
+        Holder::Lease { revoked: true, holders: 1, .. }
+    ));
+    server.pass_ms(2000);
+    server.turn();
+    assert_eq!(granted(&server), [third]);
+    assert_eq!(server.revoke_now(K), Ok(true));
+    assert!(server.is_empty());
+}
+
+#[test]
+fn revoked_shared_lock_that_lets_others_in_never_ends() {
+    let revoke = |mutant| {
+        break_rule(mutant);
+        let mut server = Server::new();
+        server.acquire_shared(K, READER, 1000, None).unwrap();
+        assert_eq!(server.revoke(K), Ok(true));
+        for n in 0..20_u8 {
+            server.pass_ms(500);
+            server.acquire_shared(K, &[n], 1000, None);
+            server.turn();
+        }
+        let revoked = matches!(server.inspect_whole(K).unwrap().holder, Holder::Lease { revoked: true, .. });
+        break_rule(None);
+        !revoked
+    };
+    assert!(revoke(None), "those that came later hold another lock");
+    assert!(!revoke(Some(Mutant::RevokedLetsIn)));
+}
+
+#[test]
+fn token_of_a_reader_is_handed_over_alone() {
+    let mut server = Server::new();
+    let first = server.acquire_shared(K, READER, 1000, None).unwrap();
+    server.acquire_shared(K, SECOND, 1000, None).unwrap();
+    assert_eq!(server.extend_with(K, READER, 1000, None, Some(SECOND)), Extended::TokenInUse);
+    let fence = fence_of(server.extend_with(K, READER, 1000, None, Some(b"new")));
+    assert!(fence > first);
+    assert!(!server.release(K, READER));
+    assert!(server.release(K, b"new") && server.release(K, SECOND));
+    assert!(server.is_empty());
+}
+
+#[test]
+fn fence_of_a_reader_is_raised_by_itself_and_only_upwards() {
+    let mut server = Server::new();
+    server.pass_ms(100_000);
+    let fence = server.acquire_shared(K, READER, 1000, None).unwrap();
+    let higher = fence.saturating_add(1_000_000);
+    assert_eq!(fence_of(server.extend_with(K, READER, 1000, Some(higher), None)), higher);
+    let below = Extended::BadFence(FenceError::Below { current: higher });
+    assert_eq!(server.extend_with(K, READER, 1000, Some(fence), None), below);
+    let beside = server.acquire_shared(K, SECOND, 1000, Some(fence)).unwrap();
+    assert_eq!(beside, fence, "that of another may be equal, or lower");
+    assert!(server.release(K, READER) && server.release(K, SECOND));
+    assert!(server.acquire(K, WRITER, 1000, None).unwrap() > higher);
+}
+
+#[test]
+fn inspect_shows_how_many_hold_it_and_the_first_ten() {
+    let mut server = Server::new();
+    for n in 0..12_u64 {
+        server.owner = (n != 3).then(|| format!("host:{n}").into_bytes());
+        server.acquire_shared(K, &n.to_le_bytes(), 1000 + n, None).unwrap();
+        server.pass_ms(10);
+    }
+    let Holder::Lease { owners, holders, ttl_ms, held_ms, mode, keys, .. } =
+        server.inspect_whole(K).unwrap().holder
+    else {
+        panic!("held")
+    };
+    assert_eq!((holders, mode, keys, held_ms, ttl_ms), (12, Mode::Shared, 1, 120, 1001));
+    let shown: Vec<_> = owners.iter().map(|owner| owner.as_deref().map(String::from_utf8_lossy)).collect();
+    let expected: Vec<_> = (0..10).map(|n| (n != 3).then(|| format!("host:{n}").into())).collect();
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn reader_that_is_gone_before_its_answer_leaves_nothing() {
+    let mut settings = support::settings(0);
+    settings.defer_wakes = true;
+    let mut server = Server::with(settings);
+    server.acquire(K, WRITER, 60_000, None).unwrap();
+    let gone = reader_waits(&mut server, READER);
+    let stays = reader_waits(&mut server, SECOND);
+    assert!(server.release(K, WRITER));
+    assert!(server.memory.node.disconnect(gone).wake);
+    server.turn();
+    assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
+    assert_eq!(granted(&server), [stays]);
+}
+
+#[test]
+fn reload_and_unload_know_shared_locks() {
+    let mut server = Server::new();
+    server.acquire_shared(K, READER, 10_000, None).unwrap();
+    assert!(!server.node().may_be_forgotten(server.now().monotonic), "nobody else knows its holders");
+    server.hear(&ServerEvent::LoadingBegins);
+    server.hear(&ServerEvent::LoadingEnds);
+    server.turn();
+    assert!(server.extend(K, READER, 10_000).is_some());
+    server.hear(&ServerEvent::Demoted);
+    server.turn();
+    assert_eq!(server.node().leases(), 0);
+    server.hear(&ServerEvent::Promoted);
+    assert_eq!(server.extend(K, READER, 10_000), None);
+    server.pass_ms(MAX_TTL_MS);
+    server.turn();
+    assert!(server.acquire(K, WRITER, 1000, None).is_some());
+}
+
+#[test]
+fn many_readers_that_end_at_once_are_forgotten_bit_by_bit() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire_shared(K, &n.to_le_bytes(), 1000, None).unwrap();
+    }
+    server.take_away(K, KeyEvent::Removed);
+    assert_eq!((server.node().leases(), server.node().stats().ended_by_operator), (0, 20_000));
+    assert!(server.memory.one_turn(server.now()) > 100, "the holders are removed later");
+    assert!(server.acquire(K, WRITER, 1000, None).is_some());
+    server.turn();
+    assert!(server.release(K, WRITER));
+    assert_eq!(server.node().next_wake(), None);
+}
+
+#[test]
+fn nodes_with_other_readers_are_not_equal() {
+    let (mut one, mut other) = (Server::new(), Server::new());
+    let fence = one.acquire_shared(K, READER, 1000, None);
+    other.acquire_shared(K, READER, 1000, fence).unwrap();
+    assert!(one.node() == other.node());
+    one.acquire_shared(K, SECOND, 500, fence).unwrap();
+    other.acquire_shared(K, b"third", 500, fence).unwrap();
+    assert!(one.node() != other.node());
+}
+
+/// Something that happens.
+#[derive(Clone, Debug)]
+enum Happening {
+    Acquire { mode: Mode, ttl_ms: u64 },
+    Wait { mode: Mode, ttl_ms: u64, wait_ms: u64 },
+    WaitForBoth { wait_ms: u64 },
+    Extend { nth: usize, mode: Mode, ttl_ms: u64 },
+    HandOver { nth: usize },
+    Release { nth: usize },
+    Cancel { nth: usize },
+    Revoke { ends_now: bool },
+    TakeAway { event: KeyEvent },
+    Foreign { expires_in_ms: u64 },
+    Flush,
+    WallStep { ms: i64 },
+    Pass { ms: u64 },
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let (nth, ttl) = (0..8_usize, 1..3000_u64);
+    let mode = prop_oneof![2 => Just(Mode::Shared), 1 => Just(Mode::Exclusive)];
+    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    prop_oneof![
+        4 => (mode.clone(), ttl.clone()).prop_map(|(mode, ttl_ms)| Happening::Acquire { mode, ttl_ms }),
+        8 => (mode.clone(), ttl.clone(), 1..4000_u64)
+            .prop_map(|(mode, ttl_ms, wait_ms)| Happening::Wait { mode, ttl_ms, wait_ms }),
+        1 => (1..4000_u64).prop_map(|wait_ms| Happening::WaitForBoth { wait_ms }),
+        4 => (nth.clone(), mode, ttl).prop_map(|(nth, mode, ttl_ms)| Happening::Extend { nth, mode, ttl_ms }),
+        1 => nth.clone().prop_map(|nth| Happening::HandOver { nth }),
+        6 => nth.clone().prop_map(|nth| Happening::Release { nth }),
+        1 => nth.prop_map(|nth| Happening::Cancel { nth }),
+        1 => prop::bool::weighted(0.2).prop_map(|ends_now| Happening::Revoke { ends_now }),
+        1 => event.prop_map(|event| Happening::TakeAway { event }),
+        1 => (1..2000_u64).prop_map(|expires_in_ms| Happening::Foreign { expires_in_ms }),
+        1 => Just(Happening::Flush),
+        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+    ]
+}
+
+/// A lock, as its holder believes it to be.
+#[derive(Clone, Debug)]
+struct Belief {
+    token: Vec<u8>,
+    mode: Mode,
+    fence: Fence,
+    until_us: u64,
+    revoked: bool,
+}
+
+struct Waiting {
+    token: Vec<u8>,
+    mode: Mode,
+    is_for_both: bool,
+    ttl_ms: u64,
+    until_us: u64,
+}
+
+/// What holders believe, and the fences of those that were there before them.
+#[derive(Default)]
+struct Beliefs {
+    held: Vec<Belief>,
+    /// The largest fence of a writer, and of anybody.
+    written: Fence,
+    largest: Fence,
+}
+
+impl Beliefs {
+    fn expire(&mut self, now_us: u64) {
+        self.held.retain(|held| now_us < held.until_us);
+    }
+
+    fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
+        let beside = self.held.iter().all(|other| other.mode == Mode::Shared && !other.revoked);
+        prop_assert!(self.held.is_empty() || held.mode == Mode::Shared && beside, "beside a writer");
+        prop_assert!(held.fence > self.written, "not above an earlier writer");
+        if held.mode == Mode::Exclusive {
+            prop_assert!(held.fence > self.largest, "not above all earlier");
+            self.written = held.fence;
+        }
+        self.largest = self.largest.max(held.fence);
+        self.held.push(held);
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Readers and writers, waited for or not, whatever operators, clocks and memory do: no reader
+    /// beside a writer, fences above those of earlier writers, first come first served, nobody
+    /// forgotten, and nothing left of what has ended.
+    #[test]
+    fn readers_and_writers_exclude_each_other_and_nobody_is_forgotten(
+        happenings in prop::collection::vec(happening(), 1..80),
+    ) {
+        let mut server = Server::new();
+        let mut beliefs = Beliefs::default();
+        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut tokens = 0_u32;
+        for happening in happenings {
+            let now_us = server.mono_us;
+            beliefs.expire(now_us);
+            tokens += 1;
+            let token = tokens.to_le_bytes().to_vec();
+            let nth_of = |beliefs: &Beliefs, nth: usize| {
+                (!beliefs.held.is_empty()).then(|| beliefs.held[nth % beliefs.held.len()].clone())
+            };
+            match happening {
+                Happening::Acquire { mode, ttl_ms } => {
+                    let fence = match mode {
+                        Mode::Exclusive => server.acquire(K, &token, ttl_ms, None),
+                        Mode::Shared => server.acquire_shared(K, &token, ttl_ms, None),
+                    };
+                    if let Some(fence) = fence {
+                        prop_assert!(waiting.values().all(|other| other.is_for_both), "jumped the queue");
+                        let until_us = now_us + ttl_ms * 1000;
+                        beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
+                    }
+                }
+                Happening::Wait { mode, ttl_ms, wait_ms } => {
+                    let patient = match mode {
+                        Mode::Exclusive => server.acquire_or_wait(K, &token, ttl_ms, wait_ms),
+                        Mode::Shared => server.share_or_wait(K, &token, ttl_ms, wait_ms),
+                    };
+                    match patient {
+                        Patient::Granted(fence) => {
+                            let until_us = now_us + ttl_ms * 1000;
+                            beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
+                        }
+                        Patient::Waits(ticket) => {
+                            let until_us = now_us + wait_ms * 1000;
+                            waiting.insert(ticket, Waiting { token, mode, is_for_both: false, ttl_ms, until_us });
+                        }
+                        other => prop_assert_eq!(other, Patient::QueueFull),
+                    }
+                }
+                Happening::WaitForBoth { wait_ms } => {
+                    // One key is never free, so that these wait and reserve nothing.
+                    server.set(b"other", b"data", None);
+                    if let Patient::Waits(ticket) = server.acquire_all_or_wait(&[K, b"other"], &token, 1000, wait_ms) {
+                        let until_us = now_us + wait_ms * 1000;
+                        let mode = Mode::Exclusive;
+                        waiting.insert(ticket, Waiting { token, mode, is_for_both: true, ttl_ms: 1000, until_us });
+                    }
+                }
+                Happening::Extend { nth, mode, ttl_ms } => {
+                    if let Some(held) = nth_of(&beliefs, nth) {
+                        let extended = server.extend_as(mode, &[K], &held.token, ttl_ms, None, None);
+                        let of = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
+                        if held.revoked {
+                            let left_ms = (held.until_us - now_us).div_ceil(1000);
+                            prop_assert_eq!(extended, Extended::Revoked { left_ms });
+                        } else {
+                            prop_assert_eq!(extended, Extended::Held { fence: held.fence });
+                            of.until_us = of.until_us.max(now_us + ttl_ms * 1000);
+                            of.mode = of.mode.max(mode);
+                        }
+                    } else {
+                        prop_assert_eq!(server.extend_as(mode, &[K], &token, ttl_ms, None, None), Extended::NotHeld);
+                    }
+                }
+                Happening::HandOver { nth } => {
+                    if let Some(held) = nth_of(&beliefs, nth).filter(|held| !held.revoked) {
+                        let extended = server.extend_with(K, &held.token, 1, None, Some(&token));
+                        let Extended::Held { fence } = extended else { panic!("{extended:?}") };
+                        prop_assert!(fence > beliefs.largest);
+                        beliefs.held.retain(|other| other.token != held.token);
+                        let until_us = held.until_us.max(now_us + 1000);
+                        beliefs.granted(Belief { token, fence, until_us, ..held })?;
+                    }
+                }
+                Happening::Release { nth } => {
+                    if let Some(held) = nth_of(&beliefs, nth) {
+                        prop_assert!(server.release(K, &held.token));
+                        prop_assert!(!server.release(K, &held.token));
+                        beliefs.held.retain(|other| other.token != held.token);
+                    }
+                }
+                Happening::Cancel { nth } => {
+                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
+                    tickets.sort_unstable();
+                    if let Some(ticket) = tickets.get(nth)
+                        && server.cancel(*ticket)
+                    {
+                        waiting.remove(ticket);
+                    }
+                }
+                Happening::Revoke { ends_now } => {
+                    // A string that an old client wrote is revoked like any lock.
+                    let revoked = if ends_now { server.revoke_now(K) } else { server.revoke(K) };
+                    prop_assert!(revoked == Ok(true) || beliefs.held.is_empty());
+                    if ends_now {
+                        beliefs.held.clear();
+                    }
+                    beliefs.held.iter_mut().for_each(|held| held.revoked = true);
+                }
+                Happening::TakeAway { event } => {
+                    let is_mirror = server.has(K) && server.text(K) != b"old client" && !beliefs.held.is_empty();
+                    server.take_away(K, event);
+                    if is_mirror && event == KeyEvent::Removed {
+                        beliefs.held.clear();
+                    }
+                }
+                Happening::Foreign { expires_in_ms } => {
+                    if !server.has(K) {
+                        server.set(K, b"old client", Some(expires_in_ms));
+                    }
+                }
+                Happening::Flush => {
+                    server.clear();
+                    server.set(b"other", b"data", None);
+                    server.hear(&ServerEvent::Flush(None));
+                    beliefs.held.clear();
+                }
+                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Happening::Pass { ms } => server.pass_ms(ms),
+            }
+            server.turn();
+            let now_us = server.mono_us;
+            beliefs.expire(now_us);
+            for (ticket, told) in std::mem::take(&mut server.told) {
+                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
+                match told {
+                    Told::Granted { fence, .. } => {
+                        prop_assert!(now_us < who.until_us, "served after its time");
+                        let passed = waiting.iter().any(|(&other, waits)| {
+                            other < ticket && now_us < waits.until_us && !waits.is_for_both
+                        });
+                        prop_assert!(!passed, "got past a waiter that came first");
+                        let until_us = now_us + who.ttl_ms * 1000;
+                        let Waiting { token, mode, .. } = who;
+                        beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
+                    }
+                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
+                    Told::Failed(error) => panic!("{error:?}"),
+                }
+            }
+            // What is held is what holders believe.
+            prop_assert_eq!(server.node().leases(), beliefs.held.len());
+            if let Some(first) = beliefs.held.first() {
+                let Holder::Lease { holders, ttl_ms, mode, revoked, .. } = server.inspect_whole(K).unwrap().holder
+                else { panic!("held") };
+                let last_us = beliefs.held.iter().map(|held| held.until_us).max().unwrap();
+                prop_assert_eq!((holders, mode, revoked), (beliefs.held.len(), first.mode, first.revoked));
+                prop_assert_eq!(ttl_ms, (last_us - now_us).div_ceil(1000));
+                if server.has(K) && server.text(K) != b"old client" {
+                    prop_assert!(beliefs.held.iter().all(|held| held.mode == Mode::Exclusive || held.token != server.text(K)));
+                }
+            }
+            // Nobody is forgotten: neither the first of a free key, nor a reader beside readers.
+            prop_assert!(waiting.values().all(|who| now_us < who.until_us));
+            prop_assert_eq!(server.node().waiters(), waiting.len());
+            let mut queue: Vec<_> = waiting.iter().filter(|(_, who)| !who.is_for_both).collect();
+            queue.sort_unstable_by_key(|(ticket, _)| **ticket);
+            if let Some((_, first)) = queue.first() {
+                prop_assert!(server.inspect_whole(K).is_some(), "a free key keeps a waiter");
+                let is_open = first.mode == Mode::Shared && !beliefs.held.is_empty()
+                    && beliefs.held.iter().all(|held| held.mode == Mode::Shared && !held.revoked);
+                prop_assert!(!is_open, "a reader waits beside readers");
+                prop_assert!(server.node().next_wake().is_some());
+            }
+        }
+        server.pass_ms(10_000);
+        server.turn();
+        prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
+        let stats = server.node().stats();
+        let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
+        prop_assert_eq!(stats.grants, ended, "each holder ends once");
+    }
+}
