@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use quorlock_core::client::{Entry, FenceProposals, Line, Renewals, RoundTrips, limits};
+use quorlock_core::client::{Called, Entry, FenceProposals, Line, Renewals, RoundTrips, limits};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
 
@@ -82,11 +82,45 @@ fn line_serves_callers_in_the_order_of_their_arrival() {
     let [Entry::InLine(first), Entry::InLine(second), Entry::InLine(third)] = numbers[..] else {
         panic!("{numbers:?}");
     };
-    assert!(line.give_up(second));
-    assert_eq!(line.leave(), Some(first));
-    assert!(!line.give_up(first), "it has a place");
-    assert_eq!(line.leave(), Some(third));
-    assert_eq!(line.leave(), None);
+    assert_eq!(line.give_up(second), Some(Called::new()));
+    assert_eq!(line.leave()[..], [first]);
+    assert_eq!(line.give_up(first), None, "it has a place");
+    assert_eq!(line.leave()[..], [third]);
+    assert_eq!(line.leave()[..], [0_u64; 0]);
+    assert!(line.is_idle(1));
+}
+
+#[test]
+fn sharers_at_the_head_of_a_line_go_together() {
+    let mut line = Line::new(1);
+    let number = |entry| match entry {
+        Entry::InLine(number) => number,
+        Entry::Place => panic!("it has a place"),
+    };
+    assert_eq!(line.enter_to_share(), Entry::Place);
+    assert_eq!(line.enter_to_share(), Entry::Place);
+    let writer = number(line.enter());
+    let readers = [number(line.enter_to_share()), number(line.enter_to_share())];
+    let last = number(line.enter());
+    assert!(line.leave().is_empty(), "one shares it still");
+    assert_eq!(line.leave()[..], [writer], "readers that came later wait");
+    assert_eq!(line.leave()[..], readers);
+    assert!(line.leave().is_empty());
+    assert_eq!(line.leave()[..], [last]);
+    assert!(line.leave().is_empty());
+    assert!(line.is_idle(1));
+}
+
+#[test]
+fn sharers_pass_a_writer_that_gave_up() {
+    let mut line = Line::new(1);
+    assert_eq!(line.enter_to_share(), Entry::Place);
+    let (Entry::InLine(writer), Entry::InLine(reader)) = (line.enter(), line.enter_to_share()) else {
+        panic!("they wait")
+    };
+    assert_eq!(line.give_up(writer).as_deref(), Some(&[reader][..]));
+    assert!(line.leave().is_empty());
+    assert!(line.leave().is_empty());
     assert!(line.is_idle(1));
 }
 

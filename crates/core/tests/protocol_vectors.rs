@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Admission, AgreedSet, FenceProposals, InvalidSet, Keys, NodeError, NodeSet, NodeStatus, RoundTrips,
+    Admission, AgreedSet, FenceProposals, InvalidSet, Keys, Mode, NodeError, NodeSet, NodeStatus, RoundTrips,
     SetReport, Spec, Token, Topology, agree, limits,
 };
 use quorlock_core::quorum::{
@@ -195,6 +195,7 @@ fn request(mut case: Fields) {
     let spec = Spec {
         keys: Keys::from_iter(["k"]),
         ttl: case.ttl(),
+        mode: Mode::Exclusive,
         min_validity: case.us("min_validity_us"),
         node_timeout: case.us_or_null("node_timeout_us"),
         max_hold: None,

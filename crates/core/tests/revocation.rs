@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
+    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, LeaseInfo, Mode, NodeError, NodeRevocation,
     NodeStatus, Outcome, Random, Request, RequestId, Response, Revocation, RevocationState, RevokeMode,
     RevokeQuestion, RevokeReply, Send, Spec, Topology,
 };
@@ -117,6 +117,7 @@ impl World {
         let spec = Arc::new(Spec {
             keys: [K].into_iter().collect(),
             ttl: Ttl::from_ms(TTL_MS).unwrap(),
+            mode: Mode::Exclusive,
             min_validity: Duration::ZERO,
             node_timeout: None,
             max_hold: None,

@@ -2,13 +2,15 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use quorlock_core::client::{Keys, Token};
+use quorlock_core::client::{Keys, Mode, Token};
 use quorlock_core::{Fence, Ttl};
 
 use crate::driver::LockInner;
 
 /// The first word of the text of a [`DetachedLock`].
 const VERSION: &str = "quorlock1";
+/// Ends the text of a shared lock.
+const SHARED: &str = ":shared";
 
 /// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
 /// [attach](crate::Quorum::attach).
@@ -23,6 +25,7 @@ pub struct DetachedLock {
     ttl: Ttl,
     fence: Fence,
     until: SystemTime,
+    mode: Mode,
 }
 
 /// Why a text is not a [`DetachedLock`]. The error does not show the text, which may be a secret.
@@ -45,6 +48,7 @@ impl DetachedLock {
             ttl: lock.spec.ttl,
             fence: lock.fence,
             until: SystemTime::now() + remaining,
+            mode: lock.mode(),
         }
     }
 
@@ -87,11 +91,16 @@ impl DetachedLock {
         let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let keys: Vec<_> = self.keys().map(to_text).collect();
         let (keys, token) = (keys.join(","), self.token.as_str());
-        format!("{VERSION}:{keys}:{token}:{}:{}:{until_ms}", self.ttl.ms(), self.fence)
+        let mode = if self.mode == Mode::Shared { SHARED } else { "" };
+        format!("{VERSION}:{keys}:{token}:{}:{}:{until_ms}{mode}", self.ttl.ms(), self.fence)
     }
 
     pub(crate) fn token(&self) -> Token {
         self.token
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
     }
 
     pub(crate) fn core_ttl(&self) -> Ttl {
@@ -103,7 +112,11 @@ impl FromStr for DetachedLock {
     type Err = InvalidDetached;
 
     fn from_str(text: &str) -> Result<Self, InvalidDetached> {
-        let parts: Vec<_> = text.trim().split(':').collect();
+        let (text, mode) = match text.trim().strip_suffix(SHARED) {
+            Some(text) => (text, Mode::Shared),
+            None => (text.trim(), Mode::Exclusive),
+        };
+        let parts: Vec<_> = text.split(':').collect();
         let (Some(&version), [_, keys, token, ttl, fence, until]) = (parts.first(), parts.as_slice()) else {
             return Err(InvalidDetached::NotDetached);
         };
@@ -119,6 +132,7 @@ impl FromStr for DetachedLock {
                 ttl: Ttl::from_ms(ttl.parse().ok()?).ok()?,
                 fence: Fence::new(fence.parse().ok()?)?,
                 until: UNIX_EPOCH.checked_add(until)?,
+                mode,
             })
         };
         read().ok_or(InvalidDetached::NotDetached)
@@ -176,6 +190,7 @@ mod tests {
             ttl: Ttl::from_ms(10_000).unwrap(),
             fence: Fence::new(1_795_249_538_261_001).unwrap(),
             until: UNIX_EPOCH + Duration::from_millis(1_795_249_548_261),
+            mode: Mode::Exclusive,
         }
     }
 
@@ -190,6 +205,15 @@ mod tests {
             assert_eq!(read.token.as_str(), given.token.as_str());
             assert_eq!((read.fence, read.ttl, read.until), (given.fence, given.ttl, given.until));
         }
+    }
+
+    #[test]
+    fn shared_lock_reads_back_as_shared() {
+        let shared = DetachedLock { mode: Mode::Shared, ..detached([b"k"]) };
+        let read: DetachedLock = shared.to_secret_text().parse().unwrap();
+        assert_eq!(read.mode, Mode::Shared);
+        let exclusive: DetachedLock = detached([b"k"]).to_secret_text().parse().unwrap();
+        assert_eq!(exclusive.mode, Mode::Exclusive);
     }
 
     #[test]

@@ -3,9 +3,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Fence;
+use quorlock_core::client::Mode;
 use quorlock_core::quorum::Standing;
 
-use crate::driver::{LockInner, extend};
+use crate::driver::{LockInner, downgrade, extend};
 use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseError, telemetry};
 
 /// A held lock.
@@ -63,6 +64,12 @@ impl Lock {
     /// largest one that it has seen: see [`FenceGate`](crate::FenceGate).
     pub fn fence(&self) -> Fence {
         self.inner().fence
+    }
+
+    /// Whether others may hold the lock at the same time: it was acquired
+    /// [shared](crate::LockBuilder::shared), or [downgraded](Self::downgrade).
+    pub fn is_shared(&self) -> bool {
+        self.inner().mode() == Mode::Shared
     }
 
     /// How much longer the lock is certainly held; zero once it may have ended.
@@ -150,6 +157,30 @@ impl Lock {
     /// Dropping the future leaves the release to the background.
     pub async fn release(mut self) -> Result<Released, ReleaseError> {
         self.take().release().await
+    }
+
+    /// Turns an exclusive lock into a shared one, and extends it. Clients that wait to share the lock
+    /// get it at once, and no writer comes between. The fence stays.
+    ///
+    /// There is no way back. From the call on the lock counts as shared, whatever the nodes answer: some
+    /// may have let others in. After an error, the lock is held as [`ownership`](Self::ownership) says,
+    /// and each later extension repeats the request. On a shared lock this is [`extend`](Self::extend).
+    ///
+    /// # Errors
+    /// Those of [`extend`](Self::extend), and [`ExtendError::SeveralKeys`], which leaves the lock
+    /// exclusive.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: the downgrade continues in the background. A future that
+    /// was never polled leaves the lock exclusive.
+    pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
+        self.downgrading().await
+    }
+
+    /// The same, apart from the borrow of the lock.
+    pub(crate) fn downgrading(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
+        let inner = Arc::clone(self.inner());
+        async move { downgrade(&inner).await }
     }
 
     /// Detaches the lock from this process, for another process to attach.

@@ -3,7 +3,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{Failure, Keys, Reason, Spec};
+use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec};
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
@@ -23,6 +23,7 @@ const WAIT: Duration = Duration::from_secs(10);
 pub struct LockBuilder {
     shared: Arc<Shared>,
     keys: Keys,
+    mode: Mode,
     ttl: Duration,
     wait: Duration,
     min_validity: Option<Duration>,
@@ -36,6 +37,7 @@ impl LockBuilder {
         Self {
             shared,
             keys,
+            mode: Mode::Exclusive,
             ttl: TTL,
             wait: WAIT,
             min_validity: None,
@@ -43,6 +45,24 @@ impl LockBuilder {
             max_hold: None,
             owner: None,
         }
+    }
+
+    /// Shares the lock with others that ask to share it: any number at a time, and none beside an
+    /// exclusive holder. For readers.
+    ///
+    /// Calls keep their order: a reader that comes after a waiting writer waits behind it. A reader
+    /// cannot become a writer, since two that try wait for each other: release the lock, acquire an
+    /// exclusive one, and read again. A writer becomes a reader with
+    /// [`Lock::downgrade`](crate::Lock::downgrade).
+    ///
+    /// Fences of readers that hold the lock at the same time may be equal. Each is larger than that of
+    /// every earlier exclusive holder, and smaller than that of every later one.
+    ///
+    /// A lock of [several keys](crate::Quorum::lock_all) cannot be shared: acquiring one is
+    /// [`AcquireError::InvalidRequest`].
+    pub fn shared(mut self) -> Self {
+        self.mode = Mode::Shared;
+        self
     }
 
     /// How long the lock lasts unless it is extended or released. Default: 10 s.
@@ -206,7 +226,9 @@ impl LockBuilder {
     /// attachment.
     pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         let invalid = |reason| AttachError::InvalidRequest { reason };
-        let spec = self.spec().map_err(invalid)?;
+        let mut spec = self.spec().map_err(invalid)?;
+        // It is what it was.
+        spec.mode = detached.mode();
         if !detached.is_of(&spec.keys) {
             let reason = "the detached lock has other keys: attach it with Quorum::attach";
             return Err(invalid(reason.into()));
@@ -233,6 +255,7 @@ impl LockBuilder {
         let spec = Spec {
             keys: self.keys.clone(),
             ttl,
+            mode: self.mode,
             min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
             node_timeout: self.node_timeout.or(of_the_client),
             max_hold: self.max_hold,

@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{Keys, Release, RevokeMode, Spec, limits, summarize};
+use quorlock_core::client::{Keys, Mode, Release, RevokeMode, Spec, limits, summarize};
 use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -146,6 +146,7 @@ impl Quorum {
         let spec = Spec {
             keys: detached.keys().collect::<Keys>(),
             ttl: detached.core_ttl(),
+            mode: Mode::Exclusive,
             min_validity: Duration::ZERO,
             node_timeout: self.shared.node_timeout,
             max_hold: None,

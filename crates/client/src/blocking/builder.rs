@@ -77,6 +77,11 @@ impl LockBuilder {
         Self { builder, thread }
     }
 
+    /// Shares the lock with others that share it: see [`crate::LockBuilder::shared`].
+    pub fn shared(self) -> Self {
+        Self { builder: self.builder.shared(), ..self }
+    }
+
     /// How long the lock lasts: see [`crate::LockBuilder::ttl`].
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { builder: self.builder.ttl(ttl), ..self }

@@ -83,6 +83,19 @@ impl Lock {
         self.thread.thread.block_on(self.lock.extension())
     }
 
+    /// Whether others may hold the lock at the same time: see [`crate::Lock::is_shared`].
+    pub fn is_shared(&self) -> bool {
+        self.lock.is_shared()
+    }
+
+    /// Turns an exclusive lock into a shared one: see [`crate::Lock::downgrade`].
+    ///
+    /// # Errors
+    /// See [`crate::Lock::downgrade`].
+    pub fn downgrade(&mut self) -> Result<(), ExtendError> {
+        self.thread.thread.block_on(self.lock.downgrading())
+    }
+
     /// Releases the lock, and returns when a majority has confirmed it: see
     /// [`crate::Lock::release`].
     ///

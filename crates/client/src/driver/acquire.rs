@@ -46,7 +46,10 @@ pub(crate) async fn acquire(
     wait: Option<Duration>,
 ) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
-    let turn = machine.takes_turn().then(|| shared.queues.enter(&machine.spec().keys));
+    let turn = machine.takes_turn().then(|| {
+        let spec = machine.spec();
+        shared.queues.enter(&spec.keys, spec.mode)
+    });
     // On the heap: it is large, and moved more often than it is used.
     Box::new(Call::new(shared, machine)).run(turn).await
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Grant, Hold, HoldAction, Send, Spec};
+use quorlock_core::client::{Grant, Hold, HoldAction, Mode, Send, Spec};
 use quorlock_core::quorum::{End, ExtensionVerdict, Moment, ReleaseVerdict, Standing};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -192,6 +192,15 @@ impl LockInner {
             Standing::Held(left) | Standing::Uncertain(left) => left,
             Standing::Lost(_) => Duration::ZERO,
         }
+    }
+
+    /// What it is now: its mode is that of the machine.
+    pub(super) fn current_spec(&self) -> Arc<Spec> {
+        Arc::clone(self.hold().spec())
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.hold().mode()
     }
 
     pub(crate) fn held_for(&self) -> Duration {

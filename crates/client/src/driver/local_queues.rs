@@ -2,13 +2,14 @@ use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quorlock_core::client::{Entry, Keys, Line, limits};
+use quorlock_core::client::{Called, Entry, Keys, Line, Mode, limits};
 use tokio::sync::oneshot;
 
 /// Into how many parts the keys are divided, so that calls for different locks rarely meet.
 const SHARDS: usize = 16;
 
-/// The calls of one program that want the same lock: one of them at a time is on the network.
+/// The calls of one program that want the same lock: one of them at a time is on the network, or all
+/// at the head of the queue that share the lock.
 ///
 /// The same lock is the same key, or all of the same keys. Locks that only share a key meet on the
 /// servers: a call that kept the others of a program from one key while it waits for another might
@@ -49,10 +50,14 @@ impl LocalQueues {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys) -> Turn {
+    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> Turn {
         let mut shard = self.shard(keys);
         let queue = queue_of(&mut shard, keys);
-        let in_line = match queue.line.enter() {
+        let entry = match mode {
+            Mode::Exclusive => queue.line.enter(),
+            Mode::Shared => queue.line.enter_to_share(),
+        };
+        let in_line = match entry {
             Entry::Place => None,
             Entry::InLine(number) => {
                 let (call, called) = oneshot::channel();
@@ -109,15 +114,22 @@ impl Drop for Turn {
         let Some(queue) = shard.get_mut(&self.keys) else { return };
         if let Some((number, _)) = &self.in_line {
             queue.called.remove(number);
-            if queue.line.give_up(*number) {
-                return;
+            if let Some(called) = queue.line.give_up(*number) {
+                return queue.call(called);
             }
         }
-        if let Some(next) = queue.line.leave()
-            && let Some(call) = queue.called.remove(&next)
-        {
-            // Its receiver lives until it has left the line, which takes this lock.
-            let _ = call.send(());
+        let called = queue.line.leave();
+        queue.call(called);
+    }
+}
+
+impl Queue {
+    fn call(&mut self, numbers: Called) {
+        for number in numbers {
+            if let Some(call) = self.called.remove(&number) {
+                // Its receiver lives until it has left the line, which takes the lock of this queue.
+                let _ = call.send(());
+            }
         }
     }
 }

@@ -20,5 +20,5 @@ pub(crate) use hold::LockInner;
 pub(crate) use inspection::{inspect, scan};
 pub(crate) use releases::Releasing;
 pub(crate) use revocation::Revoking;
-pub(crate) use rounds::extend;
+pub(crate) use rounds::{downgrade, extend};
 pub(crate) use shared::{NodeInfo, Shared};

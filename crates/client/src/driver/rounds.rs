@@ -21,8 +21,27 @@ use crate::{ExtendError, LostError, clock};
 /// What a node answered: which request of which lock, and how.
 type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
+/// What a call begins.
+#[derive(Clone, Copy)]
+enum Begin {
+    Extend,
+    Downgrade,
+}
+
 /// See [`crate::Lock::extend`].
 pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
+    begin(lock, Begin::Extend).await
+}
+
+/// See [`crate::Lock::downgrade`].
+pub(crate) async fn downgrade(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
+    if lock.spec.keys.len() > 1 {
+        return Err(ExtendError::SeveralKeys);
+    }
+    begin(lock, Begin::Downgrade).await
+}
+
+async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     let lost = |lost: LostError| match lost {
         LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
         LostError::Ended { nodes } | LostError::Expired { nodes } | LostError::Revoked { nodes } => {
@@ -39,7 +58,7 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
     }
     let verdict = lock.next_verdict();
     let shared = Arc::clone(&lock.shared);
-    shared.spawn(round(Arc::clone(&shared), vec![Arc::clone(lock)]));
+    shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], what));
     // The round goes on for stragglers and repairs.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
@@ -54,13 +73,20 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
 
 /// Extends locks. Ends when all nodes have answered, or when it is time for the next round.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
+    round_of(shared, locks, Begin::Extend).await;
+}
+
+async fn round_of(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>, begin: Begin) {
     let longest = locks.iter().map(|lock| lock.spec.ttl.duration()).max().unwrap_or_default();
     let end = clock::now().plus(longest / 3);
     let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
     let mut sends = Vec::new();
     for (index, lock) in round.locks.iter().enumerate() {
         lock.absorb_stragglers();
-        let ((), of_this) = lock.with_hold(|hold, ctx| hold.extend(ctx));
+        let ((), of_this) = lock.with_hold(|hold, ctx| match begin {
+            Begin::Extend => hold.extend(ctx),
+            Begin::Downgrade => hold.downgrade(ctx),
+        });
         sends.extend(of_this.into_iter().map(|send| (index, send)));
     }
     round.send(sends);
@@ -128,7 +154,7 @@ impl Round {
         for ((node, connection), sends) in by_connection {
             let mut pipeline = Pipeline::with_capacity(sends.len());
             for (index, send) in &sends {
-                let outgoing = Outgoing::new(&self.locks[*index].spec, &send.request);
+                let outgoing = Outgoing::new(&self.locks[*index].current_spec(), &send.request);
                 outgoing.add_to(&mut pipeline);
             }
             let ids: Vec<_> = sends.iter().map(|(index, send)| (*index, send.id)).collect();

@@ -215,7 +215,7 @@ mod tests {
     use std::time::Duration;
 
     use quorlock_core::Ttl;
-    use quorlock_core::client::{Command, Keys, NodeError, Request, RequestId, Response, Spec, Token};
+    use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, RequestId, Response, Spec, Token};
     use quorlock_testkit::Server;
     use tokio::time::timeout;
 
@@ -234,6 +234,7 @@ mod tests {
         let spec = Spec {
             keys: Keys::from_iter([key]),
             ttl: Ttl::from_ms(60_000).unwrap(),
+            mode: Mode::Exclusive,
             min_validity: Duration::ZERO,
             node_timeout: None,
             max_hold: None,

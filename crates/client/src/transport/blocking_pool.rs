@@ -76,10 +76,10 @@ impl BlockingPool {
 
     fn leave(&self) {
         let mut state = self.state();
-        if let Some(next) = state.seats.leave()
-            && let Some(call) = state.called.remove(&next)
-        {
-            let _ = call.send(());
+        for next in state.seats.leave() {
+            if let Some(call) = state.called.remove(&next) {
+                let _ = call.send(());
+            }
         }
     }
 }
@@ -107,7 +107,7 @@ impl Drop for Seat {
         if let Some(number) = self.in_line {
             let mut state = self.pool.state();
             state.called.remove(&number);
-            if state.seats.give_up(number) {
+            if state.seats.give_up(number).is_some() {
                 return;
             }
         }

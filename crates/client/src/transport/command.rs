@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ::redis::{Cmd, Pipeline, RedisError, Value};
 use quorlock_core::Fence;
-use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec};
+use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec};
 
 /// How many arguments a command has besides its keys, at most.
 const OTHER_ARGS: usize = 12;
@@ -142,6 +142,7 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
                 let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
                 cmd.arg("WAIT").arg(ms);
             }
+            add_mode(spec, &mut cmd);
             cmd.arg("FENCE").arg(fence.get());
             if let Some(owner) = &spec.owner {
                 cmd.arg("OWNER").arg(&**owner);
@@ -149,6 +150,7 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
         }
         Command::Extend { fence } => {
             cmd.arg(token).arg(ttl_ms);
+            add_mode(spec, &mut cmd);
             if let Some(fence) = fence {
                 cmd.arg("FENCE").arg(fence.get());
             }
@@ -162,6 +164,12 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
         Command::Inspect | Command::Ping => {}
     }
     cmd
+}
+
+fn add_mode(spec: &Spec, cmd: &mut Cmd) {
+    if spec.mode == Mode::Shared {
+        cmd.arg("SHARED");
+    }
 }
 
 /// A command with these keys: the one for a single key, or else the one for several.

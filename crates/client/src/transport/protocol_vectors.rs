@@ -7,7 +7,7 @@ mod vectors;
 use std::time::Duration;
 
 use ::redis::Arg;
-use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
+use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec, Token};
 use quorlock_core::{Fence, Ttl};
 use vectors::{Fields, Reader, bytes};
 
@@ -50,7 +50,15 @@ impl Fields {
 
 fn spec(keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {
     let owner = owner.map(Into::into);
-    Spec { keys, ttl, min_validity: Duration::ZERO, node_timeout: None, max_hold: None, owner }
+    Spec {
+        keys,
+        ttl,
+        mode: Mode::Exclusive,
+        min_validity: Duration::ZERO,
+        node_timeout: None,
+        max_hold: None,
+        owner,
+    }
 }
 
 fn command(mut case: Fields) {

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::attempt::{Attempt, End, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, Keys, NodeError, Release, Request, RequestId, Response, Token, limits,
+    Answer, Command, Context, Delivery, Keys, Mode, NodeError, Release, Request, RequestId, Response, Token,
+    limits,
 };
 use crate::quorum::{Lifetime, Loss, Moment, Win};
 use crate::{Fence, Ttl};
@@ -19,6 +20,8 @@ pub struct Spec {
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
+    /// Whether others that share the lock may hold it at the same time.
+    pub mode: Mode,
     /// A lock with less than this left when it is granted counts as not granted.
     pub min_validity: Duration,
     /// How long one node may take to answer, if the caller says so.
@@ -276,6 +279,9 @@ pub enum InvalidSpec {
         /// The least validity.
         min_validity: Duration,
     },
+    /// A shared lock has one key.
+    #[error("a lock of several keys is exclusive: share one key, or lock the keys without sharing them")]
+    SeveralShared,
     /// The keys cannot be locked.
     #[error(transparent)]
     Keys(#[from] super::InvalidKeys),
@@ -308,6 +314,9 @@ impl Spec {
         }
         if self.owner.as_ref().is_some_and(|owner| owner.len() > Self::OWNER_BYTES_MAX) {
             return Err(InvalidSpec::OwnerTooLong);
+        }
+        if self.mode == Mode::Shared && self.keys.len() > 1 {
+            return Err(InvalidSpec::SeveralShared);
         }
         Ok(self.keys.check()?)
     }

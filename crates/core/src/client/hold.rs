@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::acquire::{Grant, Spec};
 use super::mutants::{Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Token, limits,
+    Answer, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId, Response, Token, limits,
 };
 use crate::Fence;
 use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Standing, Tenure};
@@ -149,7 +149,7 @@ impl Hold {
         }
     }
 
-    /// The lock that it is about.
+    /// The lock that it is about. Its mode changes when it is [shared](Self::downgrade).
     pub fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
@@ -225,6 +225,23 @@ impl Hold {
             matches!(node.answer, Answer::Granted(_)) && node.incarnation == topology.incarnation(*index)
         };
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
+    }
+
+    /// Whether others may hold it as well. A lock that is [shared](Self::downgrade) stays so.
+    pub fn mode(&self) -> Mode {
+        self.spec.mode
+    }
+
+    /// Shares an exclusive lock from now on, and extends it. Nodes may carry that out whose answers are
+    /// lost: so it counts as shared whatever they answer, and every request says so from here on.
+    pub fn downgrade(&mut self, ctx: &Context<'_>) {
+        self.set_mode(Mode::Shared);
+        // A round that is undecided asks for an exclusive lock.
+        self.begin_round(false, ctx);
+    }
+
+    fn set_mode(&mut self, mode: Mode) {
+        self.spec = Arc::new(Spec { mode, ..(*self.spec).clone() });
     }
 
     /// Begins a round of extensions, unless the lock has ended, or an earlier call's round is undecided:
@@ -406,6 +423,10 @@ impl Hold {
         }
         if !self.over {
             self.tenure.settle(verdict, ctx.now);
+        }
+        let is_confirmed = matches!(verdict, ExtensionVerdict::Extended(_));
+        if is_broken(Mutant::ExclusiveUntilConfirmed) && !is_confirmed {
+            self.set_mode(Mode::Exclusive);
         }
         self.actions.push_back(HoldAction::Decided(verdict));
     }

@@ -1,13 +1,20 @@
 use std::collections::VecDeque;
 
+use smallvec::SmallVec;
+
+use super::Mode;
+
 /// A queue of this program: so many at a time, first come first served.
 ///
-/// One place for each lock, so that at most one call of a program is on the network for it; and
+/// One place for each lock, so that at most one call of a program is on the network for it, or any
+/// number of those at the head that [share](Self::enter_to_share) it; and
 /// [`SEATS_MAX`](super::limits::SEATS_MAX) places for waiting connections to each node.
 #[derive(Debug)]
 pub struct Line {
     places: usize,
-    waiting: VecDeque<u64>,
+    /// How many share one of the places that are taken.
+    sharing: usize,
+    waiting: VecDeque<(u64, Mode)>,
     next: u64,
 }
 
@@ -16,42 +23,70 @@ pub struct Line {
 pub enum Entry {
     /// There is a place: give it back with [`Line::leave`].
     Place,
-    /// There is none. The number is called by [`Line::leave`]; or gives up with
-    /// [`Line::give_up`].
+    /// There is none. The number is called by [`Line::leave`] or [`Line::give_up`]; or gives up
+    /// with the latter.
     InLine(u64),
 }
 
+/// The numbers that have a place from now on.
+pub type Called = SmallVec<[u64; 1]>;
+
 impl Line {
-    /// With so many places.
+    /// With so many places. A line in which places are shared has one.
     pub fn new(places: usize) -> Self {
-        Self { places, waiting: VecDeque::new(), next: 0 }
+        Self { places, sharing: 0, waiting: VecDeque::new(), next: 0 }
     }
 
     /// Takes a place, or gets in line for one.
     pub fn enter(&mut self) -> Entry {
-        if self.places > 0 && self.waiting.is_empty() {
-            self.places -= 1;
-            return Entry::Place;
-        }
-        self.next += 1;
-        self.waiting.push_back(self.next);
-        Entry::InLine(self.next)
+        self.enter_as(Mode::Exclusive)
     }
 
-    /// Gives a place back. Returns the number that it belongs to now, if one is waiting.
-    pub fn leave(&mut self) -> Option<u64> {
-        let next = self.waiting.pop_front();
-        if next.is_none() {
+    /// Takes a place, or shares the one of others that share it, or gets in line.
+    pub fn enter_to_share(&mut self) -> Entry {
+        self.enter_as(Mode::Shared)
+    }
+
+    fn enter_as(&mut self, mode: Mode) -> Entry {
+        self.next += 1;
+        self.waiting.push_back((self.next, mode));
+        // No place is free while others are in line.
+        if self.call().is_empty() { Entry::InLine(self.next) } else { Entry::Place }
+    }
+
+    /// Gives a place back. Returns the numbers that have one now.
+    pub fn leave(&mut self) -> Called {
+        self.sharing = self.sharing.saturating_sub(1);
+        if self.sharing == 0 {
             self.places += 1;
         }
-        next
+        self.call()
     }
 
-    /// Gets out of the line. False if the number has been called already: it has a place.
-    pub fn give_up(&mut self, number: u64) -> bool {
-        let before = self.waiting.len();
-        self.waiting.retain(|&waiting| waiting != number);
-        self.waiting.len() < before
+    /// Gets out of the line, and returns the numbers behind it that have a place now. `None` if the
+    /// number has been called already: it has a place.
+    pub fn give_up(&mut self, number: u64) -> Option<Called> {
+        let place = self.waiting.iter().position(|&(waiting, _)| waiting == number)?;
+        self.waiting.remove(place);
+        Some(self.call())
+    }
+
+    /// Gives places to the head of the line.
+    fn call(&mut self) -> Called {
+        let mut called = Called::new();
+        while let Some(&(number, mode)) = self.waiting.front() {
+            let joins = mode == Mode::Shared && self.sharing > 0;
+            if !joins {
+                if self.places == 0 {
+                    break;
+                }
+                self.places -= 1;
+            }
+            self.sharing += usize::from(mode == Mode::Shared);
+            self.waiting.pop_front();
+            called.push(number);
+        }
+        called
     }
 
     /// Whether nobody has a place of so many, or waits for one.

@@ -47,7 +47,7 @@ pub use inspection::{
     HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes, summarize,
 };
 pub use keys::{InvalidKeys, Keys};
-pub use line::{Entry, Line};
+pub use line::{Called, Entry, Line};
 pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
 #[cfg(feature = "mutants")]
@@ -65,3 +65,5 @@ pub use set::{
     NodeSet, NotAdmitted, SetReport, agree,
 };
 pub use token::Token;
+
+pub use crate::node::Mode;

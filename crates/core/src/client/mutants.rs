@@ -57,11 +57,13 @@ pub enum Mutant {
     LooksAtOneNode,
     /// A node is repaired after a node has answered that the lock is revoked.
     RevokedRepaired,
+    /// A lock that is to be shared counts as exclusive until a majority has confirmed it.
+    ExclusiveUntilConfirmed,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -84,6 +86,7 @@ impl Mutant {
         Self::RepairOnFirstRefusal,
         Self::LooksAtOneNode,
         Self::RevokedRepaired,
+        Self::ExclusiveUntilConfirmed,
     ];
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::Spec;
+use quorlock_core::client::{Mode, Spec};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -175,6 +175,7 @@ impl Process {
         let spec = Arc::new(Spec {
             keys: plan.key_sets[keys].clone(),
             ttl,
+            mode: Mode::Exclusive,
             min_validity,
             node_timeout: None,
             max_hold: None,

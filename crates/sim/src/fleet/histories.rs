@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use history::{Answer, Connection, Done, Driver, TTL_MS, Told};
-use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
+use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec, Token};
 use quorlock_core::quorum::ExtensionVerdict;
 use quorlock_core::{Fence, Ttl};
 
@@ -91,6 +91,7 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
                 let spec = Arc::new(Spec {
                     keys: self.world.plan.key_sets[keys].clone(),
                     ttl: Ttl::from_ms(TTL_MS).unwrap(),
+                    mode: Mode::Exclusive,
                     min_validity: Duration::ZERO,
                     node_timeout: None,
                     max_hold: None,

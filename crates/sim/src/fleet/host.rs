@@ -363,12 +363,12 @@ impl World {
             keys: &names,
             token: &token,
             ttl,
-            mode: node::Mode::Exclusive,
+            mode: spec.mode,
             owner: None,
             fence: Some(fence),
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
-        let mode = node::Mode::Exclusive;
+        let mode = spec.mode;
         let extend =
             |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, mode, fence, new_token };
         let response = match request.command {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{Keys, Spec, limits};
+use quorlock_core::client::{Keys, Mode, Spec, limits};
 use quorlock_core::quorum::order;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -547,6 +547,7 @@ pub(super) fn ping() -> Arc<Spec> {
     Arc::new(Spec {
         keys: Keys::from_iter([""; 0]),
         ttl: Ttl::from_ms(1000).expect("a second is a ttl"),
+        mode: Mode::Exclusive,
         min_validity: Duration::ZERO,
         node_timeout: None,
         max_hold: None,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line, LinkAction,
-    Links, NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response, SetReport, Spec,
-    Token, Topology, limits,
+    Acquire, Action, Answer, Called, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line,
+    LinkAction, Links, NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response,
+    SetReport, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, ReleaseVerdict, Standing};
 use rand::rngs::StdRng;
@@ -818,14 +818,15 @@ impl Process {
     fn leave_line(&mut self, keys: usize, place: Place, world: &mut World) {
         let queue = &mut self.lines[keys];
         let next = match place {
-            Place::None => None,
+            Place::None => Called::new(),
             Place::First => queue.line.leave(),
             Place::InLine(number) => {
                 queue.calls.remove(&number);
-                if queue.line.give_up(number) { None } else { queue.line.leave() }
+                queue.line.give_up(number).unwrap_or_else(|| queue.line.leave())
             }
         };
-        if let Some(call) = next.and_then(|number| queue.calls.remove(&number)) {
+        let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
+        for call in calls {
             self.call_has_turn(call, Place::First, world);
         }
     }
@@ -899,7 +900,7 @@ impl Process {
             None => return,
             Some(Wait::InLine(node, number)) => {
                 self.seats[node].waiting.remove(&number);
-                if self.seats[node].line.give_up(number) {
+                if self.seats[node].line.give_up(number).is_some() {
                     return;
                 }
                 node
@@ -921,7 +922,9 @@ impl Process {
 
     fn leave_seat(&mut self, node: usize, world: &mut World) {
         let seats = &mut self.seats[node];
-        if let Some((machine, id)) = seats.line.leave().and_then(|number| seats.waiting.remove(&number)) {
+        let called: Vec<_> =
+            seats.line.leave().iter().filter_map(|number| seats.waiting.remove(number)).collect();
+        for (machine, id) in called {
             self.start_wait(machine, id, world);
         }
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use history::{Done, Driver, TTL_MS, Told};
 use quorlock_core::Ttl;
-use quorlock_core::client::{Failure, Keys, Spec, Token};
+use quorlock_core::client::{Failure, Keys, Mode, Spec, Token};
 use quorlock_core::quorum::Majority;
 use redis::Client;
 use scripted_node::ScriptedNode;
@@ -100,6 +100,7 @@ impl Stage {
                 let spec = Spec {
                     keys: Keys::from_iter([key]),
                     ttl: Ttl::from_ms(TTL_MS).unwrap(),
+                    mode: Mode::Exclusive,
                     min_validity: Duration::ZERO,
                     node_timeout: None,
                     max_hold: None,

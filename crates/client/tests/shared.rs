@@ -1,0 +1,211 @@
+//! Locks that several clients hold at the same time.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{PATIENCE, all_hold, connect, nothing_is_left, quorum};
+use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
+use quorlock_testkit::{Masters, eventually_async};
+use tokio::task::JoinHandle;
+
+const K: &str = "k";
+
+fn reader(quorum: &Quorum) -> LockBuilder {
+    quorum.lock(K).shared().wait(PATIENCE)
+}
+
+fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
+    tokio::spawn(async move { builder.acquire().await.unwrap() })
+}
+
+/// How many clients wait for the key, on the node where most do.
+fn waiters(masters: &Masters) -> u64 {
+    let of = |master: &quorlock_testkit::Server| {
+        let mut connection = master.connection();
+        let map: redis::Value = redis::cmd("LOCK.INSPECT").arg(K).query(&mut connection).unwrap();
+        let redis::Value::Array(fields) = map else { return 0 };
+        let at = fields.iter().position(|field| *field == redis::Value::BulkString(b"waiters".to_vec()));
+        redis::from_redis_value(fields[at.unwrap() + 1].clone()).unwrap()
+    };
+    masters.iter().filter(|master| master.is_running()).map(of).max().unwrap_or_default()
+}
+
+async fn until_waiters(masters: &Masters, count: u64) {
+    eventually_async(PATIENCE, "clients wait", async || waiters(masters) == count).await;
+}
+
+#[tokio::test]
+async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let first = reader(&ours).try_acquire().await.unwrap();
+    let second = reader(&ours).try_acquire().await.unwrap();
+    let third = reader(&theirs).try_acquire().await.unwrap();
+    assert!(first.is_shared() && third.is_shared());
+    for quorum in [&ours, &theirs] {
+        let refused = quorum.lock(K).try_acquire().await;
+        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    }
+    let readers_fence = first.fence().max(second.fence()).max(third.fence());
+    for lock in [first, second, third] {
+        lock.release().await.unwrap();
+    }
+    let writer = theirs.lock(K).acquire().await.unwrap();
+    assert!(writer.fence() > readers_fence);
+    assert!(!writer.is_shared());
+    let refused = reader(&ours).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    let fence = writer.fence();
+    writer.release().await.unwrap();
+    let after = reader(&ours).acquire().await.unwrap();
+    assert!(after.fence() > fence);
+    drop(after);
+    nothing_is_left(&masters, K).await;
+}
+
+#[tokio::test]
+async fn readers_that_wait_are_let_in_together() {
+    let (masters, quorum) = quorum(3).await;
+    let writer = quorum.lock(K).acquire().await.unwrap();
+    let readers: Vec<_> = (0..5).map(|_| waiting(reader(&quorum))).collect();
+    until_waiters(&masters, 5).await;
+    writer.release().await.unwrap();
+    let mut held = Vec::new();
+    for reader in readers {
+        held.push(reader.await.unwrap());
+    }
+    assert_eq!(held.len(), 5);
+}
+
+#[tokio::test]
+async fn a_reader_behind_a_waiting_writer_waits() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let first = reader(&ours).acquire().await.unwrap();
+    let writer = waiting(theirs.lock(K).wait(PATIENCE));
+    until_waiters(&masters, 1).await;
+    let refused = reader(&ours).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    let late = waiting(reader(&ours));
+    until_waiters(&masters, 2).await;
+    first.release().await.unwrap();
+    let writer = writer.await.unwrap();
+    assert!(!late.is_finished());
+    let fence = writer.fence();
+    drop(writer);
+    assert!(late.await.unwrap().fence() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_come_without_end_do_not_starve_a_writer() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let reading: Vec<_> = (0..4)
+        .map(|_| {
+            let builder = reader(&ours);
+            tokio::spawn(async move {
+                // At all times some of them hold the lock.
+                loop {
+                    let lock = builder.acquire().await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    lock.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..5 {
+        theirs.lock(K).wait(PATIENCE).acquire().await.unwrap().release().await.unwrap();
+    }
+    reading.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn downgrade_lets_readers_in_and_no_writer() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let mut lock = ours.lock(K).acquire().await.unwrap();
+    all_hold(&masters, K).await;
+    let readers = [waiting(reader(&ours)), waiting(reader(&theirs))];
+    until_waiters(&masters, 2).await;
+    let fence = lock.fence();
+    lock.downgrade().await.unwrap();
+    assert!(lock.is_shared());
+    assert_eq!(lock.fence(), fence);
+    for reader in readers {
+        assert!(reader.await.unwrap().fence() > fence);
+    }
+    let refused = theirs.lock(K).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    lock.extend().await.unwrap();
+    lock.release().await.unwrap();
+    nothing_is_left(&masters, K).await;
+}
+
+#[tokio::test]
+async fn downgrade_counts_although_no_node_answers() {
+    let common::Net { masters: _masters, proxies, quorum } = common::net(3).await;
+    let mut lock = quorum.lock(K).ttl(Duration::from_secs(20)).acquire().await.unwrap();
+    for proxy in &proxies {
+        proxy.cut();
+    }
+    assert!(lock.downgrade().await.is_err());
+    assert!(lock.is_shared());
+    assert!(lock.remaining() > Duration::ZERO);
+}
+
+#[tokio::test]
+async fn one_stopped_master_of_five_changes_nothing_for_readers() {
+    let (mut masters, ours) = quorum(5).await;
+    let theirs = connect(masters.urls()).await;
+    let mut first = reader(&ours).acquire().await.unwrap();
+    masters.iter_mut().nth(2).unwrap().kill();
+    let second = reader(&theirs).acquire().await.unwrap();
+    first.extend().await.unwrap();
+    let refused = theirs.lock(K).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    let writer = waiting(theirs.lock(K).wait(PATIENCE));
+    drop((first, second));
+    writer.await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reader_is_repaired_on_a_master_that_forgot_it() {
+    let (masters, quorum) = quorum(3).await;
+    let mut lock = reader(&quorum).acquire().await.unwrap();
+    all_hold(&masters, K).await;
+    let deleted: u64 =
+        redis::cmd("DEL").arg(K).query(&mut masters.iter().next().unwrap().connection()).unwrap();
+    assert_eq!(deleted, 1);
+    lock.extend().await.unwrap();
+    eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
+    let mode: Vec<redis::Value> =
+        redis::cmd("LOCK.INSPECT").arg(K).query(&mut masters.iter().next().unwrap().connection()).unwrap();
+    assert!(mode.contains(&redis::Value::BulkString(b"shared".to_vec())), "{mode:?}");
+}
+
+#[tokio::test]
+async fn a_shared_lock_that_is_attached_stays_shared() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let lock = reader(&ours).acquire().await.unwrap();
+    let beside = reader(&theirs).acquire().await.unwrap();
+    all_hold(&masters, K).await;
+    let text = lock.detach().to_secret_text();
+    let attached = theirs.attach(text.parse().unwrap()).await.unwrap();
+    assert!(attached.is_shared());
+    drop(beside);
+}
+
+#[tokio::test]
+async fn a_lock_of_several_keys_cannot_be_shared() {
+    let (_masters, quorum) = quorum(3).await;
+    let refused = quorum.lock_all(["a", "b"]).shared().try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
+    let mut both = quorum.lock_all(["a", "b"]).try_acquire().await.unwrap();
+    assert!(matches!(both.downgrade().await, Err(quorlock_client::ExtendError::SeveralKeys)));
+    assert!(!both.is_shared());
+    both.extend().await.unwrap();
+}
