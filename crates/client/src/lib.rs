@@ -56,7 +56,8 @@
 //! **[Blocking](blocking).** The same API for programs without tokio.
 //!
 //! All of them lock several keys as one with [`Quorum::lock_all`]: all of them or none, without
-//! deadlock, in any order of the keys.
+//! deadlock, in any order of the keys. [`LockBuilder::shared`] is for readers, [`Quorum::semaphore`]
+//! for at most n holders, and [`Quorum::lock_any`] for one of several keys.
 //!
 //! # What to choose
 //!

@@ -205,7 +205,7 @@ async fn a_lock_of_several_keys_cannot_be_shared() {
     let refused = quorum.lock_all(["a", "b"]).shared().try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
     let mut both = quorum.lock_all(["a", "b"]).try_acquire().await.unwrap();
-    assert!(matches!(both.downgrade().await, Err(quorlock_client::ExtendError::SeveralKeys)));
+    assert!(matches!(both.downgrade().await, Err(quorlock_client::ExtendError::NotShareable)));
     assert!(!both.is_shared());
     both.extend().await.unwrap();
 }

@@ -4,13 +4,14 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, Mode, Mutant, NodeError, NodeStatus, Outcome,
-    Random, Request, RequestId, Response, Spec, Topology, break_rule,
+    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, Keys, Mode, Mutant, NodeError, NodeStatus,
+    Outcome, Random, Request, RequestId, Response, Spec, Topology, break_rule,
 };
 use quorlock_core::node::Reply;
 use quorlock_core::quorum::{Majority, Moment};
@@ -44,6 +45,8 @@ enum Path {
 struct World {
     nodes: Vec<Server>,
     paths: Vec<Path>,
+    /// The node that answers last.
+    slowest: Option<usize>,
     fleet: Fleet,
     topology: Topology,
     random: Numbers,
@@ -61,6 +64,7 @@ impl World {
         Self {
             nodes: (0..nodes).map(|_| Server::with(settings(0))).collect(),
             paths: vec![Path::Fine; nodes],
+            slowest: None,
             fleet: Fleet::new(Majority::of(nodes).unwrap()),
             topology: Topology::new((0..nodes).map(status).collect()),
             random: Numbers(0),
@@ -110,6 +114,20 @@ impl World {
                     other => panic!("{other:?}"),
                 }
             }
+            Command::AcquireAny { fence } => {
+                let terms = (spec.mode, Some(fence), 0);
+                match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, Verb::AcquireAny) {
+                    Ok(Reply::GrantedOne { fence, key }) => {
+                        Response::AnyAfterWait { fence, waited: Duration::ZERO, key }
+                    }
+                    Ok(Reply::Refused) => Response::No,
+                    other => panic!("{other:?}"),
+                }
+            }
+            Command::Inspect => match node.inspect_whole(keys[0]) {
+                Some(_) => Response::Yes,
+                None => Response::No,
+            },
             Command::Extend { fence } => {
                 match node.extend_as(spec.mode, &keys, token, spec.ttl.ms(), fence, None) {
                     Extended::Held { fence } => Response::Fence(fence),
@@ -127,6 +145,7 @@ impl World {
         Arc::new(Spec {
             keys: [K].into_iter().collect(),
             ttl: Ttl::from_ms(TTL_MS).unwrap(),
+            any: None,
             mode,
             min_validity: Duration::ZERO,
             node_timeout: None,
@@ -135,9 +154,20 @@ impl World {
         })
     }
 
+    fn semaphore(permits: usize) -> Arc<Spec> {
+        let slots: Keys = (0..permits).map(|slot| format!("s:{slot:02}")).collect();
+        Arc::new(Spec { keys: slots.clone(), any: Some(slots), ..(*Self::spec(Mode::Exclusive)).clone() })
+    }
+
     /// One attempt.
     fn acquire(&mut self, spec: Arc<Spec>) -> Option<Hold> {
+        self.acquire_slot(spec, 0)
+    }
+
+    /// The same, which asks for this slot first.
+    fn acquire_slot(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
         let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
+        acquire.prefer_slot(slot);
         acquire.handle_turn(false, &mut self.ctx());
         let mut sends: Vec<(RequestId, Request, Arc<Spec>)> = Vec::new();
         loop {
@@ -167,7 +197,9 @@ impl World {
                 acquire.handle_timeout(&mut self.ctx());
                 continue;
             }
-            let (id, request, spec) = sends.remove(0);
+            let is_quick = |(id, ..): &(RequestId, Request, Arc<Spec>)| Some(id.node) != self.slowest;
+            let first = sends.iter().position(is_quick).unwrap_or(0);
+            let (id, request, spec) = sends.remove(first);
             let response = self.answer(id.node, &spec, &request);
             acquire.handle_response(id, &response, &mut self.ctx());
         }
@@ -256,4 +288,83 @@ fn a_lock_is_repaired_as_shared_after_a_downgrade_that_nobody_confirmed() {
     assert!(repaired_after_a_lost_downgrade(None));
     // A second exclusive request for a lock that readers share.
     assert!(!repaired_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
+}
+
+/// How many of `wanted` clients hold a permit at once, as a semaphore of keys admits them.
+fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
+    let mut world = World::new(nodes);
+    let held: Vec<_> = (0..wanted).filter_map(|_| world.acquire(World::semaphore(permits))).collect();
+    let slots: HashSet<_> = held.iter().map(|hold| hold.spec().slot().unwrap()).collect();
+    assert_eq!(slots.len(), held.len(), "no two have a slot");
+    held.len()
+}
+
+/// The same with a counter on each node, where a permit is a majority of the nodes. Clients reach the
+/// nodes that have room.
+fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
+    let mut counters = vec![0; nodes];
+    let admit = |_: &usize| {
+        let mut nodes_with_room: Vec<_> = (0..nodes).filter(|&node| counters[node] < permits).collect();
+        nodes_with_room.sort_by_key(|&node| counters[node]);
+        nodes_with_room.truncate(nodes / 2 + 1);
+        let admits = nodes_with_room.len() > nodes / 2;
+        for node in nodes_with_room.into_iter().filter(|_| admits) {
+            counters[node] += 1;
+        }
+        admits
+    };
+    (0..wanted).filter(admit).count()
+}
+
+#[test]
+fn a_semaphore_admits_as_many_as_it_has_permits_and_counters_admit_more() {
+    for (nodes, permits) in [(3, 1), (3, 2), (3, 4), (5, 2), (5, 3), (5, 5)] {
+        assert_eq!(admitted(nodes, permits, permits + 2), permits, "{nodes} nodes");
+    }
+    assert_eq!(admitted_by_counters(5, 2, 4), 3, "a third beside the two");
+    assert_eq!(admitted_by_counters(3, 4, 6), 6);
+}
+
+/// The node that decides does not know of two of the slots that others hold. Whether a call that does
+/// not wait finds the only free one.
+fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
+    let mut world = World::new(3);
+    let spec = World::semaphore(4);
+    let decider = world.topology.order(b"s:00")[0];
+    let _lost = [0, 1].map(|slot| world.acquire_slot(Arc::clone(&spec), slot).unwrap());
+    world.nodes[decider].clear();
+    world.nodes[decider].restart(0);
+    let _known = world.acquire_slot(Arc::clone(&spec), 3).unwrap();
+    break_rule(mutant);
+    let found = world.acquire_slot(spec, 3);
+    break_rule(None);
+    found.is_some_and(|hold| hold.spec().slot() == Some(2))
+}
+
+#[test]
+fn a_slot_that_only_others_hold_is_left_out() {
+    assert!(finds_the_free_slot(None));
+    assert!(!finds_the_free_slot(Some(Mutant::TakenSlotAskedAgain)));
+}
+
+/// A writer waits behind a reader on the queue node, which answers last. Whether another reader is let in
+/// before the writer.
+fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
+    let mut world = World::new(3);
+    let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
+    world.pass_ms(1);
+    let decider = world.topology.order(K)[0];
+    let _ = world.nodes[decider].acquire_or_wait(K, b"a writer", TTL_MS, 5000);
+    world.pass_ms(1);
+    world.slowest = Some(decider);
+    break_rule(mutant);
+    let newcomer = world.acquire(World::spec(Mode::Shared));
+    break_rule(None);
+    newcomer.is_some()
+}
+
+#[test]
+fn a_reader_hears_the_node_on_which_a_writer_waits() {
+    assert!(!passes_a_waiting_writer(None));
+    assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
 }

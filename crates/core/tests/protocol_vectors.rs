@@ -196,6 +196,7 @@ fn request(mut case: Fields) {
         keys: Keys::from_iter(["k"]),
         ttl: case.ttl(),
         mode: Mode::Exclusive,
+        any: None,
         min_validity: case.us("min_validity_us"),
         node_timeout: case.us_or_null("node_timeout_us"),
         max_hold: None,

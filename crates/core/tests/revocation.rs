@@ -118,6 +118,7 @@ impl World {
             keys: [K].into_iter().collect(),
             ttl: Ttl::from_ms(TTL_MS).unwrap(),
             mode: Mode::Exclusive,
+            any: None,
             min_validity: Duration::ZERO,
             node_timeout: None,
             max_hold: None,

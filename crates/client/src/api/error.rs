@@ -115,9 +115,9 @@ pub enum ExtendError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// A lock of several keys cannot be shared. It is held as before.
-    #[error("a lock of several keys is exclusive: downgrade a lock of one key")]
-    SeveralKeys,
+    /// A lock of several keys, and one of several, cannot be shared. It is held as before.
+    #[error("a lock of several keys, or of one of several, is exclusive: downgrade a lock of one key")]
+    NotShareable,
     /// The lock has reached its `max_hold`, so that an extension cannot prolong it. It is held
     /// until its old deadline.
     #[error("the lock has reached its max_hold, {max_hold:?}: raise it, or do less under the lock")]

@@ -58,6 +58,14 @@ impl Lock {
         self.inner().spec.keys.iter()
     }
 
+    /// Of a [permit](crate::Quorum::semaphore), the number of its slot, from 0. Of a lock on
+    /// [one of several keys](crate::Quorum::lock_any), the place of its key among them in byte order.
+    ///
+    /// None for other locks, also for one that was attached.
+    pub fn slot(&self) -> Option<usize> {
+        self.inner().spec.slot()
+    }
+
     /// The fencing token: larger than that of every earlier holder of the key.
     ///
     /// Send it with every write to the protected resource. The resource refuses a fence below the
@@ -167,7 +175,7 @@ impl Lock {
     /// and each later extension repeats the request. On a shared lock this is [`extend`](Self::extend).
     ///
     /// # Errors
-    /// Those of [`extend`](Self::extend), and [`ExtendError::SeveralKeys`], which leaves the lock
+    /// Those of [`extend`](Self::extend), and [`ExtendError::NotShareable`], which leaves the lock
     /// exclusive.
     ///
     /// # Cancel safety

@@ -16,13 +16,18 @@ const TTL: Duration = Duration::from_secs(10);
 /// The default wait.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Describes a lock and how to acquire it. Made by [`Quorum::lock`](crate::Quorum::lock) and
-/// [`Quorum::lock_all`](crate::Quorum::lock_all).
+/// How many permits a semaphore has at most: as many as `LOCK.ACQUIREANY` has keys.
+pub(crate) const PERMITS_MAX: usize = 64;
+
+/// Describes a lock and how to acquire it. Made by [`Quorum::lock`](crate::Quorum::lock),
+/// [`lock_all`](crate::Quorum::lock_all), [`lock_any`](crate::Quorum::lock_any) and
+/// [`semaphore`](crate::Quorum::semaphore).
 #[derive(Clone)]
 #[must_use = "a builder locks nothing: call acquire or try_acquire"]
 pub struct LockBuilder {
     shared: Arc<Shared>,
     keys: Keys,
+    kind: Kind,
     mode: Mode,
     ttl: Duration,
     wait: Duration,
@@ -32,11 +37,21 @@ pub struct LockBuilder {
     owner: Option<String>,
 }
 
+/// Which of the keys a lock takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    All,
+    Any,
+    /// So many slots of a semaphore.
+    Permits(usize),
+}
+
 impl LockBuilder {
     pub(crate) fn new(shared: Arc<Shared>, keys: Keys) -> Self {
         Self {
             shared,
             keys,
+            kind: Kind::All,
             mode: Mode::Exclusive,
             ttl: TTL,
             wait: WAIT,
@@ -45,6 +60,11 @@ impl LockBuilder {
             max_hold: None,
             owner: None,
         }
+    }
+
+    /// Of one of the keys, as the kind says.
+    pub(crate) fn of(kind: Kind, shared: Arc<Shared>, keys: Keys) -> Self {
+        Self { kind, ..Self::new(shared, keys) }
     }
 
     /// Shares the lock with others that ask to share it: any number at a time, and none beside an
@@ -58,7 +78,7 @@ impl LockBuilder {
     /// Fences of readers that hold the lock at the same time may be equal. Each is larger than that of
     /// every earlier exclusive holder, and smaller than that of every later one.
     ///
-    /// A lock of [several keys](crate::Quorum::lock_all) cannot be shared: acquiring one is
+    /// A lock of [several keys](crate::Quorum::lock_all), and a permit, cannot be shared: acquiring one is
     /// [`AcquireError::InvalidRequest`].
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
@@ -252,9 +272,19 @@ impl LockBuilder {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
         let of_the_client = self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
+        if let Kind::Permits(permits) = self.kind
+            && !(1..=PERMITS_MAX).contains(&permits)
+        {
+            return Err(format!("a semaphore has 1 to {PERMITS_MAX} permits, not {permits}"));
+        }
+        let any = match self.kind {
+            Kind::All => None,
+            Kind::Any | Kind::Permits(_) => Some(self.keys.clone()),
+        };
         let spec = Spec {
             keys: self.keys.clone(),
             ttl,
+            any,
             mode: self.mode,
             min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
             node_timeout: self.node_timeout.or(of_the_client),

@@ -8,6 +8,7 @@ use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::lock_builder::{Kind, PERMITS_MAX};
 use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
     Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo,
@@ -119,6 +120,46 @@ impl Quorum {
         LockBuilder::new(Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
+    /// Describes a lock on one of these keys, at most 64: on the first that becomes free.
+    ///
+    /// Use it to take one of several resources that do the same work. [`Lock::key`](crate::Lock::key)
+    /// says which. The lock is an ordinary lock of that key, and excludes every other lock on it. All
+    /// clients should name the same keys, in any order.
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// let printer = quorum.lock_any(["printer/east", "printer/west"]).acquire().await?;
+    /// println!("{}", String::from_utf8_lossy(printer.key()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lock_any<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
+        LockBuilder::of(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
+    }
+
+    /// Describes a permit of a semaphore: at most `permits` of them are held at a time, 1 to 64.
+    ///
+    /// A permit is an ordinary lock, with a deadline, a majority and a fence of its own: on one of the
+    /// keys `name:00`, `name:01` and so on, its [slot](crate::Lock::slot). A holder that dies loses
+    /// it by its deadline. Fences grow for each slot, and say nothing about those of other slots. All
+    /// clients must use the same number: one with a larger number admits so many.
+    ///
+    /// A call asks for a slot that is likely free. When that is taken, it waits on one node for any of
+    /// them, in the order of arrival.
+    ///
+    /// ```no_run
+    /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
+    /// let permit = quorum.semaphore("encoder", 4).acquire().await?;
+    /// println!("slot {:?} of 4", permit.slot());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
+        let slot = |slot: usize| [name.as_ref(), format!(":{slot:02}").as_bytes()].concat();
+        let keys = (0..permits.min(PERMITS_MAX)).map(slot).collect();
+        LockBuilder::of(Kind::Permits(permits), Arc::clone(&self.shared), keys)
+    }
+
     /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
     ///
     /// [`LockBuilder::attach`] has other options.
@@ -147,6 +188,7 @@ impl Quorum {
             keys: detached.keys().collect::<Keys>(),
             ttl: detached.core_ttl(),
             mode: Mode::Exclusive,
+            any: None,
             min_validity: Duration::ZERO,
             node_timeout: self.shared.node_timeout,
             max_hold: None,

@@ -38,6 +38,11 @@ impl Lock {
         self.lock.keys()
     }
 
+    /// The slot of a permit: see [`crate::Lock::slot`].
+    pub fn slot(&self) -> Option<usize> {
+        self.lock.slot()
+    }
+
     /// The fencing token: see [`crate::Lock::fence`].
     pub fn fence(&self) -> Fence {
         self.lock.fence()

@@ -52,6 +52,16 @@ impl Quorum {
         LockBuilder::new(self.quorum.lock(key), Arc::clone(&self.thread))
     }
 
+    /// Describes a lock on one of these keys: see [`crate::Quorum::lock_any`].
+    pub fn lock_any<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
+        LockBuilder::new(self.quorum.lock_any(keys), Arc::clone(&self.thread))
+    }
+
+    /// Describes a permit of a semaphore: see [`crate::Quorum::semaphore`].
+    pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
+        LockBuilder::new(self.quorum.semaphore(name, permits), Arc::clone(&self.thread))
+    }
+
     /// Describes one lock on several keys: see [`crate::Quorum::lock_all`].
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
         LockBuilder::new(self.quorum.lock_all(keys), Arc::clone(&self.thread))

@@ -21,7 +21,7 @@ struct Call {
     in_flight: InFlight,
     wait: Option<Wait>,
     /// The last request that was built: most go to several nodes.
-    last_built: Option<(Request, Outgoing)>,
+    last_built: Option<(Request, Arc<Spec>, Outgoing)>,
     ended: bool,
 }
 
@@ -48,7 +48,7 @@ pub(crate) async fn acquire(
     let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
     let turn = machine.takes_turn().then(|| {
         let spec = machine.spec();
-        shared.queues.enter(&spec.keys, spec.mode)
+        shared.queues.enter(spec.name(), spec.mode)
     });
     // On the heap: it is large, and moved more often than it is used.
     Box::new(Call::new(shared, machine)).run(turn).await
@@ -75,6 +75,7 @@ impl Call {
     /// From the turn in the local queue to the end.
     async fn run(mut self: Box<Self>, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
         let Some(mut turn) = turn else {
+            self.propose_slot();
             self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
             return self.finish().await;
         };
@@ -86,21 +87,31 @@ impl Call {
                 () = sleep_until(deadline) => {
                     // The call goes on without its turn, and leaves the local queue.
                     drop(turn);
+                    self.propose_slot();
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                     return self.finish().await;
                 }
             }
         }
         let contended = turn.called().await;
+        self.propose_slot();
         self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
         let shared = Arc::clone(&self.shared);
         let (outcome, now_contended) = self.finish_and_look().await;
         if now_contended != contended {
-            shared.queues.set_contended(&spec.keys, now_contended);
+            shared.queues.set_contended(spec.name(), now_contended);
         }
         drop(turn);
         outcome
+    }
+
+    /// Of several keys, that which is likely free is asked for first.
+    fn propose_slot(&mut self) {
+        if let Some(keys) = &self.machine.spec().any {
+            let slot = self.shared.queues.propose_slot(keys);
+            self.machine.prefer_slot(slot);
+        }
     }
 
     async fn finish(self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
@@ -173,10 +184,12 @@ impl Call {
 
     fn send(&mut self, id: RequestId, connection: u64, request: &Request) {
         let outgoing = match &self.last_built {
-            Some((built, outgoing)) if built == request => outgoing.clone(),
+            Some((built, spec, outgoing)) if built == request && Arc::ptr_eq(spec, self.machine.spec()) => {
+                outgoing.clone()
+            }
             _ => {
                 let outgoing = Outgoing::new(self.machine.spec(), request);
-                self.last_built = Some((*request, outgoing.clone()));
+                self.last_built = Some((*request, Arc::clone(self.machine.spec()), outgoing.clone()));
                 outgoing
             }
         };
@@ -190,7 +203,7 @@ impl Call {
                 let machine = &mut self.machine;
                 let request = self.shared.with_context(|ctx| machine.handle_wait_sent(id, ctx));
                 if let Some(request) = request {
-                    let outgoing = Outgoing::new(self.machine.spec(), &request);
+                    let outgoing = Outgoing::new(self.machine.wait_spec(), &request);
                     self.wait = Some(Wait::Sent(id, seat.ask(outgoing).boxed()));
                 }
             }

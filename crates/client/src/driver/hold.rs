@@ -49,7 +49,9 @@ impl LockInner {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let fence = grant.fence;
         let hold = Hold::new(Arc::clone(&spec), grant);
-
+        if let Some(slot) = spec.slot() {
+            shared.queues.slot_acquired(spec.name(), slot);
+        }
         Arc::new(Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             shared: Arc::clone(shared),
@@ -85,7 +87,7 @@ impl LockInner {
                     HoldAction::Decided(decided) => verdict = Some(decided),
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
-                    HoldAction::Contended => self.shared.queues.set_contended(&self.spec.keys, true),
+                    HoldAction::Contended => self.shared.queues.set_contended(self.spec.name(), true),
                     HoldAction::Release(release) => releases.push(release),
                     HoldAction::Suspect { node, connection } => self.shared.suspect(node, connection),
                 }
@@ -298,6 +300,9 @@ impl LockInner {
     }
 
     fn after_end(&self) {
+        if let Some(slot) = self.spec.slot() {
+            self.shared.queues.slot_freed(self.spec.name(), slot);
+        }
         // What nodes answer to the grant from now on is of no interest.
         *self.stragglers() = InFlight::default();
         self.changed.notify_waiters();

@@ -2,8 +2,10 @@ use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quorlock_core::client::{Called, Entry, Keys, Line, Mode, limits};
+use quorlock_core::client::{Called, Entry, Keys, Line, Mode, SlotMemory, limits};
 use tokio::sync::oneshot;
+
+use super::shared::SystemRandom;
 
 /// Into how many parts the keys are divided, so that calls for different locks rarely meet.
 const SHARDS: usize = 16;
@@ -24,6 +26,8 @@ struct Queue {
     called: HashMap<u64, oneshot::Sender<()>>,
     /// The last call that was on the network had to wait.
     contended: bool,
+    /// Of a lock of one of several keys.
+    slots: SlotMemory,
 }
 
 /// A call's turn, or its place in the line for one. The next call's turn begins when it is dropped.
@@ -69,6 +73,19 @@ impl LocalQueues {
         Turn { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
+    /// Which of these keys to ask for first.
+    pub(super) fn propose_slot(&self, keys: &Keys) -> usize {
+        queue_of(&mut self.shard(keys), keys).slots.propose(keys.len(), &mut SystemRandom)
+    }
+
+    pub(super) fn slot_acquired(&self, keys: &Keys, slot: usize) {
+        queue_of(&mut self.shard(keys), keys).slots.acquired(slot);
+    }
+
+    pub(super) fn slot_freed(&self, keys: &Keys, slot: usize) {
+        queue_of(&mut self.shard(keys), keys).slots.freed(slot);
+    }
+
     /// Other clients want this lock, too.
     pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
         queue_of(&mut self.shard(keys), keys).contended = contended;
@@ -83,6 +100,7 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
         line: Line::new(1),
         called: HashMap::new(),
         contended: false,
+        slots: SlotMemory::default(),
     })
 }
 

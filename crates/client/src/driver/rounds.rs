@@ -35,8 +35,8 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
 
 /// See [`crate::Lock::downgrade`].
 pub(crate) async fn downgrade(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
-    if lock.spec.keys.len() > 1 {
-        return Err(ExtendError::SeveralKeys);
+    if lock.spec.keys.len() > 1 || lock.spec.any.is_some() {
+        return Err(ExtendError::NotShareable);
     }
     begin(lock, Begin::Downgrade).await
 }

@@ -235,6 +235,7 @@ mod tests {
             keys: Keys::from_iter([key]),
             ttl: Ttl::from_ms(60_000).unwrap(),
             mode: Mode::Exclusive,
+            any: None,
             min_validity: Duration::ZERO,
             node_timeout: None,
             max_hold: None,

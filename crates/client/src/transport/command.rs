@@ -17,6 +17,8 @@ const OTHER_BYTES: usize = 160;
 pub(crate) struct Outgoing {
     pub(super) packet: Packet,
     command: Command,
+    /// The keys of a request for one of several.
+    any: Option<Keys>,
 }
 
 #[derive(Clone)]
@@ -39,7 +41,9 @@ impl Outgoing {
             }
             _ => Packet::One(Arc::new(build(spec, request))),
         };
-        Self { packet, command: request.command }
+        let asks_for_any = matches!(request.command, Command::AcquireAny { .. } | Command::Wait { .. });
+        let any = (asks_for_any && spec.any.is_some()).then(|| spec.keys.clone());
+        Self { packet, command: request.command, any }
     }
 
     /// How many commands it is.
@@ -79,6 +83,11 @@ impl Outgoing {
             (Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. }, value) => {
                 read_fence(value)
             }
+            (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_))
+                if self.any.is_some() =>
+            {
+                self.read_any(value).unwrap_or(Response::Failed(NodeError::UnexpectedReply))
+            }
             (Command::Wait { .. }, value @ Value::Array(_)) => {
                 let granted = ::redis::from_redis_value::<(u64, u64)>(value).ok();
                 let read = |(fence, waited_us)| Some((Fence::new(fence)?, waited_us));
@@ -89,14 +98,26 @@ impl Outgoing {
                     None => Response::Failed(NodeError::UnexpectedReply),
                 }
             }
-            (Command::Wait { .. } | Command::Inspect, Value::Nil) | (Command::Release, Value::Int(0)) => {
-                Response::No
-            }
+            (Command::Wait { .. } | Command::AcquireAny { .. } | Command::Inspect, Value::Nil)
+            | (Command::Release, Value::Int(0)) => Response::No,
             (Command::Inspect, Value::Array(_) | Value::Map(_))
             | (Command::Release, Value::Int(1))
             | (Command::Ping, Value::SimpleString(_)) => Response::Yes,
             _ => Response::Failed(NodeError::UnexpectedReply),
         }
+    }
+
+    /// The grant of one of several keys: fence, time waited if it waited, key.
+    fn read_any(&self, value: Value) -> Option<Response> {
+        let (fence, waited_us, key) = if let Command::Wait { .. } = self.command {
+            ::redis::from_redis_value::<(u64, u64, Vec<u8>)>(value).ok()?
+        } else {
+            let (fence, key) = ::redis::from_redis_value::<(u64, Vec<u8>)>(value).ok()?;
+            (fence, 0, key)
+        };
+        let key = self.any.as_ref()?.iter().position(|asked| asked == key)?;
+        let waited = Duration::from_micros(waited_us);
+        Some(Response::AnyAfterWait { fence: Fence::new(fence)?, waited, key })
     }
 
     /// What the replies to several commands mean together: taken if one key is.
@@ -127,6 +148,8 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
     let mut cmd = match command {
         Command::Ping => return ::redis::cmd("PING"),
         Command::Inspect => on_keys(&spec.keys, "LOCK.INSPECT", "LOCK.INSPECT"),
+        Command::AcquireAny { .. } => on_any_of(&spec.keys),
+        Command::Wait { .. } if spec.any.is_some() => on_any_of(&spec.keys),
         Command::Acquire { .. } | Command::Wait { .. } => {
             on_keys(&spec.keys, "LOCK.ACQUIRE", "LOCK.MACQUIRE")
         }
@@ -136,7 +159,7 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
         Command::Release => on_keys(&spec.keys, "LOCK.RELEASE", "LOCK.MRELEASE"),
     };
     match command {
-        Command::Acquire { fence } | Command::Wait { fence, .. } => {
+        Command::Acquire { fence } | Command::AcquireAny { fence } | Command::Wait { fence, .. } => {
             cmd.arg(token).arg(ttl_ms);
             if let Command::Wait { wait, .. } = command {
                 let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -172,19 +195,32 @@ fn add_mode(spec: &Spec, cmd: &mut Cmd) {
     }
 }
 
+fn on_any_of(keys: &Keys) -> Cmd {
+    with_count(keys, "LOCK.ACQUIREANY")
+}
+
 /// A command with these keys: the one for a single key, or else the one for several.
 fn on_keys(keys: &Keys, one: &str, several: &str) -> Cmd {
-    let key_bytes: usize = keys.iter().map(<[u8]>::len).sum();
-    let mut command = Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes);
-    if keys.len() == 1 {
-        command.arg(one).arg(keys.first());
-    } else {
-        command.arg(several).arg(keys.len());
-        for key in keys.iter() {
-            command.arg(key);
-        }
+    if keys.len() != 1 {
+        return with_count(keys, several);
+    }
+    let mut command = empty(keys);
+    command.arg(one).arg(keys.first());
+    command
+}
+
+fn with_count(keys: &Keys, name: &str) -> Cmd {
+    let mut command = empty(keys);
+    command.arg(name).arg(keys.len());
+    for key in keys.iter() {
+        command.arg(key);
     }
     command
+}
+
+fn empty(keys: &Keys) -> Cmd {
+    let key_bytes: usize = keys.iter().map(<[u8]>::len).sum();
+    Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes)
 }
 
 /// The answer to ACQUIRE without WAIT, and to EXTEND.

@@ -48,16 +48,19 @@ impl Fields {
     }
 }
 
-fn spec(keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {
-    let owner = owner.map(Into::into);
+/// The lock that a request of this name is about.
+fn spec(name: &str, keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {
+    let is_shared = matches!(name, "share" | "wait to share" | "become shared");
+    let is_any = matches!(name, "acquire any" | "wait for any");
     Spec {
+        any: is_any.then(|| keys.clone()),
         keys,
         ttl,
-        mode: Mode::Exclusive,
+        mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
         min_validity: Duration::ZERO,
         node_timeout: None,
         max_hold: None,
-        owner,
+        owner: owner.map(Into::into),
     }
 }
 
@@ -65,12 +68,15 @@ fn command(mut case: Fields) {
     let name = case.text("request");
     let keys = case.keys();
     let ttl = Ttl::from_ms(case.number("ttl_ms")).unwrap();
-    let spec = spec(keys, ttl, case.text_or_null("owner"));
+    let spec = spec(&name, keys, ttl, case.text_or_null("owner"));
     let token = case.token("token");
     let command = match &name[..] {
-        "acquire" => Command::Acquire { fence: case.fence() },
-        "wait" => Command::Wait { fence: case.fence(), wait: Duration::from_millis(case.number("wait_ms")) },
-        "extend" => Command::Extend { fence: None },
+        "acquire" | "share" => Command::Acquire { fence: case.fence() },
+        "wait" | "wait to share" | "wait for any" => {
+            Command::Wait { fence: case.fence(), wait: Duration::from_millis(case.number("wait_ms")) }
+        }
+        "acquire any" => Command::AcquireAny { fence: case.fence() },
+        "extend" | "become shared" => Command::Extend { fence: None },
         "tell fence" => Command::Extend { fence: Some(case.fence()) },
         "swap token" => Command::SwapToken { new: case.token("new_token") },
         "release" => Command::Release,
@@ -102,9 +108,10 @@ fn arguments(command: &::redis::Cmd) -> Vec<Vec<u8>> {
 fn outgoing(name: &str) -> Outgoing {
     let fence = Fence::new(7).unwrap();
     let command = match name {
-        "acquire" => Command::Acquire { fence },
-        "wait" => Command::Wait { fence, wait: Duration::from_secs(1) },
-        "extend" => Command::Extend { fence: None },
+        "acquire" | "share" => Command::Acquire { fence },
+        "wait" | "wait to share" | "wait for any" => Command::Wait { fence, wait: Duration::from_secs(1) },
+        "acquire any" => Command::AcquireAny { fence },
+        "extend" | "become shared" => Command::Extend { fence: None },
         "tell fence" => Command::Extend { fence: Some(fence) },
         "swap token" => Command::SwapToken { new: Token::of_bits(2) },
         "release" => Command::Release,
@@ -112,7 +119,8 @@ fn outgoing(name: &str) -> Outgoing {
         "ping" => Command::Ping,
         other => panic!("{other}"),
     };
-    let spec = spec(Keys::from_iter(["k"]), Ttl::from_ms(1000).unwrap(), None);
+    let keys: &[&str] = if name.ends_with(" any") { &["s:00", "s:01"] } else { &["k"] };
+    let spec = spec(name, Keys::from_iter(keys), Ttl::from_ms(1000).unwrap(), None);
     Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
 }
 
@@ -124,6 +132,10 @@ fn reply(mut case: Fields) {
         Response::FenceAfterWait { fence, waited } => {
             let waited_us = u64::try_from(waited.as_micros()).unwrap();
             serde_json::json!({ "fence": fence.get(), "waited_us": waited_us })
+        }
+        Response::AnyAfterWait { fence, waited, key } => {
+            let waited_us = u64::try_from(waited.as_micros()).unwrap();
+            serde_json::json!({ "fence": fence.get(), "waited_us": waited_us, "key": format!("s:{key:02}") })
         }
         Response::Yes => "yes".into(),
         Response::No => "no".into(),

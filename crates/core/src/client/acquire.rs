@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use super::attempt::{Attempt, End, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, Keys, Mode, NodeError, Release, Request, RequestId, Response, Token,
-    limits,
+    Answer, Command, Context, Delivery, Keys, Mode, NodeError, Release, Request, RequestId, Response, Slots,
+    Token, Topology, limits,
 };
 use crate::quorum::{Lifetime, Loss, Moment, Win};
 use crate::{Fence, Ttl};
@@ -20,6 +20,9 @@ pub struct Spec {
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
+    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are those that may be
+    /// granted: all of these in a call's spec, and the one of its key in that of a lock.
+    pub any: Option<Keys>,
     /// Whether others that share the lock may hold it at the same time.
     pub mode: Mode,
     /// A lock with less than this left when it is granted counts as not granted.
@@ -66,6 +69,8 @@ pub struct Acquire {
     too_late: bool,
     /// Other clients hold the lock or wait for it, as far as this call has seen.
     contended: bool,
+    /// The slots of which it takes one, if it is such a lock.
+    slots: Option<Slots>,
     actions: VecDeque<Action>,
 }
 
@@ -91,6 +96,8 @@ enum Phase {
     },
     /// In the queue of one node.
     Waiting(Box<Waiting>),
+    /// The slot is taken, and a node is asked for any other.
+    Probing(Box<Probing>),
     /// The node granted the lock, and the others are asked for it.
     Taking(Attempt, usize),
     Pausing {
@@ -128,8 +135,26 @@ enum WaitEnd {
     ConnectionLost,
 }
 
+/// One request for any of the slots that are left, of a call that does not wait.
+#[derive(Debug)]
+struct Probing {
+    /// The attempt that was lost.
+    lost: Attempt,
+    /// The slot of that attempt.
+    slot_spec: Arc<Spec>,
+    id: RequestId,
+    connection: u64,
+    token: Token,
+    sent: Moment,
+    due: Moment,
+}
+
 #[derive(Debug)]
 struct Waiting {
+    /// What it waits for.
+    spec: Arc<Spec>,
+    /// It waits for some of the slots only, and not for long.
+    is_partial: bool,
     node: usize,
     id: RequestId,
     token: Token,
@@ -153,7 +178,7 @@ struct Waiting {
     /// An attempt past this node, or while there is no place to wait.
     ahead: Option<Attempt>,
     /// The node granted the lock meanwhile.
-    granted: Option<Waited>,
+    granted: Option<(Waited, Option<usize>)>,
 }
 
 /// What the driver is to do.
@@ -280,7 +305,9 @@ pub enum InvalidSpec {
         min_validity: Duration,
     },
     /// A shared lock has one key.
-    #[error("a lock of several keys is exclusive: share one key, or lock the keys without sharing them")]
+    #[error(
+        "a lock of several keys, or of one of several, is exclusive: share a lock of one key, or do not share"
+    )]
     SeveralShared,
     /// The keys cannot be locked.
     #[error(transparent)]
@@ -315,10 +342,34 @@ impl Spec {
         if self.owner.as_ref().is_some_and(|owner| owner.len() > Self::OWNER_BYTES_MAX) {
             return Err(InvalidSpec::OwnerTooLong);
         }
-        if self.mode == Mode::Shared && self.keys.len() > 1 {
+        if self.mode == Mode::Shared && (self.keys.len() > 1 || self.any.is_some()) {
             return Err(InvalidSpec::SeveralShared);
         }
         Ok(self.keys.check()?)
+    }
+
+    /// The keys that name the lock in a program: its queue there is theirs.
+    pub fn name(&self) -> &Keys {
+        self.any.as_ref().unwrap_or(&self.keys)
+    }
+
+    /// Which of the keys of [`any`](Self::any) it is about.
+    pub fn slot(&self) -> Option<usize> {
+        self.any.as_ref()?.iter().position(|key| key == self.keys.first())
+    }
+
+    /// The order of the nodes that decides where the lock is waited for: of one of several keys, that of
+    /// the first of them, so that all clients wait on the same node.
+    pub(super) fn order(&self, topology: &Topology) -> SmallVec<[usize; 7]> {
+        topology.order(self.name().first())
+    }
+
+    /// The order of the nodes for each key of the lock.
+    pub(super) fn orders(&self, topology: &Topology) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
+        match self.any {
+            Some(_) => std::iter::once(self.order(topology)).collect(),
+            None => topology.orders(&self.keys),
+        }
     }
 
     /// How long a node may take to answer a request about this lock.
@@ -349,12 +400,13 @@ impl Spec {
 impl Acquire {
     /// A call that waits for `wait`, or without end. It begins when its turn comes in the local queue
     /// of its keys: see [`handle_turn`](Self::handle_turn).
-    pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
+    pub fn new(mut spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let until = wait.map(|wait| ctx.now.plus(wait));
         let limited = wait.filter(|_| !is_broken(Mutant::NoDeadline));
         let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
         let nodes = ctx.topology.nodes().len();
+        let slots = spec.any.is_some().then(|| Slots::new(&spec));
         Self {
             started: ctx.now,
             until,
@@ -371,7 +423,29 @@ impl Acquire {
             too_late: false,
             contended: false,
             actions: VecDeque::with_capacity(nodes + 1),
-            spec,
+            spec: {
+                if let Some(slots) = &slots {
+                    spec = slots.spec();
+                }
+                spec
+            },
+            slots,
+        }
+    }
+
+    /// Asks for this one of its [slots](Spec::any) first. To be called before its turn.
+    pub fn prefer_slot(&mut self, slot: usize) {
+        if let (Some(slots), Phase::InLine) = (&mut self.slots, &self.phase) {
+            slots.take(slot);
+            self.spec = slots.spec();
+        }
+    }
+
+    /// Asks for another slot, if it takes one of several.
+    fn pick_slot(&mut self, ctx: &mut Context<'_>) {
+        if let Some(slots) = &mut self.slots {
+            slots.pick(ctx.random);
+            self.spec = slots.spec();
         }
     }
 
@@ -383,7 +457,15 @@ impl Acquire {
         this
     }
 
-    /// The lock that it is about.
+    /// What a WAIT of it asks for.
+    pub fn wait_spec(&self) -> &Arc<Spec> {
+        match &self.phase {
+            Phase::Waiting(waiting) => &waiting.spec,
+            _ => &self.spec,
+        }
+    }
+
+    /// The lock that it is about: of one of several keys, the one that it asks for now.
     pub fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
@@ -409,7 +491,7 @@ impl Acquire {
         }
         if contended && !self.last && !self.is_time(ctx.now) {
             self.contended = true;
-            let order = ctx.topology.order(self.spec.keys.first());
+            let order = self.spec.order(ctx.topology);
             let votes = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
             match order.into_iter().find(votes) {
                 Some(node) => self.wait_on(node, ctx),
@@ -436,6 +518,7 @@ impl Acquire {
             }
             Phase::Settling { until, .. } | Phase::Pausing { until, .. } => Some(*until),
             Phase::Looking { due, .. } => Some(*due),
+            Phase::Probing(probing) => Some(probing.due),
             Phase::Waiting(waiting) => waiting.poll_timeout(),
         };
         // Where to wait is not heard of for longer than the wait.
@@ -480,6 +563,11 @@ impl Acquire {
                     }
                 }
             }
+            Phase::Probing(probing) => {
+                if ctx.now.has_reached(probing.due) {
+                    self.probe_ended(false, ctx);
+                }
+            }
             Phase::Waiting(_) => self.look_after_wait(ctx),
             Phase::Pausing { until, next } => {
                 if ctx.now.has_reached(*until) {
@@ -495,8 +583,11 @@ impl Acquire {
     /// There is a connection for the WAIT, and the context's time is that before its first byte.
     /// Returns what to send, or nothing if the wait is over.
     pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
-        let ends_at = self.wait_until(ctx);
+        let whole = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
+        let partial = waiting.is_partial.then(|| ctx.now.plus(limits::LOOK_EVERY));
+        let ends_at = whole.into_iter().chain(partial).reduce(Moment::earlier);
+        waiting.is_partial &= ends_at != whole;
         // A WAIT that could not be answered in time would only stand in the way of the last attempt.
         let round_trip = ctx.fleet.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
@@ -533,6 +624,10 @@ impl Acquire {
                     _ => Answer::Failed(NodeError::UnexpectedReply),
                 };
             }
+            Phase::Probing(probing) if probing.id == id => self.handle_probed(response, ctx),
+            Phase::Probing(probing) if probing.lost.expects(id) => {
+                probing.lost.handle_response(id, response, ctx);
+            }
             Phase::Waiting(waiting) => {
                 if waiting.id == id {
                     self.handle_wait_over(response, ctx);
@@ -565,6 +660,7 @@ impl Acquire {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Asking(attempt) | Phase::Taking(attempt, _) => self.roll_back(&attempt, ctx),
             Phase::Waiting(waiting) => self.leave(&waiting, ctx),
+            Phase::Probing(probing) => self.release_probe(&probing, ctx),
             // What they were granted has been released.
             Phase::Hearing(_)
             | Phase::InLine
@@ -612,7 +708,11 @@ impl Acquire {
                     self.ahead_ended(end, ctx);
                 }
             }
-            Phase::InLine | Phase::Settling { .. } | Phase::Pausing { .. } | Phase::Ended => {}
+            Phase::InLine
+            | Phase::Settling { .. }
+            | Phase::Probing(_)
+            | Phase::Pausing { .. }
+            | Phase::Ended => {}
         }
     }
 
@@ -649,6 +749,14 @@ impl Acquire {
         };
         self.roll_back(&attempt, ctx);
         self.too_late = loss == Loss::TooLate;
+        if loss == Loss::Held
+            && !attempt.has_yielded()
+            && !is_broken(Mutant::TakenSlotAskedAgain)
+            && let Some(slots) = &mut self.slots
+        {
+            // Others hold that slot without the node that decides.
+            slots.leave_out();
+        }
         if !self.last && !self.is_time(ctx.now) {
             self.keep_answers(&attempt);
             if waited_on.is_none() && self.awaits_earlier_node(&attempt, ctx) {
@@ -658,7 +766,9 @@ impl Acquire {
             return self.next(&attempt, waited_on, ctx);
         }
         self.last = true;
-        if loss == Loss::Held {
+        if loss == Loss::Held && self.may_probe(&attempt, waited_on) {
+            self.probe(attempt, ctx);
+        } else if loss == Loss::Held {
             // Whether others hold the lock is known when the rest has answered.
             self.phase = Phase::Hearing(attempt);
             self.proceed(ctx);
@@ -685,7 +795,7 @@ impl Acquire {
 
     /// Whether a node has not answered that comes before all that refused: it says where others wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
-        let order = ctx.topology.order(self.spec.keys.first());
+        let order = self.spec.order(ctx.topology);
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
         let Some(holder) = order.iter().position(|&node| *answers[node] == Answer::Refused) else {
             return false;
@@ -710,7 +820,7 @@ impl Acquire {
         if self.is_hopeless(ctx) {
             return self.fail(ctx);
         }
-        let order = ctx.topology.order(self.spec.keys.first());
+        let order = self.spec.order(ctx.topology);
         let anyone = is_broken(Mutant::WaitsOnQueueNode);
         let refused = |node: &usize| anyone || self.answers[*node] == Answer::Refused;
         let Some(holder) = order.iter().copied().find(refused) else {
@@ -718,6 +828,13 @@ impl Acquire {
         };
         let has_vote = |node: &usize| !matches!(self.answers[*node], Answer::Failed(_));
         let decider = order.iter().copied().find(has_vote);
+        if let (Some(slots), Some(node)) = (&self.slots, decider)
+            && !attempt.has_yielded()
+            && slots.is_partial()
+        {
+            // The node that decides has other slots, perhaps.
+            return self.wait_on(node, ctx);
+        }
         if decider == Some(holder) || (waited_on.is_some() && attempt.has_yielded()) {
             self.wait_on(holder, ctx);
         } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.can_stay(ctx)) {
@@ -753,7 +870,10 @@ impl Acquire {
     fn resume(&mut self, next: Next, ctx: &mut Context<'_>) {
         match next {
             Next::WaitOn(node) if !self.is_time(ctx.now) => self.wait_on(node, ctx),
-            Next::WaitOn(_) | Next::AskAll => self.start(Kind::First, ctx),
+            Next::WaitOn(_) | Next::AskAll => {
+                self.pick_slot(ctx);
+                self.start(Kind::First, ctx);
+            }
         }
     }
 
@@ -770,7 +890,7 @@ impl Acquire {
         }
         // Too few nodes refused for another client to hold the lock. It may be about to acquire it, or
         // a node holds a lock that was not released.
-        let order = ctx.topology.order(self.spec.keys.first());
+        let order = self.spec.order(ctx.topology);
         let refused_by = order.iter().copied().find(|&node| self.answers[node] == Answer::Refused);
         let settle = limits::settle(ctx.fleet.round_trips.typical());
         let until = ctx.now.plus(settle);
@@ -825,10 +945,16 @@ impl Acquire {
             return self.finish(Reason::NoRandom, ctx);
         };
         let id = RequestId { round: self.rounds(1), node };
+        let (spec, is_partial) = match &self.slots {
+            Some(slots) => (slots.candidates(), slots.is_partial()),
+            None => (Arc::clone(&self.spec), false),
+        };
         self.actions.push_back(Action::Wait { id });
         // Without a place to wait it polls.
         let look_at = ctx.now.plus(ctx.jitter(limits::PAUSE_MAX));
         self.phase = Phase::Waiting(Box::new(Waiting {
+            spec,
+            is_partial,
             node,
             id,
             token,
@@ -872,7 +998,11 @@ impl Acquire {
         waiting.ended = Some(if is_lost { WaitEnd::ConnectionLost } else { WaitEnd::Answered });
         self.actions.push_back(Action::StopWaiting { id });
         match response {
-            Response::FenceAfterWait { fence, waited } => {
+            Response::FenceAfterWait { fence, waited } | Response::AnyAfterWait { fence, waited, .. } => {
+                let slot = match response {
+                    Response::AnyAfterWait { key, .. } => slot_of(&waiting.spec, *key),
+                    _ => None,
+                };
                 let Some(sent) = waiting.sent else { return };
                 self.contended = !waited.is_zero();
                 let granted = Waited {
@@ -889,16 +1019,19 @@ impl Acquire {
                 };
                 if waiting.ahead.is_some() {
                     // That attempt is soon over, one way or the other.
-                    waiting.granted = Some(granted);
+                    waiting.granted = Some((granted, slot));
                     waiting.late_at = None;
                 } else {
-                    self.take(granted, ctx);
+                    self.take(granted, slot, ctx);
                 }
             }
             Response::No => {
                 let ended = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
-                self.last |= waiting.ends_at.is_some_and(ended);
+                let is_partial = waiting.is_partial;
+                self.last |= !is_partial && waiting.ends_at.is_some_and(ended);
                 self.stop_ahead(ctx);
+                self.end_partial(is_partial);
+                self.pick_slot(ctx);
                 self.start(Kind::First, ctx);
             }
             Response::Failed(error) => {
@@ -911,7 +1044,11 @@ impl Acquire {
     }
 
     /// Takes the other nodes.
-    fn take(&mut self, granted: Waited, ctx: &mut Context<'_>) {
+    fn take(&mut self, granted: Waited, slot: Option<usize>, ctx: &mut Context<'_>) {
+        if let (Some(slots), Some(slot)) = (&mut self.slots, slot) {
+            slots.take(slot);
+            self.spec = slots.spec();
+        }
         let (node, round) = (granted.node, self.rounds(Attempt::ROUNDS));
         let attempt = Attempt::after_wait(&self.spec, granted, round, ctx, &mut self.actions);
         self.phase = Phase::Taking(attempt, node);
@@ -951,7 +1088,7 @@ impl Acquire {
             self.actions.push_back(Action::StopWaiting { id: waiting.id });
             return;
         }
-        let (token, node, spec) = (waiting.token, waiting.node, &self.spec);
+        let (token, node, spec) = (waiting.token, waiting.node, &waiting.spec);
         let release = match waiting.ended {
             Some(WaitEnd::Answered) => Release::on(token, node, spec, ctx),
             Some(WaitEnd::ConnectionLost) => Release::of_lost_wait(token, node, spec, ctx),
@@ -982,10 +1119,13 @@ impl Acquire {
             waiting.look_offset += 1;
         }
         if waiting.late_at.is_some_and(|late_at| ctx.now.has_reached(late_at)) {
+            let is_partial = waiting.is_partial;
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.leave(&waiting, ctx);
             }
-            self.last = true;
+            self.last |= !is_partial;
+            self.end_partial(is_partial);
+            self.pick_slot(ctx);
             return self.start(Kind::First, ctx);
         }
         if !ctx.now.has_reached(waiting.look_at) {
@@ -999,6 +1139,7 @@ impl Acquire {
                 if std::mem::take(&mut waiting.is_alone_in_refusing) && waiting.inspect.is_none() {
                     self.inspect_another(node, offset, ctx);
                 } else {
+                    self.pick_slot(ctx);
                     self.ask_ahead(Kind::First, ctx);
                 }
             }
@@ -1036,8 +1177,9 @@ impl Acquire {
     }
 
     /// Asks the next node of the order whether the lock is free there.
-    fn inspect_another(&mut self, node: usize, offset: usize, ctx: &Context<'_>) {
-        let order = ctx.topology.order(self.spec.keys.first());
+    fn inspect_another(&mut self, node: usize, offset: usize, ctx: &mut Context<'_>) {
+        self.pick_slot(ctx);
+        let order = self.spec.order(ctx.topology);
         let place = order.iter().position(|&other| other == node).unwrap_or(0);
         let others = (0..order.len()).map(|step| order[(place + offset + step) % order.len()]);
         let reachable = |other: &usize| *other != node && ctx.topology.route_acquire(*other).is_ok();
@@ -1091,13 +1233,89 @@ impl Acquire {
         if let Phase::Waiting(waiting) = &mut self.phase {
             waiting.is_alone_in_refusing = is_alone;
         }
-        if let Some(granted) = granted {
-            self.take(granted, ctx);
+        if let Some((granted, slot)) = granted {
+            self.take(granted, slot, ctx);
         } else if self.is_hopeless(ctx) {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.leave(&waiting, ctx);
             }
             self.fail(ctx);
+        }
+    }
+
+    // One of several keys.
+
+    /// Whether one request may find another slot for a call that does not wait.
+    fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
+        let asked_before = self.contended && waited_on.is_none();
+        let is_left = |slots: &Slots| slots.has_others() && slots.probes < limits::PROBES_MAX;
+        !asked_before && lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
+    }
+
+    /// Asks the first node of the order for any slot but the one that was just refused.
+    fn probe(&mut self, lost: Attempt, ctx: &mut Context<'_>) {
+        let order = self.spec.order(ctx.topology);
+        let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
+        let found = order.into_iter().find_map(route);
+        let token = mutants::token(self.started, ctx);
+        let (Some((node, connection)), Some(token), Some(slots)) = (found, token, &mut self.slots) else {
+            self.phase = Phase::Hearing(lost);
+            return self.proceed(ctx);
+        };
+        slots.probes += 1;
+        let slot_spec = std::mem::replace(&mut self.spec, slots.others());
+        let id = RequestId { round: self.rounds(1), node };
+        let fence = ctx.fleet.fences.propose(ctx.wall_us);
+        let request = Request { token, command: Command::AcquireAny { fence } };
+        self.actions.push_back(Action::Send { id, connection, request });
+        let due = ctx.now.plus(self.spec.node_timeout(node, ctx));
+        let sent = ctx.now;
+        self.phase = Phase::Probing(Box::new(Probing { lost, slot_spec, id, connection, token, sent, due }));
+    }
+
+    fn handle_probed(&mut self, response: &Response, ctx: &mut Context<'_>) {
+        let Phase::Probing(probing) = &self.phase else { return };
+        let Response::AnyAfterWait { fence, key, .. } = response else {
+            return self.probe_ended(*response == Response::No, ctx);
+        };
+        let (node, token, slot) = (probing.id.node, probing.token, slot_of(&self.spec, *key));
+        let granted = Waited {
+            node,
+            token,
+            fence: *fence,
+            lifetime: Lifetime::after_wait(probing.sent, Duration::ZERO, self.spec.ttl),
+            incarnation: ctx.topology.incarnation(node),
+            silent: self.silent.clone(),
+        };
+        self.take(granted, slot, ctx);
+    }
+
+    /// No slot is free there, or the node does not answer.
+    fn probe_ended(&mut self, is_refused: bool, ctx: &mut Context<'_>) {
+        let Phase::Probing(probing) = std::mem::replace(&mut self.phase, Phase::Ended) else { return };
+        if !is_refused {
+            self.release_probe(&probing, ctx);
+        }
+        let Probing { lost, slot_spec, .. } = *probing;
+        self.spec = slot_spec;
+        self.phase = Phase::Hearing(lost);
+    }
+
+    fn release_probe(&mut self, probing: &Probing, ctx: &Context<'_>) {
+        let Probing { id, connection, token, .. } = *probing;
+        self.note_release(id.node, Some(connection), ctx.now);
+        let delivery = |node| {
+            if node == id.node { Delivery::InFlight { connection } } else { Delivery::NotSent }
+        };
+        let deliveries = (0..ctx.topology.nodes().len()).map(delivery);
+        let release = Release::new(token, deliveries, &self.spec, ctx);
+        self.actions.push_back(Action::Release(Box::new(release)));
+    }
+
+    /// A wait for some of the slots is over: from now on all of them are asked for again.
+    fn end_partial(&mut self, is_partial: bool) {
+        if let Some(slots) = self.slots.as_mut().filter(|_| is_partial) {
+            slots.allow_all();
         }
     }
 
@@ -1122,6 +1340,12 @@ impl Acquire {
             Phase::Hearing(mut attempt) => {
                 attempt.time_is_up(&self.spec, ctx);
                 self.keep_answers(&attempt);
+            }
+            Phase::Probing(mut probing) => {
+                self.release_probe(&probing, ctx);
+                self.spec = Arc::clone(&probing.slot_spec);
+                probing.lost.time_is_up(&self.spec, ctx);
+                self.keep_answers(&probing.lost);
             }
             Phase::Waiting(mut waiting) => {
                 if let Some(ahead) = &mut waiting.ahead {
@@ -1202,4 +1426,10 @@ impl Waiting {
         let ahead = self.ahead.as_ref().and_then(Attempt::poll_timeout);
         requests.chain(self.late_at).chain(ahead).chain([self.look_at]).reduce(Moment::earlier)
     }
+}
+
+/// Which slot a key of this request is.
+fn slot_of(spec: &Spec, key: usize) -> Option<usize> {
+    let key = spec.keys.iter().nth(key)?;
+    spec.any.as_ref()?.iter().position(|slot| slot == key)
 }

@@ -10,7 +10,9 @@ use super::acquire::{Action, Grant, GrantNode, Spec};
 use super::limits;
 use super::mutants::{Mutant, is_broken};
 use super::release::Release;
-use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, Topology};
+use super::{
+    Answer, Command, Context, Delivery, Mode, NodeError, Request, RequestId, Response, Token, Topology,
+};
 use crate::Fence;
 use crate::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Moment, Step, Vote, Win};
 
@@ -110,7 +112,15 @@ impl Attempt {
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
     ) -> Self {
-        let core = Acquisition::new(ctx.fleet.majority, ctx.now, spec.ttl, spec.min_validity);
+        let mut core = Acquisition::new(ctx.fleet.majority, ctx.now, spec.ttl, spec.min_validity);
+        if spec.mode == Mode::Shared && !is_broken(Mutant::ReaderOutrunsWriter) {
+            // Nodes on which no writer waits let any number in: the one on which it waits is heard first.
+            let past = if let Kind::GoAhead { past } = kind { Some(past) } else { None };
+            let is_asked = |node: &usize| Some(*node) != past && ctx.topology.route_acquire(*node).is_ok();
+            let decider: SmallVec<[usize; 1]> =
+                spec.order(ctx.topology).into_iter().find(is_asked).into_iter().collect();
+            core = core.that_awaits(&decider);
+        }
         let proposed = ctx.fleet.fences.propose(ctx.wall_us);
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
         for node in 0..this.nodes.len() {
@@ -132,7 +142,7 @@ impl Attempt {
         out: &mut VecDeque<Action>,
     ) -> Self {
         let Waited { node, token, fence, lifetime, incarnation, silent } = waited;
-        let orders = ctx.topology.orders(&spec.keys);
+        let orders = spec.orders(ctx.topology);
         // A client that holds an earlier node never waits for one that holds a later node.
         let earlier = before(&orders[0], node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
@@ -270,7 +280,7 @@ impl Attempt {
                     asked.open = !self.ended;
                 }
                 Response::Failed(error) => self.failed(node, error.clone(), ctx.now),
-                Response::Yes | Response::FenceAfterWait { .. } => {
+                Response::Yes | Response::FenceAfterWait { .. } | Response::AnyAfterWait { .. } => {
                     self.failed(node, NodeError::UnexpectedReply, ctx.now);
                 }
             }
@@ -415,8 +425,7 @@ impl Attempt {
         if matches!(self.kind, Kind::Attach { .. }) {
             return self.refuse_all(ctx.now);
         }
-        let keys = &spec.keys;
-        let orders = self.orders.get_or_insert_with(|| ctx.topology.orders(keys)).clone();
+        let orders = self.orders.get_or_insert_with(|| spec.orders(ctx.topology)).clone();
         if let Kind::AfterWait { node } = self.kind {
             self.yielded = before(&orders[0], node).iter().any(|&node| self.nodes[node].open);
             let patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
@@ -505,6 +514,11 @@ impl Attempt {
     /// Whether it was lost because a node that decides refused.
     pub(super) fn has_yielded(&self) -> bool {
         self.yielded
+    }
+
+    /// Whether a node has refused.
+    pub(super) fn has_refused(&self) -> bool {
+        self.count(|answer| *answer == Answer::Refused) > 0
     }
 
     /// Whether each node that was asked has answered, or its time is over.

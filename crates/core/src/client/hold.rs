@@ -372,7 +372,7 @@ impl Hold {
     }
 
     fn is_queue_node(&self, node: usize, ctx: &Context<'_>) -> bool {
-        self.spec.keys.iter().any(|key| ctx.topology.order(key).first() == Some(&node))
+        self.spec.orders(ctx.topology).iter().any(|order| order.first() == Some(&node))
     }
 
     fn handle_repaired(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {

@@ -14,6 +14,7 @@
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
 //! | [`TIE_REPEATS`] | 3: how often the winner of a tie repeats its request |
 //! | [`STAYS_MAX`] | 3: how often a client that later nodes refused waits on its queue node again |
+//! | [`PROBES_MAX`] | 3: how often a call that does not wait asks for any slot |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
 //! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
@@ -45,6 +46,8 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(1200);
 pub const TIE_REPEATS: u8 = 3;
 /// How often a client waits on its queue node again although later nodes refused it.
 pub const STAYS_MAX: u32 = 3;
+/// How often a call that does not wait asks a node for any slot that is left.
+pub const PROBES_MAX: u8 = 3;
 /// The shortest pause between two attempts.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.

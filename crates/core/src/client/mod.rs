@@ -6,6 +6,7 @@
 //! - [`Release`]: one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
 //! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that wait.
+//! - [`Slots`]: the keys of which a call takes one, and [`SlotMemory`], which of them are likely free.
 //! - [`agree`]: which nodes belong to the set of the majority.
 //! - [`summarize`]: what the nodes say about a key, for [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
@@ -37,6 +38,7 @@ mod request;
 mod revocation;
 mod round_trips;
 mod set;
+mod slots;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, InvalidSpec, Outcome, Reason, Spec};
@@ -64,6 +66,7 @@ pub use set::{
     Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,
     NodeSet, NotAdmitted, SetReport, agree,
 };
+pub use slots::{SlotMemory, Slots};
 pub use token::Token;
 
 pub use crate::node::Mode;

@@ -57,13 +57,18 @@ pub enum Mutant {
     LooksAtOneNode,
     /// A node is repaired after a node has answered that the lock is revoked.
     RevokedRepaired,
+    /// A reader has the lock before the node has answered on which a writer waits.
+    ReaderOutrunsWriter,
+    /// A slot that others hold without the node that decides is asked for again.
+    TakenSlotAskedAgain,
     /// A lock that is to be shared counts as exclusive until a majority has confirmed it.
     ExclusiveUntilConfirmed,
 }
 
 impl Mutant {
-    /// Every mutant.
-    pub const ALL: [Self; 23] = [
+    /// Every mutant whose harm exclusive locks show: simulators have no others. Tests of the other kinds
+    /// break the rest.
+    pub const ALL: [Self; 22] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -86,7 +91,6 @@ impl Mutant {
         Self::RepairOnFirstRefusal,
         Self::LooksAtOneNode,
         Self::RevokedRepaired,
-        Self::ExclusiveUntilConfirmed,
     ];
 }
 

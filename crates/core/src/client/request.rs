@@ -29,12 +29,17 @@ pub enum Command {
         /// The proposed fence.
         fence: Fence,
     },
-    /// `ACQUIRE … WAIT wait FENCE fence`, on a connection that nothing else uses.
+    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for one of several keys, on a connection that nothing else uses.
     Wait {
         /// The proposed fence.
         fence: Fence,
         /// How long the node lets the client wait: at least 1 ms.
         wait: Duration,
+    },
+    /// `ACQUIREANY … FENCE fence`: one of the keys.
+    AcquireAny {
+        /// The proposed fence.
+        fence: Fence,
     },
     /// `EXTEND`, with `FENCE fence` where there is one.
     Extend {
@@ -66,6 +71,15 @@ pub enum Response {
         /// How long the node made the client wait, by the node's clock.
         waited: Duration,
     },
+    /// ACQUIREANY: the token holds the lock of one of the keys.
+    AnyAfterWait {
+        /// The fence on this node.
+        fence: Fence,
+        /// How long the node made the client wait; zero without WAIT.
+        waited: Duration,
+        /// Which of the keys of the request.
+        key: usize,
+    },
     /// RELEASE: the token held the lock. INSPECT: a key is taken. PING: the node answers.
     Yes,
     /// ACQUIRE: another holds the lock. EXTEND, RELEASE: the token does not hold it. INSPECT: the
@@ -79,7 +93,9 @@ impl Response {
     /// Whether the token holds the lock, or held it until this RELEASE; `None` without an answer.
     pub fn holds(&self) -> Option<bool> {
         match self {
-            Self::Fence(_) | Self::FenceAfterWait { .. } | Self::Yes => Some(true),
+            Self::Fence(_) | Self::FenceAfterWait { .. } | Self::AnyAfterWait { .. } | Self::Yes => {
+                Some(true)
+            }
             Self::No => Some(false),
             Self::Failed(_) => None,
         }
@@ -88,7 +104,9 @@ impl Response {
     /// The same for reports.
     pub fn to_answer(&self) -> Answer {
         match self {
-            Self::Fence(fence) | Self::FenceAfterWait { fence, .. } => Answer::Granted(Some(*fence)),
+            Self::Fence(fence) | Self::FenceAfterWait { fence, .. } | Self::AnyAfterWait { fence, .. } => {
+                Answer::Granted(Some(*fence))
+            }
             Self::Yes => Answer::Granted(None),
             Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),

@@ -176,6 +176,7 @@ impl Process {
             keys: plan.key_sets[keys].clone(),
             ttl,
             mode: Mode::Exclusive,
+            any: None,
             min_validity,
             node_timeout: None,
             max_hold: None,

@@ -92,6 +92,7 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
                     keys: self.world.plan.key_sets[keys].clone(),
                     ttl: Ttl::from_ms(TTL_MS).unwrap(),
                     mode: Mode::Exclusive,
+                    any: None,
                     min_validity: Duration::ZERO,
                     node_timeout: None,
                     max_hold: None,
@@ -276,6 +277,7 @@ fn command(spec: &Spec, request: &Request) -> Vec<String> {
             [&["LOCK.ACQUIRE".to_owned(), key, token, ttl, "WAIT".into(), ms][..], &with_fence(fence)]
                 .concat()
         }
+        Command::AcquireAny { .. } => unreachable!("its plans have no semaphores"),
         Command::Extend { fence } => {
             let mut command = vec!["LOCK.EXTEND".to_owned(), key, token, ttl];
             command.extend(fence.into_iter().flat_map(with_fence));

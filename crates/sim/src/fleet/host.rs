@@ -404,6 +404,8 @@ impl World {
                     other => Some(refused(&other)),
                 }
             }
+            // Its plans have no semaphores.
+            Command::AcquireAny { .. } => Some(Response::Failed(NodeError::UnexpectedReply)),
             Command::Extend { fence } => {
                 let command = node::Command::Extend(extend(fence, None));
                 Some(match host.server.execute(now, &command) {
@@ -478,6 +480,7 @@ fn command_name(command: Command) -> &'static str {
     match command {
         Command::Acquire { .. } => "ACQUIRE",
         Command::Wait { .. } => "WAIT",
+        Command::AcquireAny { .. } => "ACQUIREANY",
         Command::Extend { fence: None } => "EXTEND",
         Command::Extend { fence: Some(_) } => "EXTEND FENCE",
         Command::SwapToken { .. } => "EXTEND TOKEN",

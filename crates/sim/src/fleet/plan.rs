@@ -548,6 +548,7 @@ pub(super) fn ping() -> Arc<Spec> {
         keys: Keys::from_iter([""; 0]),
         ttl: Ttl::from_ms(1000).expect("a second is a ttl"),
         mode: Mode::Exclusive,
+        any: None,
         min_validity: Duration::ZERO,
         node_timeout: None,
         max_hold: None,

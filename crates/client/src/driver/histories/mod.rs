@@ -101,6 +101,7 @@ impl Stage {
                     keys: Keys::from_iter([key]),
                     ttl: Ttl::from_ms(TTL_MS).unwrap(),
                     mode: Mode::Exclusive,
+                    any: None,
                     min_validity: Duration::ZERO,
                     node_timeout: None,
                     max_hold: None,

@@ -1,0 +1,221 @@
+//! Semaphores, and locks on one of several keys.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{PATIENCE, connect, holding, quorum};
+use quorlock_client::{AcquireError, Lock, LockBuilder};
+use quorlock_testkit::{Masters, eventually_async};
+use tokio::task::{JoinHandle, JoinSet};
+
+fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
+    tokio::spawn(async move { builder.acquire().await.unwrap() })
+}
+
+/// The number of a field of INFO lock, of all masters together.
+fn info(masters: &Masters, field: &str) -> u64 {
+    let of = |master: &quorlock_testkit::Server| {
+        let text: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap_or_else(|| panic!("{field}: {text}")).trim().parse::<u64>().unwrap()
+    };
+    masters.iter().filter(|master| master.is_running()).map(of).sum()
+}
+
+/// How often these commands were called, on all masters together.
+fn calls(masters: &Masters, names: &[&str]) -> u64 {
+    let of = |master: &quorlock_testkit::Server| {
+        let text: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+        let of_name = |name: &&str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+            line.map_or(0, |rest| rest.split(',').next().unwrap().parse::<u64>().unwrap())
+        };
+        names.iter().map(of_name).sum::<u64>()
+    };
+    masters.iter().map(of).sum()
+}
+
+async fn until_waiting(masters: &Masters, count: u64) {
+    eventually_async(PATIENCE, "clients wait", async || info(masters, "lock_waiters") == count).await;
+}
+
+#[tokio::test]
+async fn permits_are_distinct_slots_and_no_more_than_there_are() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let mut held = Vec::new();
+    for turn in 0..4 {
+        let quorum = if turn % 2 == 0 { &ours } else { &theirs };
+        held.push(quorum.semaphore("s", 4).try_acquire().await.unwrap());
+    }
+    let slots: HashSet<_> = held.iter().map(|permit| permit.slot().unwrap()).collect();
+    assert_eq!(slots, HashSet::from([0, 1, 2, 3]));
+    for permit in &held {
+        assert_eq!(permit.key(), format!("s:{:02}", permit.slot().unwrap()).as_bytes());
+    }
+    for quorum in [&ours, &theirs] {
+        let refused = quorum.semaphore("s", 4).try_acquire().await;
+        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    }
+    let freed = held.remove(2);
+    let (slot, fence) = (freed.slot(), freed.fence());
+    freed.release().await.unwrap();
+    let next = theirs.semaphore("s", 4).try_acquire().await.unwrap();
+    assert_eq!(next.slot(), slot);
+    assert!(next.fence() > fence, "fences of a slot grow");
+}
+
+#[tokio::test]
+async fn numbers_of_permits_are_checked() {
+    let (_masters, quorum) = quorum(1).await;
+    for permits in [0, 65, usize::MAX] {
+        let refused = quorum.semaphore("s", permits).try_acquire().await;
+        let Err(AcquireError::InvalidRequest { reason }) = refused else { panic!("{refused:?}") };
+        assert!(reason.contains("1 to 64"), "{reason}");
+    }
+    let refused = quorum.semaphore("s", 2).shared().try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
+    let mut only = quorum.semaphore("s", 1).try_acquire().await.unwrap();
+    assert!(only.downgrade().await.is_err());
+    drop(quorum.semaphore("t", 64).try_acquire().await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_most_so_many_hold_a_permit_while_many_want_one() {
+    const PERMITS: usize = 3;
+    let (masters, ours) = quorum(5).await;
+    let theirs = connect(masters.urls()).await;
+    let (now, most, all) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), 12 * 15);
+    let mut tasks = JoinSet::new();
+    for task in 0..12 {
+        let quorum = if task % 2 == 0 { ours.clone() } else { theirs.clone() };
+        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        tasks.spawn(async move {
+            for _ in 0..15 {
+                let builder = quorum.semaphore("s", PERMITS).wait(Duration::from_secs(30));
+                let permit = builder.acquire().await.unwrap();
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                permit.release().await.unwrap();
+            }
+            15
+        });
+    }
+    assert_eq!(tasks.join_all().await.into_iter().sum::<usize>(), all);
+    let most = most.load(Ordering::SeqCst);
+    assert!((2..=PERMITS).contains(&most), "{most} at a time");
+    for slot in 0..PERMITS {
+        common::nothing_is_left(&masters, &format!("s:{slot:02}")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_permit_is_handed_over_to_a_waiter_that_did_not_poll() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let first = ours.semaphore("s", 2).acquire().await.unwrap();
+    let second = ours.semaphore("s", 2).acquire().await.unwrap();
+    let waiter = waiting(theirs.semaphore("s", 2).wait(PATIENCE));
+    until_waiting(&masters, 1).await;
+    let asks = ["lock.acquire", "lock.acquireany", "lock.macquire"];
+    let before = calls(&masters, &asks);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(calls(&masters, &asks), before, "nothing is asked while it waits");
+    let slot = second.slot();
+    second.release().await.unwrap();
+    let granted = waiter.await.unwrap();
+    assert_eq!(granted.slot(), slot);
+    // The other two nodes, some of them again while the release is on its way.
+    let after = calls(&masters, &asks) - before;
+    assert!((2..=20).contains(&after), "{after}");
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_holder_that_dies_frees_its_slot_by_its_deadline() {
+    let (_masters, quorum) = quorum(3).await;
+    let ttl = Duration::from_millis(600);
+    let dead = quorum.semaphore("s", 1).ttl(ttl).acquire().await.unwrap();
+    // Nobody releases or extends it any more.
+    std::mem::forget(dead);
+    let refused = quorum.semaphore("s", 1).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    let next = quorum.semaphore("s", 1).wait(PATIENCE).acquire().await.unwrap();
+    assert_eq!(next.slot(), Some(0));
+}
+
+#[tokio::test]
+async fn a_dropped_permit_and_a_dropped_wait_leave_nothing() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let held = ours.semaphore("s", 1).acquire().await.unwrap();
+    let waiter = waiting(theirs.semaphore("s", 1).wait(PATIENCE));
+    until_waiting(&masters, 1).await;
+    waiter.abort();
+    until_waiting(&masters, 0).await;
+    drop(held);
+    common::nothing_is_left(&masters, "s:00").await;
+    assert!(theirs.semaphore("s", 1).try_acquire().await.is_ok());
+}
+
+#[tokio::test]
+async fn one_stopped_master_of_five_changes_nothing_for_permits() {
+    for stopped in 0..5 {
+        let (mut masters, ours) = quorum(5).await;
+        let theirs = connect(masters.urls()).await;
+        let first = ours.semaphore("s", 2).acquire().await.unwrap();
+        masters.iter_mut().nth(stopped).unwrap().kill();
+        let second = theirs.semaphore("s", 2).acquire().await.unwrap();
+        let refused = theirs.semaphore("s", 2).try_acquire().await;
+        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+        let waiter = waiting(theirs.semaphore("s", 2).wait(PATIENCE));
+        until_waiting(&masters, 1).await;
+        first.release().await.unwrap();
+        let third = waiter.await.unwrap();
+        assert_ne!(second.slot(), third.slot());
+    }
+}
+
+#[tokio::test]
+async fn a_slot_that_the_queue_node_lost_is_not_granted_twice() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    for master in &masters {
+        let first = ours.semaphore("s", 2).acquire().await.unwrap();
+        common::all_hold(&masters, std::str::from_utf8(first.key()).unwrap()).await;
+        let _: u64 = redis::cmd("DEL").arg(first.key()).query(&mut master.connection()).unwrap();
+        let second = theirs.semaphore("s", 2).wait(PATIENCE).acquire().await.unwrap();
+        assert_ne!(first.slot(), second.slot());
+        let refused = theirs.semaphore("s", 2).try_acquire().await;
+        assert!(refused.is_err(), "{refused:?}");
+        first.release().await.unwrap();
+        second.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_lock_on_any_key_excludes_other_locks_on_that_key() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let east = theirs.lock("east").acquire().await.unwrap();
+    let any = ours.lock_any(["west", "east"]).acquire().await.unwrap();
+    assert_eq!(any.key(), b"west");
+    let refused = ours.lock_any(["east", "west"]).try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    let waiter = waiting(ours.lock_any(["west", "east"]).wait(PATIENCE));
+    until_waiting(&masters, 1).await;
+    east.release().await.unwrap();
+    let mut east = waiter.await.unwrap();
+    assert_eq!(east.key(), b"east");
+    east.extend().await.unwrap();
+    let attached = theirs.attach(east.detach()).await.unwrap();
+    assert_eq!((attached.key(), attached.slot()), (&b"east"[..], None));
+    assert_eq!(holding(&masters, "west"), 3);
+}
