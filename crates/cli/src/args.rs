@@ -71,6 +71,7 @@ pub(crate) enum Verb {
 /// USR2. Ctrl-C in a terminal reaches the command by itself.
 #[derive(clap::Args)]
 #[command(after_help = [RUN_VALUES, nodes::POINTER, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
@@ -115,6 +116,14 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) wait_all: bool,
 
+    /// Share the lock with others that share it, and with no other: for commands that only read
+    #[arg(long)]
+    pub(crate) shared: bool,
+
+    /// Let so many commands run at a time, 1 to 64: KEY is a semaphore. Give the same number everywhere
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
+    pub(crate) permits: Option<u8>,
+
     /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_limit: Option<Duration>,
@@ -149,7 +158,9 @@ const RUN_ENVIRONMENT: &str = "Environment:
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
                   earlier holder. The storage that the command writes to
                   can refuse smaller ones, and thus a late holder
-  QUORLOCK_TTL_MS set for the command: the ttl in milliseconds";
+  QUORLOCK_TTL_MS set for the command: the ttl in milliseconds
+  QUORLOCK_PERMIT set for the command with --permits: the number of its slot,
+                  from 0. No other command has it at the same time";
 
 const RUN_EXAMPLE: &str = "Examples:
   quorlock run nightly-backup -- backup --to /mnt

@@ -46,7 +46,13 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
 async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
     let owner = args.owner.clone().unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let mut wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl()).wait(wait).owner(owner);
+    let key = args.key.clone().into_vec();
+    let wanted = match args.permits {
+        Some(permits) => quorum.semaphore(key, permits.into()),
+        None if args.shared => quorum.lock(key).shared(),
+        None => quorum.lock(key),
+    };
+    let mut wanted = wanted.ttl(args.ttl()).wait(wait).owner(owner);
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
@@ -69,9 +75,9 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
         let (after, coverage) = (called.elapsed(), lock.coverage());
         say(format_args!("acquired after {after:.1?}, held on {coverage}, fence {}", lock.fence()));
     }
-    let fence = lock.fence();
+    let (fence, permit) = (lock.fence(), lock.slot());
     let mut keeper = Keeper::new(lock, args.ttl());
-    let (status, is_asked) = match supervise(&args, ttl, fence, &mut keeper, signals).await? {
+    let (status, is_asked) = match supervise(&args, ttl, (fence, permit), &mut keeper, signals).await? {
         Ended::ByItself { status, is_asked } => (status, is_asked),
         // Only now that it is gone: a reader of stderr that is stuck must not delay that.
         Ended::WithTheLock => {
@@ -176,7 +182,7 @@ enum Ended {
 async fn supervise(
     args: &Run,
     ttl: Ttl,
-    fence: Fence,
+    (fence, permit): (Fence, Option<usize>),
     keeper: &mut Keeper,
     signals: &mut Signals,
 ) -> anyhow::Result<Ended> {
@@ -193,6 +199,8 @@ async fn supervise(
         ("QUORLOCK_FENCE", fence.to_string().into()),
         ("QUORLOCK_TTL_MS", args.ttl().as_millis().to_string().into()),
     ];
+    let permit = permit.map(|slot| ("QUORLOCK_PERMIT", slot.to_string().into()));
+    let environment = environment.into_iter().chain(permit);
     let watchdog = Watchdog::start(begin, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
     let (mut is_stopped, mut is_asked) = (false, false);

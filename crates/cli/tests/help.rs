@@ -45,6 +45,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
             .as_slice(),
         ["--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all", "background", "watchdog"].as_slice(),
         ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"].as_slice(),
+        ["--shared", "--permits", "QUORLOCK_PERMIT"].as_slice(),
         ["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "].as_slice(),
     ];
     help_names(&["run"], &of_run.concat());

@@ -92,6 +92,41 @@ fn the_command_finds_its_key_and_a_fence_that_grows() {
 }
 
 #[test]
+fn readers_run_together_and_a_writer_does_not_run_beside_them() {
+    let masters = Masters::start(3);
+    let readers = [(); 2].map(|()| Holder::start(&masters, &["--shared"]));
+    let exit_code = |options: &[&str]| {
+        let mut command = run_on(masters.urls());
+        code(command.args(options).args(["--no-wait", "k", "--", "true"]).output().unwrap().status)
+    };
+    assert_eq!(exit_code(&["--shared"]), 0);
+    assert_eq!(exit_code(&[]), 121);
+    readers.into_iter().for_each(Holder::let_go);
+    assert_eq!(exit_code(&[]), 0);
+}
+
+#[test]
+fn no_more_commands_run_than_there_are_permits_and_each_knows_its_own() {
+    let masters = Masters::start(3);
+    let first = Holder::start(&masters, &["--permits", "2"]);
+    let with_permit = |options: &[&str], script: &str| {
+        let options = [&["--permits", "2", "--no-wait"], options].concat();
+        run_script(&masters, &options, script).output().unwrap()
+    };
+    let output = with_permit(&[], "echo $QUORLOCK_PERMIT");
+    assert!(["0\n", "1\n"].contains(&stdout(&output)), "{}", stdout(&output));
+    let second = Holder::start(&masters, &["--permits", "2"]);
+    assert_eq!(code(with_permit(&[], "true").status), 121);
+    second.let_go();
+    assert_eq!(code(with_permit(&[], "true").status), 0);
+    first.let_go();
+    for wrong in [["--permits", "0"].as_slice(), &["--permits", "65"], &["--permits", "2", "--shared"]] {
+        let mut command = run_on(masters.urls());
+        assert_eq!(code(command.args(wrong).args(["k", "--", "true"]).output().unwrap().status), 125);
+    }
+}
+
+#[test]
 fn who_holds_the_lock_is_shown_to_those_who_ask() {
     let masters = Masters::start(1);
     let owner_seen_with = |options: &[&str]| {
