@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose docs test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose docs screens test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ check-prose: ## Phrases to avoid, long comments and broken links: PATHS=… KIND
 
 docs: ## Builds the book and the reference of the client, with checked links (target/doc/book, target/doc)
 	@scripts/docs
+
+screens: build ## Draws what top, status, inspect and doctor show of five real masters: docs/img
+	@scripts/screens
 
 test-fences: setup ## 8 processes, 5 masters, a minute of accidents: fails if a fence is not larger than the one before it
 	cargo build --package quorlock --package quorlock-faults
