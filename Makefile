@@ -34,6 +34,7 @@ demo-fence: setup ## A holder that sleeps past its lock and then writes: the dat
 
 test: setup ## Formatting, clippy, and all tests
 	cargo fmt --all --check
+	@scripts/check-prose --kind link
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --workspace
 	cargo test --workspace --no-fail-fast
