@@ -40,4 +40,10 @@ impl Moment {
     pub fn earlier(self, other: Self) -> Self {
         if (other.raw, other.boot) < (self.raw, self.boot) { other } else { self }
     }
+
+    /// The one of two deadlines that comes last.
+    #[must_use]
+    pub fn later(self, other: Self) -> Self {
+        if (other.raw, other.boot) < (self.raw, self.boot) { self } else { other }
+    }
 }
