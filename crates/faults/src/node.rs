@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use quorlock_testkit::{PowerCut, Server, ServerBuilder, WallClock};
+use quorlock_testkit::{Inject as _, PowerCut, Server, ServerBuilder, WallClock};
 use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value, cmd, pipe};
 
 /// How long something is waited for that must happen, on a machine that is busy.

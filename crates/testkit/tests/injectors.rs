@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use quorlock_testkit::{PowerCut, Server, StartError, WallClock, eventually};
+use quorlock_testkit::{Inject as _, PowerCut, Server, StartError, WallClock, eventually};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const HOUR: Duration = Duration::from_secs(3600);

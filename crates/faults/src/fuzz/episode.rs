@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use quorlock_core::node::{Monotonic, Now, ServerEvent, Ticket, WaitReply};
-use quorlock_testkit::{Server, WallClock};
+use quorlock_testkit::{Inject as _, Server, WallClock};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 

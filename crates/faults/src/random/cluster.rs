@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use quorlock_testkit::{PowerCut, Proxy, Server, WallClock};
+use quorlock_testkit::{Inject as _, PowerCut, Proxy, Server, WallClock};
 use rand::rngs::StdRng;
 use redis::{Connection, RedisResult, cmd, pipe};
 

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use super::Preload;
-use crate::Server;
+use quorlock_localserver::Server;
+
+use super::preload::Preload;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so"));
 
@@ -22,7 +23,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 /// kept some. The server's log, which is written by the test kit's own hand, is left as it is.
 ///
 /// ```
-/// use quorlock_testkit::{PowerCut, Server};
+/// use quorlock_testkit::{Inject as _, PowerCut, Server};
 ///
 /// let power = PowerCut::new();
 /// let mut server = Server::builder().arg("appendonly", "yes").power_cut(&power).start()?;
@@ -74,7 +75,7 @@ impl PowerCut {
         }
     }
 
-    pub(crate) fn preload(&self) -> Arc<Preload> {
+    pub(super) fn preload(&self) -> Arc<Preload> {
         Arc::clone(&self.preload)
     }
 }
@@ -124,7 +125,7 @@ impl SyncedSizes {
             let metadata = entry.metadata()?;
             if metadata.is_dir() {
                 lost_bytes += self.restore(&entry.path())?;
-            } else if metadata.is_file() && !Server::is_log(&entry.path()) {
+            } else if metadata.is_file() && entry.file_name() != Server::LOG_NAME {
                 let synced = self.0.get(&FileId::of(&metadata)).copied().unwrap_or(0);
                 if synced < metadata.len() {
                     File::options().write(true).open(entry.path())?.set_len(synced)?;

@@ -8,9 +8,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use quorlock_localserver::StartHook as _;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{Preload, preload};
+use super::preload::Preload;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wall_clock.so"));
 
@@ -33,7 +34,7 @@ const NS_PER_MS: i64 = 1_000_000;
 /// sees the steps in what the server tells it, not in what the C library does.
 ///
 /// ```
-/// use quorlock_testkit::{Server, WallClock};
+/// use quorlock_testkit::{Inject as _, Server, WallClock};
 ///
 /// let clock = WallClock::new();
 /// let server = Server::builder().wall_clock(&clock).start()?;
@@ -78,10 +79,10 @@ impl WallClock {
 
     /// Has a program that is not a [`Server`](crate::Server) tell the time by this clock. It must outlive the program's start.
     pub fn attach(&self, command: &mut Command) {
-        preload(command, &[self.preload()]);
+        self.preload.prepare(command);
     }
 
-    pub(crate) fn preload(&self) -> Arc<Preload> {
+    pub(super) fn preload(&self) -> Arc<Preload> {
         Arc::clone(&self.preload)
     }
 }

@@ -2,10 +2,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use quorlock_localserver::holds_within;
 use redis::{Connection, cmd};
 
 use super::Shared;
-use crate::eventually::holds_within;
 
 /// How long the last locks may take to end, and the last clients to be let go.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);

@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use super::address::Address;
 use super::directory::Directory;
-use super::settings::{Settings, absolute};
-use crate::injector::Preload;
-#[cfg(target_os = "linux")]
-use crate::{PowerCut, WallClock};
+use super::settings::{Settings, StartHook, absolute};
 use crate::{Server, StartError, find_server_binary, module_path};
 
-/// How a [`Server`] is to be started; made by [`Server::builder`] and [`Server::with_module`].
+/// The settings of a [`Server`]; made by [`Server::builder`] and [`Server::with_module`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing runs until `start` is called"]
 pub struct ServerBuilder {
@@ -20,7 +17,7 @@ pub struct ServerBuilder {
     config_file: Option<PathBuf>,
     directives: Vec<(String, String)>,
     environment: Vec<(OsString, OsString)>,
-    preloads: Vec<Arc<Preload>>,
+    hooks: Vec<Arc<dyn StartHook>>,
     directory: Option<PathBuf>,
     listen: Listen,
 }
@@ -29,7 +26,7 @@ pub struct ServerBuilder {
 enum Module {
     #[default]
     None,
-    /// The one of [`module_path()`], which is only looked for, and perhaps built, at the start.
+    /// The module of [`module_path()`]. It is searched, and perhaps built, at the start.
     Quorlock,
     At(PathBuf),
 }
@@ -44,25 +41,25 @@ enum Listen {
 }
 
 impl ServerBuilder {
-    /// The server program, instead of the one of [`find_server_binary`].
+    /// Runs this server program instead of the one of [`find_server_binary`].
     pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
         self.binary = Some(path.into());
         self
     }
 
-    /// The module to load.
+    /// Loads this module.
     pub fn module(mut self, path: impl Into<PathBuf>) -> Self {
         self.module = Module::At(path.into());
         self
     }
 
-    /// The Quorlock module, wherever [`module_path()`] finds it at the start.
+    /// Loads the Quorlock module that [`module_path()`] finds at the start.
     pub fn quorlock_module(mut self) -> Self {
         self.module = Module::Quorlock;
         self
     }
 
-    /// A plain server: no module is loaded, and none is configured.
+    /// Loads no module, and drops the configuration of the Quorlock module.
     pub fn without_module(mut self) -> Self {
         self.module = Module::None;
         // A server refuses the configuration of a module that it does not load.
@@ -70,50 +67,45 @@ impl ServerBuilder {
         self
     }
 
-    /// One more word for the module to be loaded with.
+    /// Adds an argument of the module.
     pub fn module_arg(mut self, word: impl Into<String>) -> Self {
         self.module_args.push(word.into());
         self
     }
 
-    /// A directive of redis.conf, given as `--name value`; it replaces an earlier one of that name, and the defaults.
+    /// Sets a directive of redis.conf, given as `--name value`.
     ///
-    /// Where the server listens is not for this: see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
-    #[expect(clippy::needless_pass_by_value, reason = "a number is to be given as it is, not by reference")]
+    /// It replaces an earlier one of that name and the default. The address has setters of its own:
+    /// see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn arg(mut self, name: impl Into<String>, value: impl ToString) -> Self {
         self.directives.push((name.into(), value.to_string()));
         self
     }
 
-    /// A redis.conf of the caller's, which the server reads first and `CONFIG REWRITE` writes. What is given in other ways
-    /// comes after it.
+    /// Uses a redis.conf of the caller, which `CONFIG REWRITE` writes.
+    ///
+    /// The server reads it first, so all other settings override it.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.config_file = Some(path.into());
         self
     }
 
-    /// A variable of the server's environment.
+    /// Sets a variable of the server's environment.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// Has the server tell the time by this wall clock, which can then be stepped.
-    #[cfg(target_os = "linux")]
-    pub fn wall_clock(mut self, clock: &WallClock) -> Self {
-        self.preloads.push(clock.preload());
+    /// Runs `hook` at each start, and keeps it for as long as the server can be started again.
+    pub fn on_start(mut self, hook: Arc<dyn StartHook>) -> Self {
+        self.hooks.push(hook);
         self
     }
 
-    /// Takes down what the server syncs, so that this can cut its power.
-    #[cfg(target_os = "linux")]
-    pub fn power_cut(mut self, power: &PowerCut) -> Self {
-        self.preloads.push(power.preload());
-        self
-    }
-
-    /// The directory for its files, made when it does not exist and left behind at the end, instead of a temporary
-    /// one that goes with the server.
+    /// Keeps the files of the server in this directory instead of a temporary one.
+    ///
+    /// It is created when it does not exist, and stays when the server ends.
     pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());
         self
@@ -133,7 +125,7 @@ impl ServerBuilder {
 
     /// Starts the server, and returns when it answers a PING with PONG.
     ///
-    /// When it does not within 10 s, or ends before, the error has the end of its log.
+    /// When it does not answer within 10 s, or ends before, the error quotes the end of its log.
     pub fn start(self) -> Result<Server, StartError> {
         let binary = match self.binary {
             Some(path) => path,
@@ -152,7 +144,7 @@ impl ServerBuilder {
         let mut settings = Settings::new(binary, module, self.module_args);
         settings.config_file = self.config_file.map(absolute);
         settings.environment = self.environment;
-        settings.preloads = self.preloads;
+        settings.hooks = self.hooks;
         for (name, value) in self.directives {
             settings.set(name, value);
         }

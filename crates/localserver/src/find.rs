@@ -3,22 +3,51 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
-use crate::ModuleError;
+use crate::{BinaryError, ModuleError};
 
-/// The environment variable that names the module to load.
+/// Environment variable that names the server program to start.
+pub const BINARY_VARIABLE: &str = "QUORLOCK_SERVER";
+/// Environment variable that names the module to load.
 pub const MODULE_VARIABLE: &str = "QUORLOCK_MODULE";
 
+const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
+/// Lines of the output of cargo that an error quotes.
 const OUTPUT_TAIL_LINES: usize = 40;
 
-/// The Quorlock module to load: what `QUORLOCK_MODULE` names, else the one beside the running program.
+/// Returns the server program to start.
 ///
-/// A test or program that runs where cargo put it gets the module of the same target directory and profile, built now
-/// when it is not there: one of another profile may be of another day. Any other program gets the one in its own
-/// directory, else that of the workspace, the release before the debug build.
+/// It is the one that `QUORLOCK_SERVER` names, else `redis-server`, else `valkey-server` on `PATH`.
+/// The path is absolute. Its symbolic links are kept, because these programs act by the name under
+/// which they were called.
+pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
+    if let Some(named) = env::var_os(BINARY_VARIABLE).filter(|named| !named.is_empty()) {
+        let path = PathBuf::from(named);
+        return match std::path::absolute(&path) {
+            Ok(absolute) if absolute.is_file() => Ok(absolute),
+            _ => Err(BinaryError::NoSuchFile { path }),
+        };
+    }
+    let search = env::var_os("PATH").unwrap_or_default();
+    PROGRAMS
+        .iter()
+        .flat_map(|program| env::split_paths(&search).map(move |directory| directory.join(program)))
+        .filter_map(|candidate| std::path::absolute(candidate).ok())
+        .find(|candidate| candidate.is_file())
+        .ok_or(BinaryError::NotInstalled)
+}
+
+/// Returns the path of the Quorlock module to load.
 ///
-/// A module that is there is taken as it is, and not built again.
+/// It is the one that `QUORLOCK_MODULE` names, else the one beside the running program.
+///
+/// A test or program that runs where cargo put it uses the module of the same target directory and
+/// profile, since one of another profile may be older. A missing module is built. Any other program
+/// uses the module in its own directory, else the one of the workspace: the release build, else the
+/// debug build.
+///
+/// An existing module is used as it is, and never rebuilt.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
-    // Looked for once: all servers of one program load the same module.
+    // Searched once: all servers of one program load the same module.
     static FOUND: OnceLock<Result<PathBuf, ModuleError>> = OnceLock::new();
     FOUND.get_or_init(find_or_build).clone()
 }
@@ -33,7 +62,7 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
     }
     let executable = env::current_exe().unwrap_or_default();
     let workspace = workspace();
-    let mut looked_at = Vec::new();
+    let mut searched = Vec::new();
     if let Some(beside) = output_directory(&executable) {
         let module = beside.join(file_name());
         if module.is_file() {
@@ -43,14 +72,14 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
             build(&workspace, beside)?;
             return Ok(module);
         }
-        looked_at.push(module);
+        searched.push(module);
     }
-    // Documentation tests run from a directory of their own.
+    // Documentation tests run from a separate directory.
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-    looked_at.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
-    match looked_at.iter().find(|module| module.is_file()) {
+    searched.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+    match searched.iter().find(|module| module.is_file()) {
         Some(module) => Ok(module.clone()),
-        None => Err(ModuleError::NotFound { looked_at }),
+        None => Err(ModuleError::NotFound { searched }),
     }
 }
 
@@ -63,7 +92,9 @@ fn file_name() -> String {
     format!("{}quorlock{}", consts::DLL_PREFIX, consts::DLL_SUFFIX)
 }
 
-/// Where a build that made `executable` leaves libraries: tests and examples are one level further down.
+/// Returns the directory in which the build of `executable` leaves libraries.
+///
+/// Tests and examples are one level below it.
 fn output_directory(executable: &Path) -> Option<&Path> {
     let directory = executable.parent()?;
     match directory.file_name()?.to_str() {
@@ -100,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_module_of_a_test_an_example_and_a_program_is_in_the_same_directory() {
+    fn test_example_and_program_share_one_output_directory() {
         for executable in ["/t/debug/deps/claims-1f", "/t/debug/examples/tour", "/t/debug/quorlock"] {
             assert_eq!(output_directory(Path::new(executable)), Some(Path::new("/t/debug")), "{executable}");
         }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use crate::eventually::holds_within;
+use crate::holds_within;
 
-/// A signal takes effect within microseconds on an idle machine; this is for one that is not.
+/// A signal takes effect within microseconds on an idle machine; this is for a busy one.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 
-/// A child that is killed and reaped when it is dropped.
+/// A child process that is killed and reaped when it is dropped.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -24,7 +24,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Looked at without reaping, so that the id stays this child's until it is dropped.
+    /// Checks without reaping, so that the id belongs to this child until it is dropped.
     pub(super) fn has_exited(&self) -> bool {
         self.is_in_state(WaitIdOptions::EXITED)
     }
@@ -45,9 +45,9 @@ impl Process {
         Ok(kill_process(self.pid(), Signal::CONT)?)
     }
 
-    /// Asks it to end, and returns whether it has within `limit`.
+    /// Sends SIGTERM, and returns whether the process has ended within `limit`.
     pub(super) fn terminate(&self, limit: Duration) -> bool {
-        // One that is stopped would only hear of it later.
+        // A stopped process handles the signal only when it continues.
         kill_process(self.pid(), Signal::TERM).is_ok()
             && self.resume().is_ok()
             && holds_within(limit, || self.has_exited())
@@ -70,8 +70,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A process that is stopped is killed too, and does nothing more before. Neither call can fail for a child that
-        // was not reaped, nor does it matter for one that was.
+        // A stopped process is killed too, without running again. Neither call can fail for a child
+        // that was not reaped, and a failure does not matter for one that was.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

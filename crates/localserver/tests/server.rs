@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use quorlock_testkit::{Masters, Server, StartError, eventually, find_server_binary};
+use quorlock_localserver::{Masters, Server, StartError, find_server_binary};
+use quorlock_testkit::eventually;
 use tokio::net::TcpSocket;
 
 const LIMIT: Duration = Duration::from_secs(5);

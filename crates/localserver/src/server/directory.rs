@@ -4,21 +4,19 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::StartError;
+use crate::{Server, StartError};
 
-pub(super) const LOG_NAME: &str = "server.log";
-
-/// A server that runs wild must not take the memory of the test that asks for its log.
+/// Limits the memory of a test that reads the log of a server which runs wild.
 const LOG_READ_MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// What an error quotes of the log.
+/// Lines of the log that an error quotes.
 const LOG_TAIL_LINES: usize = 20;
 
-/// Where a server keeps its files, and its log.
+/// The directory of a server's files and of its log.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// Gone with the server; none when the caller chose the directory.
+    /// Removed with the server; `None` when the caller chose the directory.
     _temporary: Option<TempDir>,
 }
 
@@ -32,7 +30,7 @@ impl Directory {
                 .map_err(|source| StartError::Directory { path: "/tmp".into(), source })?;
             return Ok(Self { path: temporary.path().to_path_buf(), _temporary: Some(temporary) });
         };
-        // Canonical, because a client that reads the address may run elsewhere.
+        // Canonical, because a client that reads the address may run in another directory.
         match fs::create_dir_all(&chosen).and_then(|()| chosen.canonicalize()) {
             Ok(path) => Ok(Self { path, _temporary: None }),
             Err(source) => Err(StartError::Directory { path: chosen, source }),
@@ -44,15 +42,15 @@ impl Directory {
     }
 
     pub(super) fn log_for_appending(&self) -> Result<File, StartError> {
-        let path = self.path.join(LOG_NAME);
+        let path = self.path.join(Server::LOG_NAME);
         let log = File::options().create(true).append(true).open(&path);
         log.map_err(|source| StartError::Directory { path, source })
     }
 
-    /// The log, or its last 4 MiB when that is more; empty when there is none.
+    /// Returns the log, or its last 4 MiB; empty when there is none.
     pub(super) fn log(&self) -> String {
         let read = || -> io::Result<Vec<u8>> {
-            let mut file = File::open(self.path.join(LOG_NAME))?;
+            let mut file = File::open(self.path.join(Server::LOG_NAME))?;
             let length_bytes = file.metadata()?.len();
             file.seek(SeekFrom::Start(length_bytes.saturating_sub(LOG_READ_MAX_BYTES)))?;
             let mut bytes = Vec::new();
@@ -63,7 +61,7 @@ impl Directory {
     }
 }
 
-/// The last lines of a log, for an error.
+/// Returns the last lines of a log, for an error.
 pub(super) fn tail(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")

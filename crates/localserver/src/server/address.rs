@@ -8,22 +8,23 @@ use tokio::net::TcpSocket;
 
 use crate::StartError;
 
-/// `sun_path` has 108 bytes on Linux, of which the last is a zero.
+/// `sun_path` has 108 bytes on Linux, and the last is a zero.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// How long one PING is waited for, before it is looked whether the server still lives.
+/// Time limit of one PING, after which the process is checked again.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Where a server listens, the same for all its restarts.
+/// Where a server listens. It is the same for all restarts.
 #[derive(Debug)]
 pub(super) enum Address {
     Unix(PathBuf),
     Tcp {
         port: u16,
-        /// The caller did not choose it, so that another would do until it is known.
+        /// The caller did not choose the port, so another may replace it until it is known.
         any: bool,
-        /// Bound and never listening: nobody else is given the port while the server is down, and the server itself
-        /// can bind it, because both allow the address to be used again. Only Linux has it so.
+        /// Bound and never listening. No other program gets the port while the server is down, and
+        /// the server can bind it, because both sockets allow the address to be reused. Only Linux
+        /// works this way.
         _reserved: Option<TcpSocket>,
     },
 }
@@ -42,7 +43,7 @@ impl Address {
         Ok(Self::Unix(path))
     }
 
-    /// That port, or any that is free.
+    /// Listens on `port`, or on any free port.
     pub(super) fn tcp(port: Option<u16>) -> Result<Self, StartError> {
         let any = port.is_none();
         let reserve = || -> io::Result<(TcpSocket, u16)> {
@@ -67,7 +68,7 @@ impl Address {
         }
     }
 
-    /// The directives that make a server listen here.
+    /// Returns the directives that make a server listen here.
     pub(super) fn directives(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Unix(path) => vec![("port", "0".into()), ("unixsocket", path.display().to_string())],
@@ -75,7 +76,7 @@ impl Address {
         }
     }
 
-    /// Whether a server answers here, and not that it is still loading.
+    /// Returns whether a server answers here and has loaded its data.
     pub(super) fn answers_ping(&self) -> bool {
         let answered = match self {
             Self::Unix(path) => UnixStream::connect(path).and_then(|stream| {
@@ -98,6 +99,6 @@ fn ping(mut stream: impl Read + Write) -> io::Result<bool> {
     stream.write_all(b"PING\r\n")?;
     let mut answer = [0; 5];
     stream.read_exact(&mut answer)?;
-    // A server with a password says NOAUTH: it answers, and the rest is between it and the caller.
+    // A server with a password answers NOAUTH. It runs, and the caller has the password.
     Ok(matches!(&answer, b"+PONG" | b"-NOAU"))
 }

@@ -1,10 +1,10 @@
 //! One server.
 //!
-//! - `builder`: what the caller asks for
-//! - `settings`: what that makes of the command line
-//! - `address`: where it listens, the same for all restarts
-//! - `directory`: where its files and its log are
-//! - `process`: the child and its signals
+//! - `builder`: the settings that a caller chooses
+//! - `settings`: the command line, the same for all restarts but for what the caller changes
+//! - `address`: where the server listens, the same for all restarts
+//! - `directory`: its files and its log
+//! - `process`: the child process and its signals
 
 mod address;
 mod builder;
@@ -17,34 +17,34 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use builder::ServerBuilder;
-
 use self::address::Address;
+pub use self::builder::ServerBuilder;
 use self::directory::Directory;
 use self::process::Process;
 use self::settings::Settings;
-use crate::StartError;
-use crate::eventually::POLL_INTERVAL;
+pub use self::settings::StartHook;
+use crate::{POLL_INTERVAL, StartError};
 
-/// How long a start may take, loading its data included.
+/// Time limit of a start, loading the data included.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// How often a start is tried whose port somebody else was given in between.
+/// Attempts of a start whose port another program takes in between.
 const START_ATTEMPTS_MAX: u32 = 5;
 
-/// Longer than the ten seconds for which a server that is told to end waits for its replicas.
+/// Longer than the ten seconds for which a server that ends waits for its replicas.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a connection of [`Server::connection`] waits for the server.
+/// Time limit of each operation on a connection of [`Server::connection`].
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A Redis or Valkey server that runs until it is dropped.
 ///
-/// It keeps its address and its directory over [`Server::kill`] and [`Server::restart`]. When it is dropped it is killed
-/// and reaped, and its temporary directory is removed.
+/// It keeps its address and its directory over [`Server::kill`] and [`Server::restart`]. A server
+/// that is dropped is killed and reaped, and its temporary directory is removed.
 #[derive(Debug)]
 pub struct Server {
-    // Before the directory: fields are dropped in order, and the process writes there until it ends.
+    // Before the directory: fields are dropped in order, and the process writes there until it
+    // ends.
     process: Option<Process>,
     settings: Settings,
     address: Address,
@@ -52,13 +52,18 @@ pub struct Server {
 }
 
 impl Server {
+    /// Name of the log in the directory of a server.
+    pub const LOG_NAME: &str = "server.log";
+
     /// A server without any module, on a unix socket, that keeps nothing on disk.
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// The same with the Quorlock module of [`module_path()`](crate::module_path()), voting at once, as is right for a
-    /// server that is brand-new. After a restart it is not: see [`Server::set_arg`].
+    /// A server with the Quorlock module of [`module_path()`](crate::module_path()).
+    ///
+    /// It votes at once, as is right for a brand-new server. After a restart that is wrong: see
+    /// [`Server::set_arg`].
     pub fn with_module() -> ServerBuilder {
         ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
     }
@@ -78,36 +83,36 @@ impl Server {
         server.launch().map(|()| server)
     }
 
-    /// Where it listens, running or not: `redis://127.0.0.1:port/` or `redis+unix:///path`.
+    /// Returns its address, running or not: `redis://127.0.0.1:port/` or `redis+unix:///path`.
     pub fn url(&self) -> String {
         self.address.url()
     }
 
-    /// The id of its process.
+    /// Returns the id of its process.
     ///
     /// # Panics
     ///
-    /// When it was killed or shut down.
+    /// When the server was killed or shut down.
     #[track_caller]
     pub fn pid(&self) -> u32 {
         self.process().id()
     }
 
-    /// Where its files are.
+    /// Returns the directory of its files.
     pub fn dir(&self) -> &Path {
         self.directory.path()
     }
 
-    /// What all its processes have written so far, or the last 4 MiB of it.
+    /// Returns what all its processes have written so far, or the last 4 MiB of it.
     pub fn log(&self) -> String {
         self.directory.log()
     }
 
-    /// A new connection, which waits at most 5 s for each read and write.
+    /// Returns a new connection, with a limit of 5 s for each read and write.
     ///
     /// # Panics
     ///
-    /// When there is no connection to be had; see [`Server::try_connection`].
+    /// When the server cannot be reached; see [`Server::try_connection`].
     #[track_caller]
     pub fn connection(&self) -> redis::Connection {
         match self.try_connection() {
@@ -116,7 +121,7 @@ impl Server {
         }
     }
 
-    /// A new connection, which waits at most 5 s for each read and write, or the reason why there is none.
+    /// Returns a new connection, with a limit of 5 s for each read and write, or the reason.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
         let connection = redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
         connection.set_read_timeout(Some(CONNECTION_TIMEOUT))?;
@@ -124,21 +129,23 @@ impl Server {
         Ok(connection)
     }
 
-    /// Whether its process is there; one that is paused is.
+    /// Returns whether its process exists. A paused one does.
     pub fn is_running(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.has_exited())
     }
 
-    /// Sends SIGKILL, also to one that is paused, which does nothing more before it ends; returns when it is reaped.
+    /// Sends SIGKILL, and returns when the process is reaped.
+    ///
+    /// A paused process ends without running again.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Sends SIGSTOP; returns when all threads have stopped.
+    /// Sends SIGSTOP, and returns when all threads have stopped.
     ///
     /// # Panics
     ///
-    /// When it is not running.
+    /// When the server is not running.
     #[track_caller]
     pub fn pause(&self) {
         if let Err(error) = self.process().stop() {
@@ -146,11 +153,11 @@ impl Server {
         }
     }
 
-    /// Sends SIGCONT; what was sent to it in between is answered now.
+    /// Sends SIGCONT. The server now answers what it was sent while it was paused.
     ///
     /// # Panics
     ///
-    /// When it is not running.
+    /// When the server is not running.
     #[track_caller]
     pub fn resume(&self) {
         if let Err(error) = self.process().resume() {
@@ -158,28 +165,23 @@ impl Server {
         }
     }
 
-    /// Sends SIGTERM, as an operator would, and returns when the process is reaped: whether it ended by itself. One that
-    /// has not within 15 s is killed.
+    /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
+    ///
+    /// Returns whether it ended by itself. A process that has not ended within 15 s is killed.
     pub fn shutdown(&mut self) -> bool {
         self.process.take().is_some_and(|process| process.terminate(SHUTDOWN_LIMIT))
     }
 
-    /// Starts it again with the same directory and address; kills it first when it is running.
+    /// Starts the server again with the same directory and address. Kills it first if it runs.
     pub fn restart(&mut self) -> Result<(), StartError> {
         self.kill();
         self.launch()
     }
 
     /// Sets a directive of redis.conf for the next [`Server::restart`].
-    #[expect(clippy::needless_pass_by_value, reason = "a number is to be given as it is, not by reference")]
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn set_arg(&mut self, name: impl Into<String>, value: impl ToString) {
         self.settings.set(name.into(), value.to_string());
-    }
-
-    /// Whether this is the name of the log of a server.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn is_log(path: &Path) -> bool {
-        path.file_name().is_some_and(|name| name == directory::LOG_NAME)
     }
 
     #[track_caller]

@@ -1,13 +1,13 @@
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use super::address::Address;
-use crate::injector::{Preload, preload};
 
-/// What a server of ours is told when the caller says nothing else: it keeps nothing, stays in the foreground, and lets
-/// a test do to it what it wants.
+/// Directives of a server unless the caller sets others: it keeps nothing, stays in the foreground,
+/// and allows the commands that tests need.
 const DEFAULT_DIRECTIVES: [(&str, &str); 6] = [
     ("save", ""),
     ("appendonly", "no"),
@@ -17,7 +17,13 @@ const DEFAULT_DIRECTIVES: [(&str, &str); 6] = [
     ("loglevel", "notice"),
 ];
 
-/// What is started, apart from where it listens: kept, so that a restart is the same again.
+/// A change of a server's command, made at each of its starts: faults are injected this way.
+pub trait StartHook: fmt::Debug + Send + Sync {
+    /// Changes the command, which is complete otherwise.
+    fn prepare(&self, command: &mut Command);
+}
+
+/// The command line but for the address. Kept, so that a restart repeats it.
 #[derive(Debug)]
 pub(super) struct Settings {
     binary: PathBuf,
@@ -26,10 +32,10 @@ pub(super) struct Settings {
     directives: Vec<(String, String)>,
     pub(super) config_file: Option<PathBuf>,
     pub(super) environment: Vec<(OsString, OsString)>,
-    pub(super) preloads: Vec<Arc<Preload>>,
+    pub(super) hooks: Vec<Arc<dyn StartHook>>,
 }
 
-/// Used from another directory than the caller's.
+/// The server runs in another directory than the caller.
 pub(super) fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
@@ -45,7 +51,7 @@ impl Settings {
             directives,
             config_file: None,
             environment: Vec::new(),
-            preloads: Vec::new(),
+            hooks: Vec::new(),
         }
     }
 
@@ -62,9 +68,9 @@ impl Settings {
 
     pub(super) fn command(&self, address: &Address) -> Command {
         let mut command = Command::new(&self.binary);
-        // It can only come first.
+        // The server reads a configuration file only as its first argument.
         command.args(&self.config_file);
-        // Of a directive that is given twice the server takes the last, so the caller's come after the address.
+        // Of a repeated directive the server uses the last, so the caller's follow the address.
         for (name, value) in address.directives() {
             command.arg(format!("--{name}")).arg(value);
         }
@@ -75,7 +81,9 @@ impl Settings {
             command.arg("--loadmodule").arg(module).args(&self.module_args);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        preload(&mut command, &self.preloads);
+        for hook in &self.hooks {
+            hook.prepare(&mut command);
+        }
         command
     }
 }

@@ -4,19 +4,19 @@ use std::thread;
 
 use crate::{Server, ServerBuilder, StartError};
 
-/// Independent servers with the Quorlock module: what a quorum is taken from.
+/// Independent servers with the Quorlock module, over which a quorum is formed.
 #[derive(Debug)]
 pub struct Masters(Vec<Server>);
 
 impl Masters {
-    /// The largest number that is started: more would be a mistake.
+    /// Largest number of masters. A larger number is a mistake.
     pub const MAX: usize = 64;
 
     /// Starts `n` masters at the same time.
     ///
     /// # Panics
     ///
-    /// With the error of the first one that does not start; see [`Masters::start_with`].
+    /// With the error of the first master that does not start; see [`Masters::start_with`].
     #[track_caller]
     pub fn start(n: usize) -> Self {
         match Self::start_with(n, |_, builder| builder) {
@@ -25,9 +25,9 @@ impl Masters {
         }
     }
 
-    /// Starts `n` masters at the same time, each with the settings that `configure` gives to its number, from 0.
+    /// Starts `n` masters at the same time. `configure` sets up each by its number, from 0.
     ///
-    /// When one of them does not start, the others are gone too when this returns.
+    /// When one of them does not start, all others have ended when this returns.
     ///
     /// # Panics
     ///
@@ -48,27 +48,27 @@ impl Masters {
         servers.collect::<Result<_, _>>().map(Self)
     }
 
-    /// How many there are, running or not.
+    /// Returns the number of masters, running or not.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no masters.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The address of each, in order.
+    /// Returns the address of each master, in order.
     pub fn urls(&self) -> Vec<String> {
         self.iter().map(Server::url).collect()
     }
 
-    /// All of them, in order.
+    /// Iterates over all masters, in order.
     pub fn iter(&self) -> slice::Iter<'_, Server> {
         self.0.iter()
     }
 
-    /// All of them, in order, to be killed and restarted.
+    /// Iterates over all masters, in order, so that they can be killed and restarted.
     pub fn iter_mut(&mut self) -> slice::IterMut<'_, Server> {
         self.0.iter_mut()
     }
