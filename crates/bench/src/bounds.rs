@@ -12,13 +12,12 @@ use anyhow::ensure;
 use quorlock_testkit::{Server, ServerBuilder};
 use redis::{Connection, cmd};
 
-use crate::limits::Row;
-use crate::progress::Progress;
-use crate::slowlog::Slowest;
-use crate::socket::Socket;
-use crate::table::readable;
-use crate::waiting::info::number;
-use crate::{machine, slowlog};
+use crate::probes::Socket;
+use crate::probes::{Slowest, apart, begin_slowlog, raise_file_limit, slowest_duration, take_slowest};
+use crate::report::Limit;
+use crate::report::Progress;
+use crate::report::readable;
+use quorlock_faults::harness::info;
 
 /// How many wait.
 const WAITERS: usize = 10_000;
@@ -65,9 +64,9 @@ struct Outcome {
 }
 
 /// Measures each event several times. The best round counts: other processes can only make one slower.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("events while 10,000 clients wait");
-    let files = machine::raise_file_limit()?;
+    let files = raise_file_limit()?;
     let needed = WAITERS + OTHER_FILES;
     ensure!(files >= needed, "{WAITERS} connections need {needed} open files: raise `ulimit -n`");
     let mut best: Vec<Outcome> = Vec::new();
@@ -102,7 +101,7 @@ fn on_server<T: Send>(
     scenario: impl FnOnce(&Server) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     let server = builder.tcp().arg("maxclients", WAITERS + OTHER_FILES).start()?;
-    machine::apart(&[&server], || scenario(&server))
+    apart(&[&server], || scenario(&server))
 }
 
 /// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last key alone.
@@ -238,7 +237,7 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(server: &'a Server) -> anyhow::Result<Self> {
         let mut connection = server.connection();
-        slowlog::begin(&mut connection)?;
+        begin_slowlog(&mut connection)?;
         Ok(Self { server, connection, pinging: Socket::connect(server)? })
     }
 
@@ -257,7 +256,7 @@ impl<'a> Stage<'a> {
     }
 
     fn is(&mut self, section: &str, field: &str, value: usize) -> anyhow::Result<bool> {
-        Ok(number(&mut self.connection, section, field)? == value as u64)
+        Ok(info(&mut self.connection, section, field)? == value as u64)
     }
 
     /// Lets the server come upon an event in one turn, and PINGs it until a field of `INFO` has its value, and longer.
@@ -267,7 +266,7 @@ impl<'a> Stage<'a> {
         send: impl FnOnce() -> anyhow::Result<()>,
         (section, field, value): (&str, &str, usize),
     ) -> anyhow::Result<Outcome> {
-        slowlog::take_slowest(&mut self.connection)?;
+        take_slowest(&mut self.connection)?;
         self.server.pause();
         let outcome = send().and_then(|()| self.pinging.send("PING\r\n"));
         let began = Instant::now();
@@ -287,7 +286,7 @@ impl<'a> Stage<'a> {
             }
             ensure!(began.elapsed() < PATIENCE, "{field} does not become {value}");
         }
-        let slowest = slowlog::take_slowest(&mut self.connection)?;
+        let slowest = take_slowest(&mut self.connection)?;
         Ok(Outcome { case, slowest, turn, peer: None })
     }
 }
@@ -295,7 +294,7 @@ impl<'a> Stage<'a> {
 impl Outcome {
     fn or_better(self, other: Self) -> Self {
         let better = |one: Slowest, other: Slowest| {
-            if slowlog::duration(&one) <= slowlog::duration(&other) { one } else { other }
+            if slowest_duration(&one) <= slowest_duration(&other) { one } else { other }
         };
         let peer = self.peer.zip(other.peer).map(|((slowest, turn), (other_slowest, other_turn))| {
             (better(slowest, other_slowest), turn.min(other_turn))
@@ -308,7 +307,7 @@ impl Outcome {
         }
     }
 
-    fn into_row(self) -> Row {
+    fn into_row(self) -> Limit {
         let Self { case, slowest, turn, peer } = self;
         let figures = |slowest: &Slowest, turn: Duration| match slowest {
             Some((name, duration)) => {
@@ -316,16 +315,16 @@ impl Outcome {
             }
             None => format!(
                 "no command longer than {}, longest turn {}",
-                readable(slowlog::duration(&None)),
+                readable(slowest_duration(&None)),
                 readable(turn)
             ),
         };
         let peer = peer.map(|(slowest, turn)| format!("; with `BLPOP` {}", figures(&slowest, turn)));
-        Row {
+        Limit {
             case: case.into(),
             measured: format!("{}{}", figures(&slowest, turn), peer.unwrap_or_default()),
             target: "no command longer than 5 ms",
-            met: slowlog::duration(&slowest) <= TARGET,
+            met: slowest_duration(&slowest) <= TARGET,
         }
     }
 }

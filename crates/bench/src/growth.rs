@@ -18,11 +18,11 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Connection, cmd};
 
-use crate::limits::Row;
-use crate::progress::Progress;
-use crate::table::readable;
-use crate::waiting::info::number;
-use crate::{machine, slowlog};
+use crate::probes::{apart, begin_slowlog, processor_time, slowest_duration, take_slowest};
+use crate::report::Limit;
+use crate::report::Progress;
+use crate::report::readable;
+use quorlock_faults::harness::info;
 
 /// How many locks are held at the most.
 const LOCKS: u32 = 3_000_000;
@@ -112,13 +112,13 @@ struct Way {
 }
 
 /// Takes both servers along the way, several times.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("to three million leases and back");
     let mut bests: [Option<Way>; 2] = [None, None];
     for _ in 0..ROUNDS {
         for (best, dialect) in bests.iter_mut().zip([&LEASES, &STRINGS]) {
             let server = (dialect.start)()?;
-            let way = machine::apart(&[&server], || dialect.go(&server))?;
+            let way = apart(&[&server], || dialect.go(&server))?;
             *best = Some(match best.take() {
                 None => way,
                 Some(best) => best.or_better(&way),
@@ -127,7 +127,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
         }
     }
     let [Some(ours), Some(peer)] = bests else { unreachable!("there is a round") };
-    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| Row {
+    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| Limit {
         case,
         measured: format!("{}; {peer_name} {}", readable(ours), readable(peer)),
         target: "≤ 3 ms",
@@ -168,7 +168,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
             &ours.deadlines,
             &peer.deadlines,
         ),
-        Row {
+        Limit {
             case: format!("memory of each of {MEASURED} leases, beyond its key"),
             measured: format!("{bytes} bytes; the key {} bytes", peer.bytes),
             target: "≤ 200 bytes",
@@ -207,7 +207,7 @@ impl Dialect {
     fn go(&self, server: &Server) -> anyhow::Result<Way> {
         let connection = &mut server.connection();
         let mut client = Client::connect(server)?;
-        slowlog::begin(connection)?;
+        begin_slowlog(connection)?;
         let memory = used_memory(connection)?;
         let began = Instant::now();
         let mut acquires = Vec::new();
@@ -253,7 +253,7 @@ impl Client {
         let stream = TcpStream::connect(address.trim_end_matches('/'))?;
         stream.set_nodelay(true)?;
         let pid = server.pid();
-        Ok(Self { stream, buffer: vec![0; 4096], pid, spent: machine::processor_time(pid)? })
+        Ok(Self { stream, buffer: vec![0; 4096], pid, spent: processor_time(pid)? })
     }
 
     /// Sends a command for each lock of a stretch, batch by batch.
@@ -272,7 +272,7 @@ impl Client {
             ensure!(answers.lines().all(is_done), "a lock was answered {answers:?}");
             most = most.max(spent);
         }
-        Ok(Stretch { command: slowlog::duration(&slowlog::take_slowest(connection)?), batch: most })
+        Ok(Stretch { command: slowest_duration(&take_slowest(connection)?), batch: most })
     }
 
     /// Asks how many keys there are until there are none.
@@ -295,7 +295,7 @@ impl Client {
             }
             ensure!(Instant::now() < end + PATIENCE, "{left} locks have not ended");
         }
-        slowlog::take_slowest(connection)?;
+        take_slowest(connection)?;
         Ok(stretches)
     }
 
@@ -309,11 +309,11 @@ impl Client {
             seen += self.buffer[end..end + read].split(|byte| *byte == b'\n').count() - 1;
             end += read;
         }
-        let before = replace(&mut self.spent, machine::processor_time(self.pid)?);
+        let before = replace(&mut self.spent, processor_time(self.pid)?);
         Ok((self.spent.saturating_sub(before), str::from_utf8(&self.buffer[..end])?))
     }
 }
 
 fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
-    number(connection, "memory", "used_memory")
+    info(connection, "memory", "used_memory")
 }

@@ -10,27 +10,18 @@
 //! - [`bounds`]: the same while ten thousand clients wait
 //! - [`waiting`]: handing a lock over to whoever waits
 //! - [`program`]: what `quorlock run` costs beside the command alone
-//! - [`latencies`]: how long things took
-//! - [`slowlog`]: the slowest commands, by the server's own account
-//! - [`socket`]: a server, asked in the plainest way
-//! - [`machine`]: processors and open files
-//! - [`progress`]: how far the run has come, on stderr
-//! - [`table`], [`limits`]: what came of it, on stdout, as markdown
+//! - [`probes`]: what measures: sockets, latencies, `INFO`, `SLOWLOG`, processors
+//! - [`report`]: progress on stderr, and tables on stdout
 
 mod bounds;
 mod faults;
 mod growth;
-mod latencies;
-mod limits;
-mod machine;
 mod plain;
+mod probes;
 mod program;
-mod progress;
 mod quorum;
+mod report;
 mod server_time;
-mod slowlog;
-mod socket;
-mod table;
 mod throughput;
 mod waiting;
 
@@ -43,10 +34,9 @@ use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
 use tokio::runtime::Runtime;
 use tokio::signal::ctrl_c;
 
-use crate::progress::Progress;
-use crate::table::Table;
+use crate::report::{Limits, Progress, Table};
 use crate::waiting::Waiting;
-use crate::waiting::worker::Behaviour;
+use crate::waiting::processes::Behaviour;
 
 /// With more than that to do, a machine measures badly, however many cores it has: they share their caches.
 const LOAD_MAX: f64 = 1.0;
@@ -76,7 +66,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Role {
     /// Competes for a lock
-    #[command(hide = true, name = waiting::worker::NAME)]
+    #[command(hide = true, name = waiting::processes::NAME)]
     Worker(Behaviour),
 }
 
@@ -112,7 +102,7 @@ fn main() -> ExitCode {
 
 fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(Role::Worker(behaviour)) = args.role {
-        return waiting::worker::run(&behaviour).map(|()| ExitCode::SUCCESS);
+        return waiting::processes::run(&behaviour).map(|()| ExitCode::SUCCESS);
     }
     require_release_builds()?;
     warn_of_a_busy_machine();
@@ -121,7 +111,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
     let mut table = Table::default();
-    let mut limits = limits::Table::default();
+    let mut limits = Limits::default();
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,

@@ -16,8 +16,8 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Cmd, Pipeline, Value, cmd};
 
-use crate::progress::Progress;
-use crate::table::Row;
+use crate::report::Progress;
+use crate::report::Row;
 
 /// How many locks are held meanwhile.
 const LOCKS: u32 = 100_000;

@@ -11,9 +11,9 @@ use quorlock_testkit::{Masters, StartError};
 use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::LockManager;
 
-use crate::latencies::Latencies;
-use crate::progress::Progress;
-use crate::table::Row;
+use crate::probes::Latencies;
+use crate::report::Progress;
+use crate::report::Row;
 
 /// How many nodes there are.
 pub(crate) const NODES: usize = 3;

@@ -9,8 +9,8 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 
-use crate::progress::Progress;
-use crate::table::Row;
+use crate::report::Progress;
+use crate::report::Row;
 
 /// How many keys are locked, and then released, in each round; and how many rounds there are. The best one counts: whatever
 /// else the machine does can only make a round slower.

@@ -21,9 +21,9 @@ use rslock::LockManager;
 use tokio::task::{JoinSet, unconstrained};
 use tokio::time::sleep;
 
-use crate::progress::Progress;
 use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_rslock, open};
-use crate::table::Row;
+use crate::report::Progress;
+use crate::report::Row;
 
 /// How many nodes there are.
 const NODES: [usize; 2] = [3, 5];

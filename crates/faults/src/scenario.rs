@@ -1,32 +1,25 @@
 use anyhow::{Context as _, Result};
 
+use crate::harness::Protected;
+
 /// One kind of accident, done to a real server.
 pub struct Scenario {
     /// What is done.
     pub fault: &'static str,
     /// What the same accident does without the protection.
-    pub twin: Twin,
+    pub baseline: Baseline,
     pub(crate) round: fn(Protected, &mut Tally) -> Result<()>,
 }
 
 /// The same accident where the protection is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Twin {
+pub enum Baseline {
     /// It does harm there: with locks that are kept so.
     Harmed(&'static str),
     /// It does no harm there either, for this reason.
     Unharmed(&'static str),
     /// There is none, for this reason.
     None(&'static str),
-}
-
-/// Whether what is to be shown is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protected {
-    /// With the module, as an operator is told to run it.
-    Yes,
-    /// As the scenario's twin says.
-    No,
 }
 
 /// What has come of a scenario.

@@ -1,16 +1,15 @@
 //! Five masters, eight processes, and accidents of single masters. `make test-fences` does it for longer.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use quorlock_faults::Protected;
 use quorlock_faults::fences::{Plan, Report, run};
+use quorlock_faults::harness::any_seed;
 
 #[track_caller]
 fn report(duration: Duration, protected: Protected) -> Report {
-    // Another one each time: what holds must hold for all of them.
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
-    let seed = u64::from(since.subsec_nanos());
+    let seed = any_seed();
     let program = PathBuf::from(env!("CARGO_BIN_EXE_quorlock-faults"));
     run(Plan { seed, duration, protected, program }, |_, _| {})
         .unwrap_or_else(|error| panic!("seed {seed}: {error:#}"))

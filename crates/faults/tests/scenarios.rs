@@ -1,25 +1,23 @@
 //! Each accident does no harm, and would do harm without the protection.
 
-use quorlock_faults::scenarios::{
-    clock, config, eviction, operator, power, promotion, reload, restart, unload,
-};
-use quorlock_faults::{Protected, Scenario, Tally, Twin};
+use quorlock_faults::scenarios::{clock, memory, module, operator, reload, restart};
+use quorlock_faults::{Baseline, Protected, Scenario, Tally};
 
 /// No harm with the protection; without it, what the scenario says.
 #[track_caller]
 fn does_no_harm(scenario: &Scenario) {
     let with = run(scenario, Protected::Yes);
     assert!(with.harms.is_empty(), "{}: {:?}", scenario.fault, with.harms);
-    match scenario.twin {
-        Twin::Harmed(how) => {
+    match scenario.baseline {
+        Baseline::Harmed(how) => {
             let without = run(scenario, Protected::No);
             assert!(!without.harms.is_empty(), "{}: no harm with {how} either", scenario.fault);
         }
-        Twin::Unharmed(why) => {
+        Baseline::Unharmed(why) => {
             let without = run(scenario, Protected::No);
             assert!(without.harms.is_empty(), "{}: {:?}, but: {why}", scenario.fault, without.harms);
         }
-        Twin::None(_) => {}
+        Baseline::None(_) => {}
     }
 }
 
@@ -47,12 +45,12 @@ fn an_old_client_that_finds_the_key_expired_by_a_step_leaves_the_lock_and_keeps_
 
 #[test]
 fn an_eviction_of_what_expires_soonest_ends_no_lock() {
-    does_no_harm(&eviction::VOLATILE_TTL);
+    does_no_harm(&memory::VOLATILE_TTL);
 }
 
 #[test]
 fn an_eviction_of_what_was_not_used_for_long_ends_no_lock() {
-    does_no_harm(&eviction::ALLKEYS_LRU);
+    does_no_harm(&memory::ALLKEYS_LRU);
 }
 
 #[test]
@@ -67,27 +65,27 @@ fn a_clock_step_during_a_restart_gives_no_held_lock_away() {
 
 #[test]
 fn a_power_cut_that_nothing_was_synced_before_gives_no_held_lock_away() {
-    does_no_harm(&power::NEVER_SYNCED);
+    does_no_harm(&restart::NEVER_SYNCED);
 }
 
 #[test]
 fn a_power_cut_within_the_second_between_syncs_gives_no_held_lock_away() {
-    does_no_harm(&power::SYNCED_EVERY_SECOND);
+    does_no_harm(&restart::SYNCED_EVERY_SECOND);
 }
 
 #[test]
 fn a_power_cut_leaves_a_synced_lock_to_its_holder() {
-    does_no_harm(&power::ALWAYS_SYNCED);
+    does_no_harm(&restart::ALWAYS_SYNCED);
 }
 
 #[test]
 fn a_power_cut_after_a_clock_step_that_ended_all_syncs_gives_no_held_lock_away() {
-    does_no_harm(&power::STEPPED_BACK_BEFORE);
+    does_no_harm(&restart::STEPPED_BACK_BEFORE);
 }
 
 #[test]
 fn a_promoted_replica_gives_no_lock_away_that_it_has_not_heard_of() {
-    does_no_harm(&promotion::NOT_YET_REPLICATED);
+    does_no_harm(&reload::NOT_YET_REPLICATED);
 }
 
 #[test]
@@ -142,20 +140,20 @@ fn a_lock_that_is_migrated_belongs_to_its_token_there() {
 
 #[test]
 fn a_configured_delay_shortens_no_abstention_that_has_begun() {
-    does_no_harm(&config::REJOIN_DELAY);
+    does_no_harm(&module::REJOIN_DELAY);
 }
 
 #[test]
 fn the_largest_ttl_cannot_be_changed_while_the_server_runs() {
-    does_no_harm(&config::MAX_TTL);
+    does_no_harm(&module::MAX_TTL);
 }
 
 #[test]
 fn a_module_that_is_unloaded_and_loaded_gives_no_held_lock_away() {
-    does_no_harm(&unload::UNLOAD_AND_LOAD);
+    does_no_harm(&module::UNLOAD_AND_LOAD);
 }
 
 #[test]
 fn a_module_that_alone_knows_of_a_lock_is_not_unloaded() {
-    does_no_harm(&unload::UNLOAD_WITHOUT_MIRRORS);
+    does_no_harm(&module::UNLOAD_WITHOUT_MIRRORS);
 }

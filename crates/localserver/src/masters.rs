@@ -1,6 +1,6 @@
 use std::ops::{Index, IndexMut};
-use std::slice;
 use std::thread;
+use std::{slice, vec};
 
 use crate::{Server, ServerBuilder, StartError};
 
@@ -85,6 +85,15 @@ impl Index<usize> for Masters {
 impl IndexMut<usize> for Masters {
     fn index_mut(&mut self, index: usize) -> &mut Server {
         &mut self.0[index]
+    }
+}
+
+impl IntoIterator for Masters {
+    type Item = Server;
+    type IntoIter = vec::IntoIter<Server>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
     }
 }
 

@@ -15,7 +15,6 @@ mod eventually;
 #[cfg(target_os = "linux")]
 mod injector;
 mod proxy;
-mod stress;
 
 pub use eventually::{eventually, eventually_async};
 #[cfg(target_os = "linux")]
@@ -23,6 +22,5 @@ pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
     BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, Server, ServerBuilder, StartError,
-    find_server_binary, module_path,
+    find_server_binary, holds_within, module_path,
 };
-pub use stress::{Stress, StressOutcome};

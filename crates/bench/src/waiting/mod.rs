@@ -1,47 +1,27 @@
-//! Waiting for a lock: how fast it is handed over, how fairly, at what cost, and what becomes of those who wait when
-//! something breaks.
+//! Waiting for a lock: how fast it is handed over, how fairly, at what cost, and what happens to
+//! waiters when something fails.
 //!
-//! - [`one_node`]: a handover beside a PING
-//! - [`masters`]: handovers between processes, and the commands they take, beside clients that poll
-//! - [`throughput`]: locks per second of one key
-//! - [`held`]: what waiting processes cost while a lock is held
-//! - [`fairness`]: who waits how long
-//! - [`one_process`]: a thousand tasks of one process
-//! - [`lost_node`]: the node on which all wait goes away
-//! - [`many_waiters`]: what ten thousand cost their server
-//! - [`stress`]: clients that wait and are killed, cut off, or out of time
-//!
-//! What these share:
-//!
-//! - [`contender`], [`polling`]: the clients that compete
-//! - [`worker`], [`crowd`]: competing, in processes of their own
-//! - [`turns`], [`clock`]: who had the lock when
-//! - [`info`]: what servers say of themselves
-//! - [`effort`]: how long all of this takes
+//! - [`handover`]: from holder to waiter, on one node and between processes
+//! - [`throughput`]: locks per second of one key, and a thousand tasks of one process
+//! - [`cost`]: what waiters cost the masters
+//! - [`accidents`]: a node that fails, and waiters that are killed, cut off or out of time
+//! - [`clients`]: the clients that compete
+//! - [`processes`]: clients in processes of their own
+//! - [`turns`]: who had the lock when
 
-mod clock;
-mod contender;
-mod crowd;
-mod effort;
-mod fairness;
-mod held;
-pub(crate) mod info;
-mod lost_node;
-mod many_waiters;
-mod masters;
-mod one_node;
-mod one_process;
-mod polling;
-mod stress;
+mod accidents;
+mod clients;
+mod cost;
+mod handover;
+pub(crate) mod processes;
 mod throughput;
 mod turns;
-pub(crate) mod worker;
+
+use std::time::Duration;
 
 use clap::ValueEnum;
 
-use self::effort::Effort;
-use crate::limits::Row;
-use crate::progress::Progress;
+use crate::report::{Limit, Progress};
 
 /// How, and what of it, to measure.
 #[derive(Clone, clap::Args)]
@@ -79,20 +59,20 @@ enum Part {
 }
 
 impl Waiting {
-    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<Row>> {
+    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<Limit>> {
         let effort = if self.quick { Effort::Quick } else { Effort::Full };
         let mut rows = Vec::new();
         for part in self.parts() {
             rows.extend(match part {
-                Part::OneNode => one_node::measure(effort, &progress).await?,
-                Part::Masters => masters::measure(effort, &progress).await?,
+                Part::OneNode => handover::measure_on_one_node(effort, &progress).await?,
+                Part::Masters => handover::measure_between_processes(effort, &progress).await?,
                 Part::Throughput => throughput::measure(effort, &progress).await?,
-                Part::Held => held::measure(effort, &progress).await?,
-                Part::Fairness => fairness::measure(effort, &progress).await?,
-                Part::OneProcess => one_process::measure(effort, &progress).await?,
-                Part::LostNode => lost_node::measure(effort, &progress).await?,
-                Part::ManyWaiters => many_waiters::measure(effort, &progress).await?,
-                Part::Stress => stress::measure(effort, &progress).await?,
+                Part::Held => cost::measure_commands(effort, &progress).await?,
+                Part::Fairness => handover::measure_fairness(effort, &progress).await?,
+                Part::OneProcess => throughput::measure_one_process(effort, &progress).await?,
+                Part::LostNode => accidents::measure_lost_node(effort, &progress).await?,
+                Part::ManyWaiters => cost::measure_many(effort, &progress).await?,
+                Part::Stress => accidents::measure_stress(effort, &progress).await?,
             });
             progress.step();
         }
@@ -113,4 +93,29 @@ impl Waiting {
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
 fn ratio(many: u64, few: u64) -> f64 {
     many as f64 / few as f64
+}
+
+/// How long to measure: what a figure in a table needs, or a third of that, to see roughly.
+#[derive(Clone, Copy)]
+pub(crate) enum Effort {
+    Full,
+    Quick,
+}
+
+impl Effort {
+    /// For so long, or a third of it.
+    pub(crate) fn time(self, full: Duration) -> Duration {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 3,
+        }
+    }
+
+    /// So often, or a third of it.
+    pub(crate) fn count(self, full: u64) -> u64 {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 3,
+        }
+    }
 }

@@ -4,22 +4,24 @@
 //! nothing else: it checks nothing, asks nobody again, and reads what a client does not wait for while the next one's
 //! questions are on their way.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use quorlock_client::Quorum;
+use quorlock_faults::harness::now;
 use quorlock_testkit::Masters;
 use tokio::runtime;
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use super::clock;
-use super::contender::{Contender, Kind};
-use super::effort::Effort;
-use super::worker::{Behaviour, take_turn};
-use crate::limits::Row;
-use crate::progress::Progress;
-use crate::socket::Socket;
+use super::clients::{Contender, Kind};
+use super::processes::{Behaviour, take_turn};
+use super::{Effort, ratio};
+use crate::probes::{Socket, waiters};
+use crate::report::{Limit, Progress};
 
 /// How many masters there are.
 const NODES: usize = 5;
@@ -30,7 +32,7 @@ const ALL_WAIT: Duration = Duration::from_millis(500);
 /// How long each of them is measured.
 const TIME: Duration = Duration::from_secs(8);
 /// How many times as many locks there should be.
-const TARGET: f64 = 8.0;
+const RSLOCK_RATIO_MIN: f64 = 8.0;
 
 /// Who waits.
 #[derive(Clone, Copy)]
@@ -41,13 +43,13 @@ enum Who {
     TasksOfOne,
 }
 
-pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Row>> {
+pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("locks per second on one key, 64 who wait");
     let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
     spawn_blocking(move || one_thread.block_on(measure_there(effort))).await?
 }
 
-async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Row>> {
+async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
     let [clients, tasks] = [Who::Clients, Who::TasksOfOne];
@@ -56,11 +58,11 @@ async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let bare = bare_locks_per_second(&masters, time)?;
     let rslock_tasks = locks_per_second(&masters, Kind::Rslock, tasks, time).await?;
     let our_tasks = locks_per_second(&masters, Kind::Quorlock, tasks, time).await?;
-    let row = |who, ours, rslock, besides: &str| Row {
+    let row = |who, ours, rslock, besides: &str| Limit {
         case: format!("locks per second of one key on {NODES} masters, until {WAITERS} {who} have had it"),
         measured: format!("{ours:.0}, {:.1} × rslock 0.10's {rslock:.0}{besides}", ours / rslock),
         target: "≥ 8 × rslock's",
-        met: ours / rslock >= TARGET,
+        met: ours / rslock >= RSLOCK_RATIO_MIN,
     };
     let besides = format!("; through bare sockets {bare:.0}, {:.1} × rslock's", bare / rslock);
     Ok(vec![row("clients", ours, rslock, &besides), row("tasks of one client", our_tasks, rslock_tasks, "")])
@@ -87,10 +89,10 @@ async fn locks_per_second(masters: &Masters, kind: Kind, who: Who, time: Duratio
             tasks.spawn(async move { take_turn(&client, &behaviour).await });
         }
         sleep(ALL_WAIT).await;
-        let released = clock::now();
+        let released = now();
         held.release().await?;
         let turns = tasks.join_all().await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-        let last = turns.iter().map(|turn| turn.got).max().unwrap_or(released);
+        let last = turns.iter().map(|turn| turn.grant.from).max().unwrap_or(released);
         took += last.saturating_sub(released);
         locks += u32::try_from(turns.len())?;
     }
@@ -139,8 +141,8 @@ impl Bare {
 fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
     let mut clients = (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
-    let until = clock::now() + time;
-    while clock::now() < until {
+    let until = now() + time;
+    while now() < until {
         for (client, bare) in clients.iter_mut().enumerate() {
             bare.waiting.ask_for_the_lock(client)?;
             if client == 0 {
@@ -148,12 +150,12 @@ fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f6
             }
         }
         thread::sleep(ALL_WAIT);
-        let released = clock::now();
+        let released = now();
         clients[0].release(0)?;
         let mut got = released;
         for client in 1..=WAITERS {
             clients[client].take(client)?;
-            got = clock::now();
+            got = now();
             clients[client].release(client)?;
             clients[client - 1].read_the_rest()?;
             locks += 1;
@@ -162,4 +164,114 @@ fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f6
         clients[WAITERS].read_the_rest()?;
     }
     Ok(f64::from(locks) / took.as_secs_f64())
+}
+
+/// How many tasks there are.
+const MANY: usize = 1000;
+/// With how many they are compared.
+const FEW: usize = 16;
+/// How often it is the turn of the many, and of the few.
+const ROUNDS: u64 = 6;
+/// How long a turn takes.
+const TURN: Duration = Duration::from_secs(1);
+/// How long somebody else holds the lock meanwhile, so that one has to wait on a server.
+const OTHERS_HOLD: Duration = Duration::from_millis(200);
+/// What part of their throughput the many must reach.
+const MANY_RATIO_MIN: f64 = 0.8;
+/// The key.
+const KEY: &str = "orders/42";
+/// Longer than anybody waits.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) async fn measure_one_process(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    progress.begin("1,000 tasks of one process");
+    let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
+    let quorum = Quorum::connect(masters.urls()).await?;
+    let other = Quorum::connect(masters.urls()).await?;
+
+    let (mut many, mut few) = (Vec::new(), Vec::new());
+    let turn = effort.time(TURN);
+    for _ in 0..ROUNDS {
+        few.push(locks(&quorum, FEW, turn).await?);
+        many.push(locks(&quorum, MANY, turn).await?);
+    }
+    let waiting = most_waiting(&quorum, &other, &masters).await?;
+
+    let median = |mut locks: Vec<u64>| {
+        locks.sort_unstable();
+        locks[locks.len() / 2]
+    };
+    let (many, few) = (median(many), median(few));
+    let (part, seconds) = (ratio(many, few), turn.as_secs_f64());
+    let per_second = |locks| ratio(locks, 1) / seconds;
+    Ok(vec![
+        Limit {
+            case: format!("locks per second, {MANY} tasks of one process on {NODES} masters"),
+            measured: format!("{:.0}, {part:.2} × those of {FEW} tasks", per_second(many)),
+            target: "≥ 0.8 × those of 16 tasks",
+            met: part >= MANY_RATIO_MIN,
+        },
+        Limit {
+            case: format!("the most connections on which {MANY} tasks wait on one master"),
+            measured: format!("{waiting}"),
+            target: "1",
+            met: waiting == 1,
+        },
+    ])
+}
+
+/// How many locks so many tasks get.
+async fn locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<u64> {
+    let got = Arc::new(AtomicU64::new(0));
+    let mut running = JoinSet::new();
+    let until = Instant::now() + time;
+    for _ in 0..tasks {
+        let (quorum, got) = (quorum.clone(), Arc::clone(&got));
+        running.spawn(async move {
+            while Instant::now() < until {
+                // In a turn that is over, those who still wait go.
+                let left = until.saturating_duration_since(Instant::now());
+                let Ok(lock) = quorum.lock(KEY).wait(left).acquire().await else { break };
+                got.fetch_add(1, Ordering::Relaxed);
+                lock.release().await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = running.join_next().await {
+        done??;
+    }
+    Ok(got.load(Ordering::Relaxed))
+}
+
+/// The largest number of waiters on one node while somebody else takes the lock in between, again and again.
+async fn most_waiting(quorum: &Quorum, other: &Quorum, masters: &Masters) -> anyhow::Result<u64> {
+    let over = Arc::new(AtomicBool::new(false));
+    let mut running = JoinSet::new();
+    for _ in 0..MANY {
+        let (quorum, over) = (quorum.clone(), Arc::clone(&over));
+        running.spawn(async move {
+            while !over.load(Ordering::Relaxed) {
+                quorum.lock(KEY).wait(PATIENCE).acquire().await?.release().await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    let mut most = 0;
+    for _ in 0..5 {
+        let lock = other.lock(KEY).wait(PATIENCE).acquire().await?;
+        let until = Instant::now() + OTHERS_HOLD;
+        while Instant::now() < until {
+            for master in masters {
+                most = most.max(waiters(master)?);
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        lock.release().await?;
+    }
+    over.store(true, Ordering::Relaxed);
+    while let Some(done) = running.join_next().await {
+        done.context("a task")??;
+    }
+    Ok(most)
 }

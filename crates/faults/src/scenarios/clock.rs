@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{HOUR_S, MINUTE_S, ends_in_time, module_or_set_nx};
-use crate::node::{Answer, Held, Node, PATIENCE, Way};
-use crate::{Protected, Scenario, Tally, Twin};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
 
 const TTL: Duration = Duration::from_millis(800);
 
 /// Ahead by a minute, which is more than any lock lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     fault: "wall clock +60 s while a lock is held",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_ahead,
 };
 
@@ -42,7 +42,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// Back by an hour.
 pub static STEPPED_BACK: Scenario = Scenario {
     fault: "wall clock −1 h while a lock is held",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_back,
 };
 
@@ -99,7 +99,7 @@ fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Du
 /// left alone.
 pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
     fault: "wall clock +60 s, then SET NX PX by an old client",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_ahead_for_an_old_client,
 };
 

@@ -1,36 +1,35 @@
 //! The accidents, by what happens.
 
 pub mod clock;
-pub mod config;
-pub mod eviction;
+pub mod memory;
+pub mod module;
 pub mod operator;
-pub mod power;
-pub mod promotion;
 pub mod reload;
 pub mod restart;
-pub mod unload;
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::node::{Answer, Held, Node, PATIENCE, Way};
-use crate::{Protected, Scenario, Tally};
+pub use self::memory::{Leftovers, expire_unreleased};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
 
 /// All of them.
 pub static ALL: &[&Scenario] = &[
     &clock::STEPPED_AHEAD,
     &clock::STEPPED_BACK,
     &clock::STEPPED_AHEAD_FOR_AN_OLD_CLIENT,
-    &eviction::VOLATILE_TTL,
-    &eviction::ALLKEYS_LRU,
+    &memory::VOLATILE_TTL,
+    &memory::ALLKEYS_LRU,
     &restart::EMPTY_DISK,
     &restart::CLOCK_STEPPED_MEANWHILE,
-    &power::NEVER_SYNCED,
-    &power::SYNCED_EVERY_SECOND,
-    &power::ALWAYS_SYNCED,
-    &power::STEPPED_BACK_BEFORE,
-    &promotion::NOT_YET_REPLICATED,
+    &restart::NEVER_SYNCED,
+    &restart::SYNCED_EVERY_SECOND,
+    &restart::ALWAYS_SYNCED,
+    &restart::STEPPED_BACK_BEFORE,
+    &reload::NOT_YET_REPLICATED,
     &reload::DEBUG_RELOAD,
     &reload::DEBUG_LOADAOF,
     &reload::DEBUG_RELOAD_AFTER_A_STEP,
@@ -41,11 +40,90 @@ pub static ALL: &[&Scenario] = &[
     &operator::SWAPDB,
     &operator::RESTORE,
     &operator::MIGRATE,
-    &config::REJOIN_DELAY,
-    &config::MAX_TTL,
-    &unload::UNLOAD_AND_LOAD,
-    &unload::UNLOAD_WITHOUT_MIRRORS,
+    &module::REJOIN_DELAY,
+    &module::MAX_TTL,
+    &module::UNLOAD_AND_LOAD,
+    &module::UNLOAD_WITHOUT_MIRRORS,
 ];
+
+/// What every accident has done, with the protection and without it. Displayed, it is a table in Markdown.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Row {
+    fault: &'static str,
+    baseline: Baseline,
+    with: Tally,
+    /// None where there is no twin.
+    without: Option<Tally>,
+}
+
+/// Runs all scenarios, each so many times, and says which one it is at.
+///
+/// # Errors
+/// When a fault could not be injected.
+pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> {
+    let mut table = Table::default();
+    for scenario in ALL {
+        progress(scenario);
+        let with = scenario.run(Protected::Yes, rounds)?;
+        let without = match scenario.baseline {
+            Baseline::Harmed(_) | Baseline::Unharmed(_) => Some(scenario.run(Protected::No, rounds)?),
+            Baseline::None(_) => None,
+        };
+        table.rows.push(Row { fault: scenario.fault, baseline: scenario.baseline, with, without });
+    }
+    Ok(table)
+}
+
+impl Table {
+    /// What is not as it should be: harm in spite of the protection, and none where it should have been seen.
+    pub fn complaints(&self) -> Vec<String> {
+        self.rows.iter().flat_map(Row::complaints).collect()
+    }
+}
+
+impl Row {
+    fn complaints(&self) -> Vec<String> {
+        let fault = self.fault;
+        let mut complaints: Vec<_> = self.with.harms.iter().map(|harm| format!("{fault}: {harm}")).collect();
+        if self.with.injected == 0 {
+            complaints.push(format!("{fault}: was not injected"));
+        }
+        let harms = self.without.as_ref().map_or(0, |without| without.harms.len());
+        match self.baseline {
+            Baseline::Harmed(with) if harms == 0 => {
+                complaints
+                    .push(format!("{fault}: does no harm with {with} either, so that nothing is shown"));
+            }
+            Baseline::Unharmed(why) if harms > 0 => complaints.push(format!("{fault}: did harm, but: {why}")),
+            _ => {}
+        }
+        complaints
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| fault | times injected | harm without protection | harm with |")?;
+        writeln!(f, "|---|---|---|---|")?;
+        self.rows.iter().try_for_each(|row| {
+            let Row { fault, with, without, .. } = row;
+            let without = match (row.baseline, without) {
+                (Baseline::Harmed(how) | Baseline::Unharmed(how), Some(tally)) => {
+                    format!("{} of {} ({how})", tally.harms.len(), tally.injected)
+                }
+                (Baseline::None(why) | Baseline::Harmed(why) | Baseline::Unharmed(why), _) => {
+                    format!("– ({why})")
+                }
+            };
+            writeln!(f, "| {fault} | {} | {without} | {} |", with.injected, with.harms.len())
+        })
+    }
+}
 
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;

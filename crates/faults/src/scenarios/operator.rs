@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::{Abstention, ends_in_time, module_or_set_nx};
-use crate::node::{Answer, Held, Node, PATIENCE, Way, port};
-use crate::{Protected, Scenario, Tally, Twin};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way, port};
+use crate::{Baseline, Scenario, Tally};
 
 /// So long that nothing ends by itself.
 const TTL: Duration = PATIENCE;
-const AS_TOLD: Twin = Twin::None("an operator's command: the lock is to do as it is told");
+const AS_TOLD: Baseline = Baseline::None("an operator's command: the lock is to do as it is told");
 
 const fn command(fault: &'static str, round: fn(Protected, &mut Tally) -> Result<()>) -> Scenario {
-    Scenario { fault, twin: AS_TOLD, round }
+    Scenario { fault, baseline: AS_TOLD, round }
 }
 
 /// The lock ends. So by UNLINK, GETDEL and what else removes a key.
@@ -59,7 +59,7 @@ pub static FLUSHALL: Scenario = command("FLUSHALL, FLUSHDB with a held lock", |_
 
 /// The locks of both databases end, and what was in them lies elsewhere: the node abstains until they must have ended.
 pub static SWAPDB: Scenario =
-    Scenario { fault: "SWAPDB with a held lock", twin: Twin::Harmed("SET NX PX"), round: swapped };
+    Scenario { fault: "SWAPDB with a held lock", baseline: Baseline::Harmed("SET NX PX"), round: swapped };
 
 fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
@@ -102,7 +102,8 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
-    let _: String = node.call(&["MIGRATE", "127.0.0.1", port(&other.server.url())?, "key", "0", "5000"])?;
+    let _: String =
+        node.call(&["MIGRATE", "127.0.0.1", port(&other.master.server.url())?, "key", "0", "5000"])?;
     tally.injected();
     has_ended(&mut node, &held, tally)?;
     is_held_as_a_string(&mut other, &held, tally)
