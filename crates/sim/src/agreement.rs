@@ -3,23 +3,23 @@ use std::time::Duration;
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Majority, Moment, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
 
-use crate::Twin;
+use crate::Mutant;
 
-/// How a client comes from the answers of the nodes to a lock and its fence: as it is, or as one of the twins would.
+/// How a client comes from the answers of the nodes to a lock and its fence: as it is, or as one of the mutants would.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Agreement {
     /// As it is.
     Real(Acquisition),
-    /// [`Twin::LargestAtOnce`].
+    /// [`Mutant::LargestAtOnce`].
     LargestAtOnce(Naive),
-    /// [`Twin::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
+    /// [`Mutant::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
     AmongGrants {
         /// Waits for the grants.
         naive: Naive,
         /// The agreement of the nodes that granted, each named by its place among them.
         among: Option<Acquisition>,
     },
-    /// [`Twin::WriteBackDownwards`]: in the end, those that have more are told as well.
+    /// [`Mutant::WriteBackDownwards`]: in the end, those that have more are told as well.
     Downwards {
         /// The real thing.
         real: Acquisition,
@@ -38,13 +38,13 @@ pub(crate) struct Naive {
 }
 
 impl Agreement {
-    pub(crate) fn new(twin: Option<Twin>, majority: Majority, sent: Moment, ttl: Ttl) -> Self {
+    pub(crate) fn new(mutant: Option<Mutant>, majority: Majority, sent: Moment, ttl: Ttl) -> Self {
         let real = || Acquisition::new(majority, sent, ttl, Duration::ZERO);
         let naive = || Naive { majority, sent, ttl, granted: Vec::new() };
-        match twin {
-            Some(Twin::LargestAtOnce) => Self::LargestAtOnce(naive()),
-            Some(Twin::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
-            Some(Twin::WriteBackDownwards) => Self::Downwards { real: real(), naive: naive() },
+        match mutant {
+            Some(Mutant::LargestAtOnce) => Self::LargestAtOnce(naive()),
+            Some(Mutant::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
+            Some(Mutant::WriteBackDownwards) => Self::Downwards { real: real(), naive: naive() },
             _ => Self::Real(real()),
         }
     }

@@ -1,5 +1,5 @@
 use crate::world::{Answers, Clocks, World};
-use crate::{Keys, Property, Twin};
+use crate::{Keys, Mutant, Property};
 
 /// How much is to be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ fn several(size: Size) -> Vec<Check> {
 }
 
 /// Each rule left out or bent, in a world that is just large enough to show it.
-pub fn twins() -> Vec<Check> {
+pub fn mutants() -> Vec<Check> {
     let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
     let holders = World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
@@ -165,44 +165,48 @@ pub fn twins() -> Vec<Check> {
     let downwards = World { counters: vec![0, 7, 4], cut: vec![(0, 2), (2, 0)], ..at_once(3, 3) };
     vec![
         caught(
-            Twin::SomeOfTheKeys,
+            Mutant::SomeOfTheKeys,
             Property::OneHolder,
             overlapping(World { releases: false, proposals: vec![5, 1], ..holders.clone() }),
         ),
-        caught(Twin::FenceOfTheFirstKey, Property::FenceOnce, overlapping(at_once(3, 2))),
-        caught(Twin::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
-        caught(Twin::WriteBackDownwards, Property::FencesGrow, downwards),
-        caught(Twin::MajorityOfGrants, Property::FenceOnce, fences(4)),
-        caught(Twin::LargestAtOnce, Property::FenceOnce, fences(3)),
-        caught(Twin::ClockBackAtRestart, Property::FenceOnce, World { restarts: 1, ..fences(3) }),
+        caught(Mutant::FenceOfTheFirstKey, Property::FenceOnce, overlapping(at_once(3, 2))),
+        caught(Mutant::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
+        caught(Mutant::WriteBackDownwards, Property::FencesGrow, downwards),
+        caught(Mutant::MajorityOfGrants, Property::FenceOnce, fences(4)),
+        caught(Mutant::LargestAtOnce, Property::FenceOnce, fences(3)),
+        caught(Mutant::ClockBackAtRestart, Property::FenceOnce, World { restarts: 1, ..fences(3) }),
         caught(
-            Twin::TokenUsedTwice,
+            Mutant::TokenUsedTwice,
             Property::OneHolder,
             // No time need pass for that.
             World { attempts: 2, clocks: Some(clocks(2, 0)), ..holders.clone() },
         ),
         caught(
-            Twin::NoAbstention,
+            Mutant::NoAbstention,
             Property::OneHolder,
             caught_up(World { restarts: 1, releases: false, ..holders.clone() }),
         ),
-        caught(Twin::NoDrift, Property::OneHolder, World { releases: false, ..holders.clone() }),
+        caught(Mutant::NoDrift, Property::OneHolder, World { releases: false, ..holders.clone() }),
         caught(
-            Twin::ValidFromAnswer,
+            Mutant::ValidFromAnswer,
             Property::OneHolder,
             World { releases: false, answers: Answers::Travel, ..holders },
         ),
-        caught(Twin::ExtendRevives, Property::LostStaysLost, lost.clone()),
-        caught(Twin::RepairAtOnce, Property::LostStaysLost, lost.clone()),
+        caught(Mutant::ExtendRevives, Property::LostStaysLost, lost.clone()),
+        caught(Mutant::RepairAtOnce, Property::LostStaysLost, lost.clone()),
         // One round more: a node is repaired only if the round before found it without the lock.
-        caught(Twin::RepairOnLateGrant, Property::LostStaysLost, World { rounds: Some(3), ..lost }),
-        caught(Twin::RevokeFreesAtOnce, Property::OneHolder, World { rounds: Some(0), ..revoked_holder(2) }),
+        caught(Mutant::RepairOnLateGrant, Property::LostStaysLost, World { rounds: Some(3), ..lost }),
         caught(
-            Twin::RevokeKeepsToken,
+            Mutant::RevokeFreesAtOnce,
+            Property::OneHolder,
+            World { rounds: Some(0), ..revoked_holder(2) },
+        ),
+        caught(
+            Mutant::RevokeKeepsToken,
             Property::RevokedStaysRevoked,
             World { disk: true, restarts: 1, ..revoked_holder(1) },
         ),
-        caught(Twin::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
+        caught(Mutant::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
     ]
 }
 
@@ -210,8 +214,8 @@ fn holds(name: &str, world: World) -> Check {
     Check { name: name.into(), world, breaks: None }
 }
 
-fn caught(twin: Twin, breaks: Property, world: World) -> Check {
-    Check { name: twin.to_string(), world: World { twin: Some(twin), ..world }, breaks: Some(breaks) }
+fn caught(mutant: Mutant, breaks: Property, world: World) -> Check {
+    Check { name: mutant.to_string(), world: World { mutant: Some(mutant), ..world }, breaks: Some(breaks) }
 }
 
 /// So much time has passed after a restart that the nodes take each other's fences.

@@ -1,7 +1,7 @@
 use quorlock_core::quorum::{FenceAnswer, Lifetime, Majority, Moment, Release, Step, Vote};
 use quorlock_core::{Fence, Ttl};
 
-use crate::Twin;
+use crate::Mutant;
 use crate::agreement::Agreement;
 use crate::lock::{Lock, Nodes};
 use crate::message::{Answer, Request};
@@ -31,7 +31,7 @@ enum Phase {
 struct Asked {
     /// When its first byte was sent.
     at: Moment,
-    /// When the first answer came, where a twin looks at that.
+    /// When the first answer came, where a mutant looks at that.
     answered: Option<Moment>,
     /// Which nodes granted.
     granted: Nodes,
@@ -58,7 +58,7 @@ pub(crate) struct Rules {
     pub(crate) majority: Majority,
     pub(crate) ttl: Ttl,
     pub(crate) repair: bool,
-    pub(crate) twin: Option<Twin>,
+    pub(crate) mutant: Option<Mutant>,
 }
 
 impl Client {
@@ -72,7 +72,7 @@ impl Client {
 
     /// What tells the messages and the token of its attempt from those of the others.
     pub(crate) fn attempt(&self, rules: Rules) -> u8 {
-        if rules.twin == Some(Twin::TokenUsedTwice) { 1 } else { self.attempts }
+        if rules.mutant == Some(Mutant::TokenUsedTwice) { 1 } else { self.attempts }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -108,7 +108,7 @@ impl Client {
 
     pub(crate) fn begin(&mut self, rules: Rules, hint: Fence, now: Moment) -> Vec<Effect> {
         self.attempts += 1;
-        let agreement = Agreement::new(rules.twin, rules.majority, now, rules.ttl);
+        let agreement = Agreement::new(rules.mutant, rules.majority, now, rules.ttl);
         self.phase = Phase::Acquiring(agreement, Asked::new(now));
         vec![Effect::AskAll(Request::Acquire(hint))]
     }
@@ -160,7 +160,7 @@ impl Client {
         };
         match (&mut self.phase, request) {
             (Phase::Acquiring(agreement, asked), Request::Acquire(_)) => {
-                if rules.twin == Some(Twin::ValidFromAnswer) {
+                if rules.mutant == Some(Mutant::ValidFromAnswer) {
                     asked.answered.get_or_insert(now);
                 }
                 let vote = match answer {

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use quorlock_core::quorum::{Extension, ExtensionVerdict, Lifetime, Moment, Tenure};
 
-use crate::Twin;
+use crate::Mutant;
 use crate::client::{Effect, Rules};
 use crate::message::Request;
 
@@ -43,8 +43,8 @@ impl Lock {
 
     /// Whether it is held, as far as its holder knows.
     pub(crate) fn is_held(&self, rules: Rules, now: Moment) -> bool {
-        match rules.twin {
-            Some(Twin::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
+        match rules.mutant {
+            Some(Mutant::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
             _ => self.tenure.remaining(now).is_some(),
         }
     }
@@ -61,7 +61,7 @@ impl Lock {
 
     pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Effect {
         let number = self.rounds();
-        let counts_late_grants = rules.twin == Some(Twin::RepairOnLateGrant);
+        let counts_late_grants = rules.mutant == Some(Mutant::RepairOnLateGrant);
         let nodes = 0..rules.majority.nodes();
         let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
         // More than the nodes that are known to miss it: nodes that have not answered count, too.
@@ -83,7 +83,7 @@ impl Lock {
             self.heard(node, held);
         }
         let Some(round) = &mut self.round else { return vec![] };
-        if rules.twin == Some(Twin::RepairAtOnce) && held == Some(false) {
+        if rules.mutant == Some(Mutant::RepairAtOnce) && held == Some(false) {
             return vec![Effect::Ask(node, Request::Repair(round.number))];
         }
         let mut effects = Vec::new();
@@ -114,7 +114,7 @@ impl Lock {
         held: Option<bool>,
         now: Moment,
     ) -> Vec<Effect> {
-        if rules.twin == Some(Twin::RepairAtOnce) {
+        if rules.mutant == Some(Mutant::RepairAtOnce) {
             let held = if held == Some(true) { held } else { None };
             return if self.expects(round) { self.extended(rules, node, held, now) } else { vec![] };
         }

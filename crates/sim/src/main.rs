@@ -1,4 +1,4 @@
-//! Checks every model and every twin, and prints what came of them as two tables. With `--small`, smaller models; with `--steps`, the counterexample of each twin; with words,
+//! Checks every model and every mutant, and prints what came of them as two tables. With `--small`, smaller models; with `--steps`, the counterexample of each mutant; with words,
 //! only those whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
 
-use quorlock_sim::{Check, Outcome, Size, Verdict, models, run, twins};
+use quorlock_sim::{Check, Outcome, Size, Verdict, models, mutants, run};
 
 fn main() -> ExitCode {
     let (options, words): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with('-'));
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         show(steps, &outcome);
     }
     println!("\n| broken rule | states | counterexample | seconds | what breaks |\n|---|---:|---:|---:|---|");
-    for check in twins().iter().filter(|check| wanted(check)) {
+    for check in mutants().iter().filter(|check| wanted(check)) {
         let outcome = run(check, threads, |states| progress(check, states));
         let (length, result) = match &outcome.verdict {
             Verdict::Broken(property, way) => (way.len(), property.name().into()),

@@ -37,7 +37,7 @@ pub enum Verdict {
 
 /// Checks until everything was seen, or until the property was broken that must be.
 ///
-/// A twin is searched breadth first, so that its counterexample is a shortest one; where nothing is to be found, depth
+/// A mutant is searched breadth first, so that its counterexample is a shortest one; where nothing is to be found, depth
 /// first, which needs less memory.
 pub fn run(check: &Check, threads: usize, progress: impl FnMut(usize)) -> Outcome {
     let checker = check.world.clone().checker();

@@ -179,7 +179,7 @@ impl Server {
     }
 }
 
-/// What no server does: the steps in which broken twins differ.
+/// What no server does: the steps in which mutants differ.
 impl Server {
     /// Takes a fence from any token, whether it holds the key or not.
     pub(crate) fn store_from_anybody(&mut self, at: At, fence: Fence) -> Answer {

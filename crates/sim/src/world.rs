@@ -11,7 +11,7 @@ use crate::client::{Client, Effect, Rules};
 use crate::message::{Answer, Body, Message, Request};
 use crate::pool::{Pool, Pooled};
 use crate::server::{At, Revocation, Server};
-use crate::{Keys, Property, Twin};
+use crate::{Keys, Mutant, Property};
 
 /// A few clients and nodes, one lock or a few that have keys in common, and everything that may happen to them.
 ///
@@ -61,7 +61,7 @@ pub struct World {
     /// Which clients never reach which nodes.
     pub cut: Vec<(u8, u8)>,
     /// What is broken.
-    pub twin: Option<Twin>,
+    pub mutant: Option<Mutant>,
     /// The servers that its states share.
     pub(crate) pool: Pool,
 }
@@ -174,14 +174,14 @@ impl World {
             revokes: false,
             disk: false,
             cut: Vec::new(),
-            twin: None,
+            mutant: None,
             pool: Pool::default(),
         }
     }
 
     fn rules(&self) -> Rules {
         let majority = Majority::of(self.counters.len()).expect("a world has nodes");
-        Rules { majority, ttl: self.ttl(), repair: self.repair, twin: self.twin }
+        Rules { majority, ttl: self.ttl(), repair: self.repair, mutant: self.mutant }
     }
 
     /// A counter of fences for each key.
@@ -265,35 +265,37 @@ impl World {
         }
     }
 
-    /// A server executes a request, or what a twin does in its place.
+    /// A server executes a request, or what a mutant does in its place.
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
         let at = self.at(state);
         let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
-        self.change(state, message.node, |server| match (self.twin, request) {
-            (Some(Twin::WriteBackFromAnybody), Request::Tell(fence)) => server.store_from_anybody(at, fence),
-            (Some(Twin::WriteBackDownwards), Request::Tell(fence)) => {
+        self.change(state, message.node, |server| match (self.mutant, request) {
+            (Some(Mutant::WriteBackFromAnybody), Request::Tell(fence)) => {
+                server.store_from_anybody(at, fence)
+            }
+            (Some(Mutant::WriteBackDownwards), Request::Tell(fence)) => {
                 match server.execute(at, keys, token, request) {
                     Answer::BadFence => server.store_downwards(at, token, fence),
                     answer => answer,
                 }
             }
-            (Some(Twin::ExtendRevives), Request::Extend(_)) => {
+            (Some(Mutant::ExtendRevives), Request::Extend(_)) => {
                 match server.execute(at, keys, token, request) {
                     Answer::NotHeld => server.revive(at, token),
                     answer => answer,
                 }
             }
-            (Some(Twin::ExtendOfRevoked), Request::Extend(_)) => {
+            (Some(Mutant::ExtendOfRevoked), Request::Extend(_)) => {
                 match server.execute(at, keys, token, request) {
                     Answer::Revoked => Answer::Held(Fence::ZERO),
                     answer => answer,
                 }
             }
-            (Some(Twin::SomeOfTheKeys), Request::Acquire(fence)) => {
+            (Some(Mutant::SomeOfTheKeys), Request::Acquire(fence)) => {
                 server.turn(at);
                 server.take_some(at, keys, token, fence)
             }
-            (Some(Twin::FenceOfTheFirstKey), Request::Acquire(fence)) => {
+            (Some(Mutant::FenceOfTheFirstKey), Request::Acquire(fence)) => {
                 server.turn(at);
                 server.take_with_fence_of_first(at, keys, token, fence)
             }
@@ -375,7 +377,7 @@ impl World {
         // Long enough that no clock reads less than any counter has come to, one second of µs is plenty.
         state.wall_us += RESTART_US;
         let mut at = self.at(state);
-        if self.twin == Some(Twin::ClockBackAtRestart) {
+        if self.mutant == Some(Mutant::ClockBackAtRestart) {
             at.now.wall_us = 0;
         }
         if self.disk {
@@ -383,7 +385,7 @@ impl World {
             self.change(state, node, |server| *server = server.restart_from_disk(at, stripes));
             return;
         }
-        let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
+        let abstains = self.clocks.is_some() && self.mutant != Some(Mutant::NoAbstention);
         let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
         let restarted = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
         self.change(state, node, |server| *server = restarted);
@@ -393,9 +395,9 @@ impl World {
     /// An operator revokes the lock on a node.
     fn revoke(&self, state: &mut State, node: u8) {
         let at = self.at(state);
-        let revocation = match self.twin {
-            Some(Twin::RevokeFreesAtOnce) => Revocation::Ends,
-            Some(Twin::RevokeKeepsToken) => Revocation::KeepsToken,
+        let revocation = match self.mutant {
+            Some(Mutant::RevokeFreesAtOnce) => Revocation::Ends,
+            Some(Mutant::RevokeKeepsToken) => Revocation::KeepsToken,
             _ => Revocation::Marks,
         };
         let Some(client) = self.change(state, node, |server| server.revoke(at, revocation)) else { return };

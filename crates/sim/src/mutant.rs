@@ -3,7 +3,7 @@ use std::fmt;
 /// A rule that is left out or bent, at a seam of the model and not in the code that is checked. The checker must find
 /// what goes wrong without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Twin {
+pub enum Mutant {
     /// A node takes the fence of a write-back from a token that does not hold the key.
     WriteBackFromAnybody,
     /// All nodes of an attempt are set to its fence, also those that have a larger one.
@@ -41,7 +41,7 @@ pub enum Twin {
     ExtendOfRevoked,
 }
 
-impl fmt::Display for Twin {
+impl fmt::Display for Mutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::WriteBackFromAnybody => "a write-back without the token check",
