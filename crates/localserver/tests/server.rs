@@ -1,4 +1,4 @@
-//! What a server does that is killed, paused and restarted.
+//! Servers that are killed, paused and restarted.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,21 +21,21 @@ fn is_alive(pid: u32) -> bool {
 }
 
 #[test]
-fn a_server_answers_on_a_unix_socket_as_soon_as_it_is_started() {
+fn started_server_answers_on_its_unix_socket() {
     let server = Server::builder().start().unwrap();
     assert!(server.url().starts_with("redis+unix:///"), "{}", server.url());
     assert_eq!(ping(&server), "PONG");
 }
 
 #[test]
-fn a_server_answers_on_a_tcp_port_as_soon_as_it_is_started() {
+fn started_server_answers_on_its_tcp_port() {
     let server = Server::builder().tcp().start().unwrap();
     assert!(server.url().starts_with("redis://127.0.0.1:"), "{}", server.url());
     assert_eq!(ping(&server), "PONG");
 }
 
 #[test]
-fn a_killed_server_is_gone_and_comes_back_at_the_same_address_and_in_the_same_directory() {
+fn killed_server_restarts_with_its_address_and_directory() {
     for builder in [Server::builder(), Server::builder().tcp()] {
         let mut server = builder.start().unwrap();
         let (url, dir, pid) = (server.url(), server.dir().to_path_buf(), server.pid());
@@ -50,7 +50,7 @@ fn a_killed_server_is_gone_and_comes_back_at_the_same_address_and_in_the_same_di
 }
 
 #[test]
-fn a_running_server_is_killed_by_its_restart() {
+fn running_server_is_killed_by_its_restart() {
     let mut server = Server::builder().start().unwrap();
     let pid = server.pid();
     server.restart().unwrap();
@@ -58,11 +58,11 @@ fn a_running_server_is_killed_by_its_restart() {
 }
 
 #[test]
-fn the_port_of_a_server_that_is_down_stays_reserved() {
+fn port_of_a_server_that_is_down_stays_reserved() {
     let mut server = Server::builder().tcp().start().unwrap();
     let port = server.url().trim_end_matches('/').rsplit(':').next().unwrap().parse().unwrap();
     server.kill();
-    // Who asks for any port is treated as one who does not allow the address to be used again.
+    // A program that asks for any port does not allow the address to be reused.
     let stranger = TcpSocket::new_v4().unwrap();
     let refused = stranger.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
@@ -71,7 +71,7 @@ fn the_port_of_a_server_that_is_down_stays_reserved() {
 }
 
 #[test]
-fn a_paused_server_does_not_answer_until_it_is_resumed() {
+fn paused_server_does_not_answer_until_it_is_resumed() {
     let server = Server::builder().start().unwrap();
     let mut connection = server.connection();
     server.pause();
@@ -89,7 +89,7 @@ fn a_paused_server_does_not_answer_until_it_is_resumed() {
 }
 
 #[test]
-fn a_paused_server_can_be_killed_shut_down_and_dropped() {
+fn paused_server_can_be_killed_shut_down_and_dropped() {
     let mut server = Server::builder().start().unwrap();
     server.pause();
     server.kill();
@@ -104,7 +104,7 @@ fn a_paused_server_can_be_killed_shut_down_and_dropped() {
 }
 
 #[test]
-fn a_server_that_is_shut_down_says_so_in_its_log() {
+fn server_that_is_shut_down_says_so_in_its_log() {
     let mut server = Server::builder().start().unwrap();
     assert!(server.shutdown());
     assert!(!server.is_running());
@@ -112,7 +112,7 @@ fn a_server_that_is_shut_down_says_so_in_its_log() {
 }
 
 #[test]
-fn a_server_that_ends_by_itself_is_not_running() {
+fn server_that_ends_by_itself_is_not_running() {
     let server = Server::builder().start().unwrap();
     let mut connection = server.connection();
     let _ = redis::cmd("SHUTDOWN").arg("NOSAVE").query::<()>(&mut connection);
@@ -120,7 +120,7 @@ fn a_server_that_ends_by_itself_is_not_running() {
 }
 
 #[test]
-fn the_process_and_the_temporary_directory_go_with_the_server() {
+fn dropped_server_takes_its_process_and_temporary_directory() {
     let server = Server::builder().start().unwrap();
     let (pid, dir) = (server.pid(), server.dir().to_path_buf());
     assert!(is_alive(pid) && dir.is_dir());
@@ -129,7 +129,7 @@ fn the_process_and_the_temporary_directory_go_with_the_server() {
 }
 
 #[test]
-fn a_directory_that_the_caller_chose_stays_with_what_the_server_saved_there() {
+fn chosen_directory_stays_with_its_files() {
     let chosen = tempfile::tempdir().unwrap();
     let dir = chosen.path().join("made");
     let server = Server::builder().dir(&dir).start().unwrap();
@@ -141,7 +141,7 @@ fn a_directory_that_the_caller_chose_stays_with_what_the_server_saved_there() {
 }
 
 #[test]
-fn directives_of_the_caller_override_the_defaults_and_can_change_between_restarts() {
+fn directives_override_defaults_and_can_change_between_restarts() {
     let policy = |server: &Server| {
         let answer = redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut server.connection());
         let [_, value]: [String; 2] = answer.expect("the server answers");
@@ -156,14 +156,14 @@ fn directives_of_the_caller_override_the_defaults_and_can_change_between_restart
 }
 
 #[test]
-fn a_server_has_the_environment_that_it_was_given() {
+fn server_has_the_environment_that_it_was_given() {
     // Not read from /proc: servers overwrite that with their title.
     let server = Server::builder().env("LD_PRELOAD", "/nowhere/preloaded.so").start().unwrap();
     assert!(server.log().contains("/nowhere/preloaded.so"), "the loader complains: {}", server.log());
 }
 
 #[test]
-fn a_server_that_is_still_loading_is_not_yet_started() {
+fn server_that_is_still_loading_is_not_yet_started() {
     let mut server = Server::builder().start().unwrap();
     let mut connection = server.connection();
     redis::cmd("DEBUG").arg("POPULATE").arg(2000).exec(&mut connection).unwrap();
@@ -178,7 +178,7 @@ fn a_server_that_is_still_loading_is_not_yet_started() {
 }
 
 #[test]
-fn a_server_that_does_not_know_a_directive_is_reported_with_its_log() {
+fn unknown_directive_is_reported_with_the_log() {
     let started = Instant::now();
     let error = Server::builder().arg("no-such-directive", "1").start().unwrap_err();
     let StartError::Exited { status, log_tail } = &error else { panic!("{error}") };
@@ -189,13 +189,13 @@ fn a_server_that_does_not_know_a_directive_is_reported_with_its_log() {
 }
 
 #[test]
-fn a_server_that_does_not_find_its_module_is_reported_with_its_log() {
+fn missing_module_is_reported_with_the_log() {
     let error = Server::builder().module("/nowhere/libmissing.so").start().unwrap_err();
     assert!(error.to_string().contains("libmissing.so"), "{error}");
 }
 
 #[test]
-fn a_port_that_is_taken_is_reported() {
+fn port_that_is_taken_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = Server::builder().tcp_port(port).start().unwrap_err();
@@ -203,20 +203,20 @@ fn a_port_that_is_taken_is_reported() {
 }
 
 #[test]
-fn a_directory_too_deep_for_a_socket_is_reported() {
+fn directory_too_deep_for_a_socket_is_reported() {
     let chosen = tempfile::tempdir().unwrap();
     let error = Server::builder().dir(chosen.path().join("d".repeat(100))).start().unwrap_err();
     assert!(matches!(error, StartError::SocketPathTooLong { .. }), "{error}");
 }
 
 #[test]
-fn a_program_that_does_not_exist_is_reported() {
+fn program_that_does_not_exist_is_reported() {
     let error = Server::builder().binary("/nowhere/redis-server").start().unwrap_err();
     assert!(matches!(error, StartError::Spawn { .. }), "{error}");
 }
 
 #[test]
-fn the_server_program_is_found_by_its_own_name() {
+fn server_program_is_found_by_its_own_name() {
     let binary = find_server_binary().unwrap();
     assert!(binary.is_absolute() && binary.is_file(), "{}", binary.display());
 }
@@ -239,7 +239,7 @@ fn masters_are_independent_and_each_has_an_address() {
 }
 
 #[test]
-fn masters_that_cannot_all_start_are_reported_and_none_is_left() {
+fn masters_that_cannot_all_start_are_reported_and_stopped() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let error = Masters::start_with(2, |index, builder| {
         let builder = builder.without_module().dir(dirs[index].path());
@@ -250,7 +250,7 @@ fn masters_that_cannot_all_start_are_reported_and_none_is_left() {
 }
 
 #[test]
-fn a_server_can_be_sent_to_another_thread() {
+fn server_can_be_sent_to_another_thread() {
     let server = Server::builder().start().unwrap();
     std::thread::spawn(move || assert_eq!(ping(&server), "PONG")).join().unwrap();
 }

@@ -13,7 +13,7 @@ pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
     assert!(holds_within(timeout, f), "not within {} ms: {what}", timeout.as_millis());
 }
 
-/// Waits as [`eventually`] does for an asynchronous condition, which is dropped when the time is up.
+/// Waits as [`eventually`] does for an asynchronous condition, and drops it when the time is up.
 ///
 /// # Panics
 ///
