@@ -1,9 +1,10 @@
-//! The longest command and the longest turn of the server's loop while ten thousand clients wait.
+//! The longest command and the longest turn of the server while ten thousand clients wait.
 //!
-//! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush, thousands of disconnections.
-//! The server is stopped while the event is sent, so that it comes upon all of it in one turn. Then PINGs follow one after
-//! the other; the longest round trip bounds the longest turn from above. Where a plain server has something alike, its
-//! `BLPOP` is beside it.
+//! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush,
+//! thousands of disconnections. The server is stopped while the event is sent, so that it handles
+//! all of it in one turn. PINGs follow, one after the other; the longest round trip is an upper
+//! bound of the longest turn. Where a plain server has a similar event, its `BLPOP` is measured
+//! too.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -19,30 +20,30 @@ use crate::report::Progress;
 use crate::report::readable;
 use quorlock_faults::harness::info;
 
-/// How many wait.
+/// Number of waiters.
 const WAITERS: usize = 10_000;
-/// How many keys most of them wait for at once.
+/// Number of keys for which most of them wait at once.
 const KEYS: usize = 64;
-/// One waiter in so many waits for the last of these keys alone.
+/// One waiter in this number waits for the last of these keys alone.
 const SINGLE_EVERY: usize = 10;
-/// How many hang up at once.
+/// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
 /// Files that are open besides.
 const OTHER_FILES: usize = 256;
 const ROUNDS: usize = 3;
-/// Longer than a round takes.
+/// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
-/// After this time all waits end together. All other events come before.
+/// Time after which all waits end together. All other events come before.
 const TIME_OUT: Duration = Duration::from_secs(10);
-/// The server goes on this much after that moment.
+/// Time from that moment until the server continues.
 const STOPPED: Duration = Duration::from_millis(50);
-/// PINGs between two questions whether the work is done.
+/// PINGs between two checks whether the work is done.
 const PINGS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// PINGs go on for so long after the work is done.
+/// Time for which PINGs go on after the work is done.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// The longest that a command may take.
+/// Longest allowed duration of a command.
 const TARGET: Duration = Duration::from_millis(5);
 
 const TIMED_OUT: &str = "all 10,000 time out in one moment, and a lock is released in that turn";
@@ -50,20 +51,22 @@ const NOTHING: &str = "nothing happens while 10,000 wait";
 const FLUSHED: &str = "`FLUSHALL`; 10,000 wait for one key";
 const HUNG_UP: &str = "5,000 of 10,000 waiters for one key disconnect";
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = ROUNDS as u64;
 
-/// What an event caused.
+/// The effects of an event.
 struct Outcome {
     case: &'static str,
     slowest: Slowest,
     /// The longest PING.
     turn: Duration,
-    /// The same on a plain server, whose clients wait in `BLPOP`.
+    /// The longest PING on a plain server whose clients wait in `BLPOP`.
     peer: Option<(Slowest, Duration)>,
 }
 
-/// Measures each event several times. The best round counts: other processes can only make one slower.
+/// Measures each event several times.
+///
+/// The best round counts: other processes can only make a round slower.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("events while 10,000 clients wait");
     let files = raise_file_limit()?;
@@ -104,7 +107,8 @@ fn on_server<T: Send>(
     apart(&[&server], || scenario(&server))
 }
 
-/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last key alone.
+/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last
+/// key.
 fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
@@ -157,7 +161,7 @@ fn is_single(client: usize) -> bool {
     client % SINGLE_EVERY == SINGLE_EVERY - 1
 }
 
-/// All wait for one key.
+/// All clients wait for one key.
 fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     cmd("LOCK.ACQUIRE").arg("lock").arg("holder").arg(TTL_MS).exec(&mut stage.connection)?;
@@ -188,13 +192,13 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![nothing, released, flushed, hung_up])
 }
 
-/// What is alike on a plain server.
+/// The similar events of a plain server.
 fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     let mut sockets = stage.connect(WAITERS)?;
     let end = Instant::now() + TIME_OUT;
     for socket in &mut sockets {
-        // Zero would be without end.
+        // Zero would wait without end.
         let wait = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.send(&format!("BLPOP list {:.3}\r\n", wait.as_secs_f64()))?;
     }
@@ -227,7 +231,7 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![nothing, flushed, timed_out, hung_up])
 }
 
-/// A server, and who watches it.
+/// A server and the connection that observes it.
 struct Stage<'a> {
     server: &'a Server,
     connection: Connection,
@@ -259,7 +263,9 @@ impl<'a> Stage<'a> {
         Ok(info(&mut self.connection, section, field)? == value as u64)
     }
 
-    /// Lets the server come upon an event in one turn, and PINGs it until a field of `INFO` has its value, and longer.
+    /// Lets the server handle an event in one turn.
+    ///
+    /// PINGs it until a field of `INFO` has its value, and for a while after.
     fn event(
         &mut self,
         case: &'static str,

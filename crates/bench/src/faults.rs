@@ -1,6 +1,6 @@
-//! Acquire and release while one of three nodes is out of order.
+//! Acquire and release while one of three nodes is faulty.
 //!
-//! Several quorums stand side by side, some of them healthy, and locks are taken on each in turn.
+//! Several quorums run side by side, some of them healthy, and locks are acquired on each in turn.
 
 use quorlock_client::Quorum;
 use quorlock_faults::harness::{Accident, Disk, Fleet};
@@ -13,24 +13,25 @@ use crate::quorum::{BLOCK, NODES, acquire_and_release, acquire_and_release_by_rs
 use crate::report::Progress;
 use crate::report::Row;
 
-/// How often it is each quorum's turn.
+/// Number of turns of each quorum.
 const ROUNDS: u64 = 500;
-/// Rounds that do not count: the fault is noticed.
+/// Rounds that do not count: clients notice the fault.
 const WARM_UP_ROUNDS: u64 = 20;
-/// How many locks are taken at once, for the second figure.
+/// Number of concurrent locks, for the second figure.
 const AT_ONCE: usize = 10;
-/// How often they are, in one turn.
+/// Number of such groups in one turn.
 const AT_ONCE_BLOCK: usize = BLOCK / AT_ONCE;
-/// How many locks the peer takes: each lasts a second where it waits half a second for the node, twice.
+/// Number of locks of the peer. Each takes a second, where it waits half a second for the node,
+/// twice.
 const PEER_LOCKS: usize = 5;
 
-/// How much longer it may take than with all nodes in order.
+/// Largest allowed ratio to healthy nodes.
 const TARGET: f64 = 1.2;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 1;
 
-/// What the last of the three nodes does.
+/// The state of the last of the three nodes.
 struct Condition {
     name: &'static str,
     /// A proxy costs time without a fault too, so such a fault is compared with a healthy proxy.
@@ -55,7 +56,7 @@ const FAULTY: [Condition; 3] = [
     },
 ];
 
-/// Three nodes, both clients of them, and how long locks took.
+/// Three nodes, both clients, and the time of their locks.
 struct Site {
     condition: Condition,
     quorum: Quorum,
@@ -65,9 +66,9 @@ struct Site {
     _fleet: Fleet,
 }
 
-/// Measures each fault beside the same without one.
+/// Measures each fault beside the same without a fault.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
-    progress.begin("one of three nodes out of order");
+    progress.begin("one of three nodes faulty");
     let mut healthy = Site::start(HEALTHY).await?;
     let mut behind_proxy = Site::start(HEALTHY_BEHIND_PROXY).await?;
     let mut faulty = Vec::new();
@@ -84,7 +85,7 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
         progress.step();
     }
 
-    // The peer mostly waits, so it can wait for all of them together.
+    // The peer mostly waits, so all faults are measured at the same time.
     let peers: Vec<_> = faulty.iter().map(|site| tokio::spawn(measure_rslock(site.rslock.clone()))).collect();
     let mut rows = Vec::new();
     for (site, peer) in faulty.iter().zip(peers) {
@@ -96,7 +97,7 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
 }
 
 impl Site {
-    /// Starts the nodes, connects the clients, and lets the last node fail.
+    /// Starts the nodes, connects the clients, and injects the fault into the last node.
     async fn start(condition: Condition) -> anyhow::Result<Self> {
         let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp())?;
         let mut urls: Vec<_> = fleet.masters.iter().map(|master| master.server.url()).collect();
@@ -122,7 +123,7 @@ impl Site {
         })
     }
 
-    /// Takes locks one after the other, and then ten at once.
+    /// Acquires locks one after the other, and then ten at once.
     async fn take_turn(&mut self) -> anyhow::Result<()> {
         for _ in 0..BLOCK {
             self.alone.record(acquire_and_release(&self.quorum, "orders/42").await?);
@@ -140,7 +141,7 @@ impl Site {
         Ok(())
     }
 
-    /// What this comes to, beside the same without a fault and the peer with it.
+    /// Returns the figures, beside healthy nodes and beside the peer with the same fault.
     fn rows(&self, healthy: &Self, rslock: &Latencies) -> [Row; 3] {
         let name = self.condition.name;
         [
@@ -169,7 +170,7 @@ impl Site {
     }
 }
 
-/// How long the peer's locks take, one after the other.
+/// Measures the peer's locks, one after the other.
 async fn measure_rslock(rslock: LockManager) -> anyhow::Result<Latencies> {
     let mut latencies = Latencies::new();
     for _ in 0..PEER_LOCKS {

@@ -1,4 +1,4 @@
-//! What a run measures with: blocking sockets, latencies, `INFO`, `SLOWLOG`, processors and files.
+//! The instruments: latencies, blocking sockets, `INFO`, `SLOWLOG`, processors and files.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,16 +14,16 @@ use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The longest that is told apart, in nanoseconds: far more than any of this takes.
+/// Largest duration that is told apart, in nanoseconds: far above any measurement.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// Enough to tell 1.01 from 1.00.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// How long something took, each time it was done.
+/// The durations of one operation.
 pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
-    /// Nothing was done yet.
+    /// No durations.
     pub(crate) fn new() -> Self {
         Self(
             Histogram::new_with_max(LONGEST_NS, SIGNIFICANT_DIGITS)
@@ -31,43 +31,43 @@ impl Latencies {
         )
     }
 
-    /// It was done once more, and took so long.
+    /// Adds a duration.
     pub(crate) fn record(&mut self, took: Duration) {
         self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// What half of them did not exceed.
+    /// The median.
     pub(crate) fn p50(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.5))
     }
 
-    /// What one in a hundred exceeded.
+    /// The 99th percentile.
     pub(crate) fn p99(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.99))
     }
 
-    /// How long the longest took.
+    /// The longest duration.
     pub(crate) fn max(&self) -> Duration {
         Duration::from_nanos(self.0.max())
     }
 
-    /// How long it took on average.
+    /// The mean.
     pub(crate) fn mean(&self) -> Duration {
         Duration::from_secs_f64(self.0.mean() / 1e9)
     }
 }
 
-/// More than any answer has, and little, because there are thousands.
+/// More than any answer has, and little, because there are thousands of buffers.
 const BUFFER_BYTES: usize = 128;
 
-/// A blocking connection to a server, spoken to in the plainest way.
+/// A blocking connection to a server without a client library.
 pub(crate) struct Socket {
     reader: BufReader<TcpStream>,
     line: String,
 }
 
 impl Socket {
-    /// To a server that listens on TCP.
+    /// Connects to a server that listens on TCP.
     pub(crate) fn connect(server: &Server) -> anyhow::Result<Self> {
         let url = server.url();
         let address = url.strip_prefix("redis://").context("it listens on TCP")?;
@@ -76,12 +76,12 @@ impl Socket {
         Ok(Self { reader: BufReader::with_capacity(BUFFER_BYTES, stream), line: String::new() })
     }
 
-    /// Asks for the one lock there is, with a token that is this client's, and does not wait for the answer.
+    /// Requests the one lock with a token of this client, without waiting for the answer.
     pub(crate) fn ask_for_the_lock(&mut self, client: usize) -> anyhow::Result<()> {
         self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} 60000 WAIT 60000\r\n"))
     }
 
-    /// Releases it, and does not wait for the answer either.
+    /// Releases the lock, without waiting for the answer.
     pub(crate) fn release(&mut self, client: usize) -> anyhow::Result<()> {
         self.send(&format!("LOCK.RELEASE orders/42 {client:032x}\r\n"))
     }
@@ -91,7 +91,7 @@ impl Socket {
         self.expect("+PONG")
     }
 
-    /// Blocks until the lock is granted.
+    /// Waits until the lock is granted.
     pub(crate) fn read_grant(&mut self) -> anyhow::Result<()> {
         self.expect("*2")?;
         self.read_line()?;
@@ -102,7 +102,7 @@ impl Socket {
         Ok(self.reader.get_mut().write_all(command.as_bytes())?)
     }
 
-    /// Blocks until there is an answer, which is to be this line.
+    /// Waits for an answer, which must be this line.
     pub(crate) fn expect(&mut self, answer: &str) -> anyhow::Result<()> {
         self.read_line()?;
         ensure!(self.line == answer, "the server answered {} and not {answer}", self.line);
@@ -139,7 +139,7 @@ fn lock_calls_of(server: &Server) -> anyhow::Result<u64> {
 
 /// Commands that take less are not recorded, in microseconds: `slowlog-log-slower-than`.
 const FROM_US: u64 = 100;
-/// More than any measurement here leaves between two looks: `slowlog-max-len`.
+/// More entries than any measurement makes between two reads: `slowlog-max-len`.
 const ENTRIES_MAX: u32 = 10_000;
 
 /// Commands of the measurement itself.
@@ -151,7 +151,7 @@ pub(crate) type Slowest = Option<(String, Duration)>;
 /// An entry: number, time, duration in microseconds, arguments, client address, client name.
 type Entry = (u64, u64, u64, Vec<String>, String, String);
 
-/// Begins to record, without what was recorded before.
+/// Starts to record, and drops earlier entries.
 pub(crate) fn begin_slowlog(connection: &mut Connection) -> anyhow::Result<()> {
     let set = |name: &str, value: u64| cmd("CONFIG").arg("SET").arg(name).arg(value).take();
     set("slowlog-log-slower-than", FROM_US).exec(connection)?;
@@ -159,7 +159,7 @@ pub(crate) fn begin_slowlog(connection: &mut Connection) -> anyhow::Result<()> {
     Ok(cmd("SLOWLOG").arg("RESET").exec(connection)?)
 }
 
-/// Returns the slowest command since the last call, and forgets it.
+/// Returns the slowest command since the last call.
 pub(crate) fn take_slowest(connection: &mut Connection) -> anyhow::Result<Slowest> {
     let entries: Vec<Entry> = cmd("SLOWLOG").arg("GET").arg(-1).query(connection)?;
     cmd("SLOWLOG").arg("RESET").exec(connection)?;
@@ -170,20 +170,21 @@ pub(crate) fn take_slowest(connection: &mut Connection) -> anyhow::Result<Slowes
     Ok(commands.max_by_key(|(_, duration)| *duration))
 }
 
-/// How long the slowest one took, at most.
+/// Returns an upper bound of the duration of the slowest command.
 pub(crate) fn slowest_duration(slowest: &Slowest) -> Duration {
     slowest.as_ref().map_or(Duration::from_micros(FROM_US), |(_, duration)| *duration)
 }
 
-/// Raises the number of files that this process, and each that it starts, may have open, and returns it.
+/// Raises the limit of open files for this process and its children, and returns it.
 pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
     Ok(limit.maximum.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX)))
 }
 
-/// Runs `measuring` on one processor and the servers on another, and lets the servers go anywhere afterwards. Where the
-/// scheduler happens to put them makes more of a difference than most of what is measured.
+/// Runs `measuring` on one processor and the servers on another, and unpins the servers afterwards.
+///
+/// Their placement by the scheduler makes a larger difference than most measurements.
 pub(crate) fn apart<T: Send>(
     servers: &[&Server],
     measuring: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -204,8 +205,9 @@ pub(crate) fn apart<T: Send>(
     measured
 }
 
-/// Returns how long the first thread of a process has run on any processor (Linux). The kernel brings this up to date when
-/// the thread sleeps, so that the end of one turn may count towards the next.
+/// Returns how long the first thread of a process has run on any processor (Linux).
+///
+/// The kernel updates this when the thread sleeps, so the end of one turn may count for the next.
 pub(crate) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{pid}/task/{pid}/schedstat");
     let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -218,7 +220,7 @@ fn run_on(server: &Server, processors: &CpuSet) -> anyhow::Result<()> {
     Ok(sched_setaffinity(Some(pid), processors)?)
 }
 
-/// Two of these, or the only one twice.
+/// Returns two of these processors, or the only one twice.
 fn two_processors(all: &CpuSet) -> anyhow::Result<(CpuSet, CpuSet)> {
     let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
     let first = usable.next().context("there is a processor")?;

@@ -1,4 +1,4 @@
-//! What `quorlock run` costs beside the command alone: to start, to acquire and to release.
+//! What `quorlock run` adds to the time of a command: to start, to acquire and to release.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -15,10 +15,10 @@ const MASTERS: usize = 5;
 const ROUNDS: u64 = 300;
 /// Rounds that do not count: files are read for the first time.
 const WARM_UP_ROUNDS: u64 = 20;
-/// How much longer the command may take under a lock.
+/// Largest time that a lock may add to the command.
 const LONGER_MAX: Duration = Duration::from_millis(8);
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS;
 
 /// Measures `true` under a lock and alone, in turn.

@@ -1,4 +1,4 @@
-//! What a run shows: how far it has come, on stderr, and its figures, on stdout, as Markdown.
+//! What a run shows: progress on stderr, and its figures on stdout, as Markdown.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,33 +6,33 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What was measured, as a table in markdown.
+/// Ratios to peers, as a table in Markdown.
 #[derive(Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
 }
 
-/// One thing that was measured side by side with another.
+/// One thing that was measured side by side with a peer.
 pub(crate) struct Row {
-    /// What was done.
+    /// The operation.
     pub(crate) case: String,
-    /// How long it took with Quorlock.
+    /// Its time with Quorlock.
     pub(crate) ours: Duration,
-    /// With what it is compared.
+    /// The peer.
     pub(crate) peer_name: &'static str,
-    /// How long it took there.
+    /// Its time with the peer.
     pub(crate) peer: Duration,
-    /// The largest ratio that is good enough, where one is asked for.
+    /// The largest allowed ratio, where there is one.
     pub(crate) target: Option<f64>,
 }
 
 impl Row {
-    /// How many times as long it took with Quorlock.
+    /// Returns the ratio of Quorlock's time to the peer's.
     fn ratio(&self) -> f64 {
         self.ours.as_secs_f64() / self.peer.as_secs_f64()
     }
 
-    /// To be met by the ratio as it is, not as it is printed. One that is not a number is none.
+    /// Compares the exact ratio, and not the printed one. A ratio that is not a number misses.
     fn misses_its_target(&self) -> bool {
         self.target.is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))
     }
@@ -44,12 +44,12 @@ impl Table {
         self.rows.extend(rows);
     }
 
-    /// Whether nothing was measured.
+    /// Returns whether nothing was measured.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Whether any row is not as good as it should be.
+    /// Returns whether any row misses its target.
     pub(crate) fn misses_a_target(&self) -> bool {
         self.rows.iter().any(Row::misses_its_target)
     }
@@ -80,21 +80,21 @@ impl fmt::Display for Row {
     }
 }
 
-/// A table in markdown.
+/// Figures beside their limits, as a table in Markdown.
 #[derive(Default)]
 pub(crate) struct Limits {
     rows: Vec<Limit>,
 }
 
-/// One thing that was measured, beside what it should be.
+/// One figure beside its limit.
 pub(crate) struct Limit {
-    /// What was done.
+    /// The operation.
     pub(crate) case: String,
-    /// What came of it, for people.
+    /// The figure, for readers.
     pub(crate) measured: String,
-    /// What is good enough, for people.
+    /// The limit, for readers.
     pub(crate) target: &'static str,
-    /// Whether it is good enough.
+    /// Whether the figure is within the limit.
     pub(crate) met: bool,
 }
 
@@ -104,12 +104,12 @@ impl Limits {
         self.rows.extend(rows);
     }
 
-    /// Whether nothing was measured.
+    /// Returns whether nothing was measured.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Whether any row is not as good as it should be.
+    /// Returns whether any figure exceeds its limit.
     pub(crate) fn misses_a_target(&self) -> bool {
         self.rows.iter().any(|row| !row.met)
     }
@@ -131,7 +131,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A duration with about three digits.
+/// Formats a duration with about three digits.
 pub(crate) fn readable(duration: Duration) -> String {
     let us = duration.as_secs_f64() * 1e6;
     match us {
@@ -141,14 +141,14 @@ pub(crate) fn readable(duration: Duration) -> String {
     }
 }
 
-/// How far the run has come: a bar on stderr, and nothing where that is not a terminal but for a line for each part.
+/// Progress of the run: a bar on stderr, or a line for each part where that is not a terminal.
 #[derive(Clone)]
 pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Begins a run of so many steps.
+    /// Starts a run of `steps` steps.
     pub(crate) fn new(steps: u64) -> Self {
         let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {elapsed:>4}  {msg}")
             .expect("the template is right");
@@ -163,12 +163,12 @@ impl Progress {
         self.bar.set_message(what);
     }
 
-    /// One more step is done.
+    /// Counts a step.
     pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_above_its_target_is_missed_also_when_it_is_printed_the_same() {
+    fn ratio_above_its_target_misses_even_when_printed_the_same() {
         assert!(!row(125, Some(1.25)).misses_its_target());
         let above = Row { ours: Duration::from_nanos(125_001), ..row(125, Some(1.25)) };
         assert!(above.misses_its_target());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_measured_misses_its_target() {
+    fn unmeasured_row_misses_its_target() {
         let nothing = Row { ours: Duration::ZERO, peer: Duration::ZERO, ..row(0, Some(1.25)) };
         assert!(nothing.misses_its_target());
     }

@@ -18,7 +18,7 @@ const UNRELEASED: u32 = 1_000_000;
 
 /// Injects faults into real servers, and counts the harm that they do to locks.
 ///
-/// Prints a table of all faults, each with the protection and without it. Exits with 1 when there is
+/// Prints a table of all faults, each with the protection and without. Exits with 1 when there is
 /// harm with the protection, or none without it.
 #[derive(Parser)]
 #[command(name = "quorlock-faults", version)]
@@ -27,8 +27,8 @@ struct Args {
     #[arg(long, default_value_t = 3, value_name = "TIMES", conflicts_with = "run", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Instead of the table: five masters, eight processes that lock, and accidents of single masters
-    /// for this time; exits with 1 when a fence is not larger than the one before
+    /// Instead of the table: five masters, eight processes that lock, and accidents of single
+    /// masters for this time; exits with 1 when a fence is not larger than the one before
     #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     fences: Option<u64>,
 
@@ -42,9 +42,9 @@ struct Args {
 
     /// Removes one protection, and exits with 1 when no harm was seen
     ///
-    /// With --random, masters vote at once after a restart: the run ends with the first lock that two
-    /// clients hold. With --fences, nodes do not agree on fences: the run ends with the first fence
-    /// that is not larger than the one before.
+    /// With --random, masters vote at once after a restart: the run ends with the first lock that
+    /// two clients hold. With --fences, nodes do not agree on fences: the run ends with the first
+    /// fence that is not larger than the one before.
     #[arg(long, requires = "run")]
     unprotected: bool,
 

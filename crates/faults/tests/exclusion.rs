@@ -1,4 +1,5 @@
-//! Five masters, several clients, and accidents at random. `make test-faults` does it for longer.
+//! Whether one client holds a lock at a time, whatever happens. `make test-faults` runs it for
+//! longer.
 
 use std::time::Duration;
 
@@ -12,19 +13,19 @@ fn report(plan: Plan) -> Report {
 }
 
 #[test]
-fn accidents_at_random_never_give_a_lock_to_two() {
+fn accidents_at_random_never_give_a_lock_two_holders() {
     let seed = any_seed();
     let plan = Plan { seed, duration: Duration::from_secs(15), protected: Protected::Yes };
     let report = report(plan);
     assert!(report.overlaps.is_empty(), "{report}");
-    assert!(report.grants > 0, "somebody was granted a lock in between: {report}");
+    assert!(report.grants > 0, "a client was granted a lock: {report}");
     assert!(!report.accidents.is_empty(), "{report}");
 }
 
 #[test]
-fn accidents_at_random_give_a_lock_to_two_where_masters_do_not_abstain() {
+fn accidents_without_abstention_give_a_lock_two_holders() {
     // It ends with the first, within seconds.
-    let plan = Plan { seed: 4, duration: Duration::from_secs(120), protected: Protected::No };
+    let plan = Plan { seed: 1, duration: Duration::from_secs(120), protected: Protected::No };
     let report = report(plan);
     assert!(!report.overlaps.is_empty(), "{report}");
 }

@@ -1,4 +1,4 @@
-//! Five masters, eight processes, and accidents of single masters. `make test-fences` does it for longer.
+//! Whether fences grow while single masters have accidents. `make test-fences` runs it for longer.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn report(duration: Duration, protected: Protected) -> Report {
 }
 
 #[test]
-fn every_fence_is_larger_than_the_one_before_it_whatever_happens_to_single_masters() {
+fn fences_grow_whatever_happens_to_single_masters() {
     let report = report(Duration::from_secs(6), Protected::Yes);
     assert!(report.disorders.is_empty(), "{report}");
     assert!(report.fences > 1, "there are some to compare: {report}");
@@ -24,7 +24,7 @@ fn every_fence_is_larger_than_the_one_before_it_whatever_happens_to_single_maste
 }
 
 #[test]
-fn fences_that_are_not_agreed_on_come_twice_or_fall() {
+fn fences_without_agreement_repeat_or_fall() {
     // It ends soon after the first.
     let report = report(Duration::from_secs(60), Protected::No);
     assert!(!report.disorders.is_empty(), "{report}");

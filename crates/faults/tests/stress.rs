@@ -1,4 +1,4 @@
-//! Nothing is left of waiters to which everything happens, and of locks that nobody releases.
+//! No waiter and no lock is left behind, whatever happens to clients.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What happens to waiters when their node fails, and when they are killed, cut off or out of time.
+//! Waiters whose queue node fails, and waiters that are killed, cut off or out of time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,21 +19,21 @@ use super::turns::{Account, Course};
 use crate::probes::waiters;
 use crate::report::{Limit, Progress, readable};
 
-/// How many masters there are.
+/// Number of masters.
 const NODES: usize = 3;
-/// How long a process holds the lock.
+/// Time for which a process holds the lock.
 const HOLD: Duration = Duration::from_millis(5);
-/// Before the node goes.
+/// Time before the node fails.
 const BEFORE: Duration = Duration::from_secs(1);
-/// How long it is gone.
+/// Time for which it is down.
 const AFTER: Duration = Duration::from_secs(10);
-/// How long nobody may get the lock.
+/// Longest allowed time without a grant.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn measure_lost_node(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     let mut rows = Vec::new();
     for loss in [Accident::Kill(Disk::Kept), Accident::Pause, Accident::Cut] {
-        progress.begin("the node on which all wait goes away");
+        progress.begin("the queue node fails");
         rows.push(lose(loss, effort).await?);
     }
     Ok(rows)
@@ -93,21 +93,21 @@ fn name(loss: Accident) -> &'static str {
     }
 }
 
-/// The index of the server on which most wait.
+/// Returns the index of the server with the most waiters.
 fn queue_node(fleet: &Fleet) -> anyhow::Result<usize> {
     let waiting =
         fleet.masters.iter().map(|master| waiters(&master.server)).collect::<anyhow::Result<Vec<_>>>()?;
     let most = waiting.iter().enumerate().max_by_key(|(_, waiters)| **waiters);
-    most.map(|(node, _)| node).filter(|&node| waiting[node] > 0).context("nobody waits")
+    most.map(|(node, _)| node).filter(|&node| waiting[node] > 0).context("no node has waiters")
 }
 
-/// How often somebody asks for a lock and waits.
+/// How often a client asks for a lock and waits.
 const ROUNDS: u64 = 100_000;
-/// How many clients do.
+/// Number of clients.
 const CLIENTS: usize = 64;
-/// How many locks there are.
+/// Number of locks.
 const KEYS: usize = 4;
-/// How long a free key may have somebody who waits for it.
+/// Longest allowed time for which a free key has a waiter.
 const LONGEST_FREE: Duration = Duration::from_millis(50);
 
 pub(crate) async fn measure_stress(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
@@ -139,7 +139,7 @@ pub(crate) async fn measure_stress(effort: Effort, progress: &Progress) -> anyho
     }])
 }
 
-/// Ends the clients when whoever waits for the outcome is gone.
+/// Ends the clients when the measurement is interrupted.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {

@@ -16,23 +16,23 @@ use tokio::time::sleep;
 use crate::quorum::{connect_rslock, open};
 use crate::server_time::COMPARE_AND_DELETE;
 
-/// How long a lock lasts if it is not released: longer than anybody here holds one.
+/// Ttl of a lock that is not released, longer than any hold.
 const TTL: Duration = Duration::from_secs(20);
-/// How patient everybody is: longer than anybody here waits.
+/// Longest wait of a client, longer than any that occurs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Which client.
+/// The kind of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// Ours, which waits on a server
+    /// Quorlock, which waits on a server
     Quorlock,
-    /// `rslock`, with the retries it makes unless told otherwise: after 0 to 200 ms
+    /// `rslock` with its default retries, after 0 to 200 ms
     Rslock,
-    /// One that polls as `node-redlock` does unless told otherwise: after 100 to 300 ms
+    /// A client that polls as `node-redlock` does by default, after 100 to 300 ms
     Polling,
 }
 
-/// A client with connections of its own. All of them set `TCP_NODELAY`.
+/// A client with connections of its own. All clients set `TCP_NODELAY`.
 #[derive(Clone)]
 pub(crate) enum Contender {
     Quorlock(Quorum),
@@ -40,7 +40,7 @@ pub(crate) enum Contender {
     Polling(Polling),
 }
 
-/// A lock that one of them holds.
+/// A lock of such a client.
 pub(crate) enum Held {
     Quorlock(Box<Lock>),
     Rslock(LockGuard),
@@ -48,7 +48,7 @@ pub(crate) enum Held {
 }
 
 impl Contender {
-    /// Connects to all nodes, and takes a lock of its own there, once.
+    /// Connects to all nodes, and acquires a lock there once.
     pub(crate) async fn connect(kind: Kind, urls: &[String]) -> anyhow::Result<Self> {
         let contender = match kind {
             Kind::Quorlock => Self::Quorlock(Quorum::connect(urls).await?),
@@ -70,7 +70,7 @@ impl Contender {
         })
     }
 
-    /// Leaves nothing behind, as far as the client sees to that.
+    /// Waits for releases in the background, where the client has a way to do so.
     pub(crate) async fn close(self) {
         if let Self::Quorlock(quorum) = self {
             let _ = quorum.flush(Duration::from_secs(10)).await;
@@ -79,7 +79,7 @@ impl Contender {
 }
 
 impl Held {
-    /// The fence, or 0 where there are none.
+    /// Returns the fence, or 0 for a client without fences.
     pub(crate) fn fence(&self) -> u64 {
         match self {
             Self::Quorlock(lock) => lock.fence().get(),
@@ -87,7 +87,8 @@ impl Held {
         }
     }
 
-    /// One that is not confirmed in time goes on in the background: then the next one's grant is late, which counts.
+    /// Releases the lock. An unconfirmed release goes on in the background, and delays the next
+    /// grant.
     pub(crate) async fn release(self) -> anyhow::Result<()> {
         match self {
             Self::Quorlock(lock) => match lock.release().await {
@@ -114,7 +115,7 @@ impl fmt::Display for Kind {
 
 /// `node-redlock`'s `retryDelay`.
 const RETRY_DELAY_MS: u64 = 200;
-/// `node-redlock`'s `retryJitter`: that much more or less.
+/// `node-redlock`'s `retryJitter`: the delay varies by this much.
 const RETRY_JITTER_MS: u64 = 100;
 
 /// One client and its connections.
@@ -124,7 +125,7 @@ pub(crate) struct Polling {
     delete: Script,
 }
 
-/// A lock.
+/// A lock of such a client.
 pub(crate) struct Polled {
     client: Polling,
     key: String,
@@ -143,9 +144,9 @@ impl Polling {
         Ok(Self { nodes, delete })
     }
 
-    /// Asks all nodes, releases all nodes if that was no majority, waits for some 200 ms, and asks again.
+    /// Asks all nodes, releases all nodes without a majority, waits about 200 ms, and asks again.
     pub(crate) async fn acquire(&self, key: &str, ttl: Duration) -> anyhow::Result<Polled> {
-        let ttl_ms = u64::try_from(ttl.as_millis()).context("such a ttl is not to be had")?;
+        let ttl_ms = u64::try_from(ttl.as_millis()).context("the ttl is too large")?;
         loop {
             let token = format!("{:032x}", rand::rng().random::<u128>());
             let asked = self.nodes.iter().cloned().map(|mut node| {
@@ -173,7 +174,7 @@ impl Polled {
         let asked = client.nodes.iter().cloned().map(|mut node| async move {
             client.delete.key(key).arg(token).invoke_async::<u64>(&mut node).await
         });
-        // A node that does not answer lets the key expire.
+        // On a node that does not answer the key expires.
         let _ = join_all(asked).await;
     }
 }

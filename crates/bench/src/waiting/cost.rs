@@ -1,4 +1,4 @@
-//! What waiting costs the masters: commands while a lock is held, memory, and time of other clients.
+//! The cost of waiters: commands while a lock is held, memory, and the latency of other clients.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,16 @@ use super::Effort;
 use crate::probes::{Latencies, Socket, apart, raise_file_limit, waiters};
 use crate::report::{Limit, Progress, readable};
 
-/// How many masters there are.
+/// Number of masters.
 const NODES: usize = 5;
-/// How many processes wait: each has connections of its own.
+/// Number of waiting processes. Each has connections of its own.
 const PROCESSES: u32 = 64;
-/// How long the lock is held while commands are counted.
+/// Time for which the lock is held while commands are counted.
 const HELD_TIME: Duration = Duration::from_secs(30);
-/// How many commands each of them may send in a second.
+/// Largest number of commands of a process in a second.
 const COMMANDS_MAX: f64 = 2.0;
 
-/// All commands that the servers have executed, of whatever kind.
+/// Returns the number of all commands that the servers have executed.
 fn commands(masters: &Masters) -> anyhow::Result<u64> {
     let of = |server: &quorlock_testkit::Server| {
         info(&mut server.try_connection()?, "stats", "total_commands_processed")
@@ -52,11 +52,11 @@ pub(crate) async fn measure_commands(effort: Effort, progress: &Progress) -> any
         }
         sleep(Duration::from_millis(20)).await;
     }
-    // What they asked when they began is over.
+    // The first requests of the clients are over.
     sleep(Duration::from_secs(2)).await;
     let (began, before) = (Instant::now(), commands(&masters)?);
     sleep(effort.time(HELD_TIME)).await;
-    // Two commands of ours for each master belong to the counting.
+    // Two commands for each master belong to the counting.
     let counted = commands(&masters)? - before - 2 * NODES as u64;
     let seconds = began.elapsed().as_secs_f64();
     lock.release().await?;
@@ -72,19 +72,19 @@ pub(crate) async fn measure_commands(effort: Effort, progress: &Progress) -> any
     }])
 }
 
-/// How many wait.
+/// Number of waiters.
 const WAITERS: usize = 10_000;
-/// Files that are open besides, in this process and in the server's.
+/// Other open files of this process and of the server's.
 const OTHER_FILES: usize = 256;
-/// How long the server takes notice of its clients before anything counts.
+/// Time for the server to accept its clients before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How often it is the turn of the server on which many wait, and of the one on which nobody does.
+/// Number of turns of the server with waiters, and of the one without.
 const ROUNDS: u64 = 300;
-/// How many commands there are in a turn.
+/// Number of commands in a turn.
 const BLOCK: usize = 300;
-/// How many come before them: a server that was stopped makes up for what it has missed.
+/// Commands before them: a server that was stopped catches up.
 const UNCOUNTED: usize = 30;
-/// How many times as long other commands may take.
+/// Largest ratio for other commands.
 const P99_RATIO_MAX: f64 = 1.2;
 
 pub(crate) async fn measure_many(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
@@ -161,8 +161,9 @@ async fn wait_for(connection: &mut Connection, section: &str, field: &str, n: us
     Ok(())
 }
 
-/// How long a GET takes on each of the servers, which share one processor. The one whose turn it is not is stopped, so that
-/// its own work costs nobody but its own clients.
+/// Measures GET on both servers, which share one processor.
+///
+/// The server whose turn it is not is stopped, so that its own work delays only its own clients.
 fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Latencies, Latencies)> {
     let servers = [with, without];
     let asking = || {
@@ -188,7 +189,7 @@ fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Late
     block_in_place(|| apart(&servers, asking))
 }
 
-/// Each in turn gets the lock and releases it, in the order in which they came.
+/// Each client in turn is granted the lock and releases it, in the order of requests.
 fn drain(sockets: &mut [Socket]) -> anyhow::Result<()> {
     for client in 0..sockets.len() {
         sockets[client].release(client)?;

@@ -15,30 +15,30 @@ use super::{Effort, ratio};
 use crate::probes::{Latencies, Socket, lock_calls};
 use crate::report::{Limit, Progress, readable};
 
-/// How many processes want the lock.
+/// Number of processes that compete.
 pub(crate) const PROCESSES: usize = 16;
-/// How long somebody else holds it at first, until all processes wait for it.
+/// Time for which another client holds the lock first, until all processes wait.
 const ALL_WAIT: Duration = Duration::from_millis(300);
-/// How long the lock is held while commands are counted.
+/// Times for which the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
-/// Before anything counts: those that began at the same moment have found one queue.
+/// Time before the measurement: processes that start at the same moment share one queue.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How long each client is measured.
+/// Duration of the measurement of each client.
 const TIME: Duration = Duration::from_secs(4);
-/// How many times longer those are whose handovers come at random.
+/// Factor for clients whose handovers come at random.
 const POLLING_TIMES: u32 = 4;
 
-/// The longest that a handover may take.
+/// Longest allowed handover.
 const LIMIT: Duration = Duration::from_millis(5);
-/// How many commands each node may be sent for one lock.
+/// Largest number of commands of a node for one lock.
 const COMMANDS_PER_NODE: f64 = 3.0;
 
-/// What was seen of a crowd, between two moments.
+/// The behaviour of a crowd between two moments.
 pub(crate) struct Seen {
     pub(crate) course: Course,
     pub(crate) from: Duration,
     pub(crate) to: Duration,
-    /// How many commands of ours the nodes carried out.
+    /// Number of lock commands that the nodes executed.
     calls: u64,
 }
 
@@ -91,7 +91,7 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
     ])
 }
 
-/// Handovers from each of the processes to the next, until each has had the lock once; and again.
+/// Measures handovers from process to process, until each had the lock once; repeatedly.
 async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
     let behaviour = behaviour(masters, kind, Duration::ZERO)?;
     let first = Contender::connect(kind, &behaviour.urls).await?;
@@ -117,7 +117,7 @@ async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Res
     Ok(latencies)
 }
 
-/// Lets processes compete, each of which asks for the lock again as soon as it has released it.
+/// Lets processes compete. Each requests the lock again as soon as it has released it.
 pub(crate) async fn see(
     masters: &Masters,
     kind: Kind,
@@ -134,7 +134,7 @@ pub(crate) async fn see(
     Ok(Seen { course, from, to, calls: after - before })
 }
 
-/// With a key of its own.
+/// Each kind and hold has a key of its own.
 fn behaviour(masters: &Masters, kind: Kind, hold: Duration) -> anyhow::Result<Behaviour> {
     let hold_us = u64::try_from(hold.as_micros())?;
     Ok(Behaviour { kind, key: format!("{kind}:{hold_us}"), hold_us, urls: masters.urls() })
@@ -147,15 +147,15 @@ impl Seen {
     }
 }
 
-/// How many masters there are.
+/// Number of masters.
 const FAIRNESS_NODES: usize = 5;
-/// How long each process holds the lock.
+/// Time for which each process holds the lock.
 const FAIRNESS_HOLD: Duration = Duration::from_millis(5);
-/// How long they compete.
+/// Duration of the competition.
 const FAIRNESS_TIME: Duration = Duration::from_secs(60);
-/// How many times the mean the largest wait may be.
+/// Largest wait as a multiple of the mean.
 const LARGEST_WAIT: u32 = 3;
-/// How many times as many locks one process may get as another.
+/// Largest ratio of the grants of two processes.
 const MOST_GRANTS: f64 = 1.2;
 
 pub(crate) async fn measure_fairness(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
@@ -164,7 +164,7 @@ pub(crate) async fn measure_fairness(effort: Effort, progress: &Progress) -> any
     let time = effort.time(FAIRNESS_TIME);
     let seen = see(&masters, Kind::Quorlock, FAIRNESS_HOLD, time).await?;
 
-    // Also how long those waited that were not served before the end.
+    // Includes waits that were not served before the end.
     let mut waits = Latencies::new();
     seen.course.accounts.iter().flat_map(Account::waits).for_each(|wait| waits.record(wait));
     let grants = seen.course.accounts.iter().map(|account| account.turns.len() as u64);
@@ -190,17 +190,17 @@ pub(crate) async fn measure_fairness(effort: Effort, progress: &Progress) -> any
     ])
 }
 
-/// How many wait for the lock.
+/// Number of waiters.
 const ONE_NODE_WAITERS: usize = 16;
-/// How often it is each one's turn.
+/// Number of turns.
 const ROUNDS: u64 = 400;
 /// Rounds that do not count.
 const WARM_UP_ROUNDS: u64 = 20;
-/// How many handovers, or PINGs, there are in one turn.
+/// Number of handovers, or PINGs, in a turn.
 const BLOCK: usize = 64;
-/// How many times as long as a PING a handover may take.
+/// Largest ratio of a handover to a PING.
 const PING_RATIO_MAX: f64 = 1.3;
-/// How much longer than a PING a handover may take.
+/// Largest difference between a handover and a PING.
 const BEYOND_PING_MAX: Duration = Duration::from_micros(15);
 
 pub(crate) async fn measure_on_one_node(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
@@ -226,7 +226,7 @@ pub(crate) async fn measure_on_one_node(effort: Effort, progress: &Progress) -> 
             sockets[holder].release(holder)?;
             sockets[next].read_grant()?;
             handovers.record(started.elapsed());
-            // The last holder goes to the end of the queue. The server has seen to that when it answers a PING.
+            // The last holder queues again. The server has queued it when it answers a PING.
             sockets[holder].expect(":1")?;
             sockets[holder].ask_for_the_lock(holder)?;
             pinging.ping()?;

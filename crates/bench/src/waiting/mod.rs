@@ -23,19 +23,19 @@ use clap::ValueEnum;
 
 use crate::report::{Limit, Progress};
 
-/// How, and what of it, to measure.
+/// Options of this group.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Waiting {
     /// Measure waiting for a third of the time
     #[arg(long)]
     quick: bool,
 
-    /// Measure only this of waiting; may be repeated
+    /// Measure only this part of waiting; may be repeated
     #[arg(long, value_enum)]
     part: Vec<Part>,
 }
 
-/// What can be measured by itself.
+/// A part that can be measured alone.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// A handover on one node
@@ -46,15 +46,15 @@ enum Part {
     Throughput,
     /// What waiting processes cost while a lock is held
     Held,
-    /// Who waits how long
+    /// Fairness between processes
     Fairness,
     /// A thousand tasks of one process
     OneProcess,
-    /// The node on which all wait goes away
+    /// The queue node fails
     LostNode,
     /// Ten thousand clients that wait on one server
     ManyWaiters,
-    /// Clients that wait and are killed, cut off, or out of time
+    /// Waiters that are killed, cut off, or out of time
     Stress,
 }
 
@@ -79,7 +79,7 @@ impl Waiting {
         Ok(rows)
     }
 
-    /// How many steps of [`Progress`] this takes.
+    /// Returns the number of steps of [`Progress`].
     pub(crate) fn steps(&self) -> u64 {
         self.parts().len() as u64
     }
@@ -89,13 +89,13 @@ impl Waiting {
     }
 }
 
-/// How many times as many.
+/// Returns the ratio of two counts.
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
 fn ratio(many: u64, few: u64) -> f64 {
     many as f64 / few as f64
 }
 
-/// How long to measure: what a figure in a table needs, or a third of that, to see roughly.
+/// Duration of a measurement: in full, or a third for a rough figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Effort {
     Full,
@@ -103,7 +103,7 @@ pub(crate) enum Effort {
 }
 
 impl Effort {
-    /// For so long, or a third of it.
+    /// Returns the time, or a third of it.
     pub(crate) fn time(self, full: Duration) -> Duration {
         match self {
             Self::Full => full,
@@ -111,7 +111,7 @@ impl Effort {
         }
     }
 
-    /// So often, or a third of it.
+    /// Returns the count, or a third of it.
     pub(crate) fn count(self, full: u64) -> u64 {
         match self {
             Self::Full => full,

@@ -1,8 +1,8 @@
-//! One client that competes for a lock until it is told to stop, in a process of its own where it matters.
+//! Clients in processes of their own, which compete for a lock.
 //!
-//! A process says `ready` when it is connected. At a line [`ONCE`] it takes the lock once and tells of it; at a line [`GO`]
-//! it takes it again and again, to the end of its input, and tells of all of it then. It ends at the end of its input, and
-//! thus also when whoever started it is gone.
+//! A process prints `ready` when it is connected. At a line [`ONCE`] it acquires the lock once and
+//! reports it. At a line [`GO`] it acquires the lock again and again until its input ends, and then
+//! reports all of it. It ends with its input, and thus also when its parent has ended.
 
 use std::env;
 use std::io::{self, BufRead as _, Write as _};
@@ -23,21 +23,21 @@ use super::turns::{Account, Course, Told, Turn};
 /// The subcommand of a process that competes.
 pub(crate) const NAME: &str = "worker";
 
-/// How much later a process tells what it did.
+/// Delay of a report.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 
-/// To take the lock once.
+/// Acquire the lock once.
 pub(crate) const ONCE: &str = "once";
-/// To take the lock again and again.
+/// Acquire the lock again and again.
 pub(crate) const GO: &str = "go";
 
-/// What a client does. Also the command line of its process.
+/// What a client does: the command line of its process.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Behaviour {
-    /// Which client
+    /// The kind of the client
     #[arg(long, value_enum)]
     pub(crate) kind: Kind,
-    /// What it locks
+    /// The key of the lock
     #[arg(long)]
     pub(crate) key: String,
     /// How long it holds the lock
@@ -48,7 +48,7 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    /// The arguments that make this.
+    /// Returns the arguments that parse to this.
     pub(crate) fn args(&self) -> Vec<String> {
         let Self { kind, key, hold_us, urls } = self;
         let kind = format!("{kind:?}").to_lowercase();
@@ -58,14 +58,14 @@ impl Behaviour {
     }
 }
 
-/// Takes the lock once, and says how that went.
+/// Acquires and releases the lock once.
 pub(crate) async fn take_turn(contender: &Contender, behaviour: &Behaviour) -> anyhow::Result<Turn> {
     let asked = now();
     let held = contender.acquire(&behaviour.key).await?;
     hold(held, asked, behaviour).await
 }
 
-/// Takes the lock again and again until `stop` is done; if it is held then, it is released first.
+/// Acquires and releases the lock until `stop` is done. A held lock is released first.
 pub(crate) async fn compete(
     contender: &Contender,
     behaviour: &Behaviour,
@@ -93,7 +93,7 @@ pub(crate) async fn compete(
     }
 }
 
-/// Has the lock for a while, and releases it.
+/// Holds the lock for a while, and releases it.
 async fn hold(held: Held, asked: Duration, behaviour: &Behaviour) -> anyhow::Result<Turn> {
     let from = now();
     if behaviour.hold_us > 0 {
@@ -106,7 +106,7 @@ async fn hold(held: Held, asked: Duration, behaviour: &Behaviour) -> anyhow::Res
     Ok(Turn { asked, grant: Grant { key, client: std::process::id(), from, to, fence } })
 }
 
-/// The whole life of a process that competes.
+/// Runs the process until its input ends.
 pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let mut orders = listen();
@@ -115,7 +115,7 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
         while let Some(order) = orders.recv().await {
             if order == ONCE {
                 let turn = take_turn(&contender, behaviour).await;
-                // Not while others hand the lock over.
+                // Not while other processes hand the lock over.
                 sleep(TELL_AFTER).await;
                 let failed = |error| Told::Failed { at: now(), what: format!("{error:#}") };
                 say(&turn.map_or_else(failed, Told::Turn).to_string())?;
@@ -135,7 +135,7 @@ fn say(what: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// The lines of the input, as they come.
+/// Returns the lines of the input as they arrive.
 fn listen() -> mpsc::UnboundedReceiver<String> {
     let (orders, receiver) = mpsc::unbounded_channel();
     thread::spawn(move || {

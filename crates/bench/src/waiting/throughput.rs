@@ -1,8 +1,9 @@
-//! How soon many who wait for one key have all had it. All of them are on one thread: the masters need the rest of the machine.
+//! How soon all waiters of one key have had it, and a thousand tasks of one process.
 //!
-//! Beside them, a thread that hands the lock from one set of blocking sockets to the next, with as many commands, and does
-//! nothing else: it checks nothing, asks nobody again, and reads what a client does not wait for while the next one's
-//! questions are on their way.
+//! All waiters run on one thread: the masters need the rest of the machine. Beside them, a thread
+//! hands the lock from one set of blocking sockets to the next, with the same number of commands,
+//! and does nothing else: it checks nothing, never retries, and reads what a client does not wait
+//! for while the requests of the next one are in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,28 +24,28 @@ use super::{Effort, ratio};
 use crate::probes::{Socket, waiters};
 use crate::report::{Limit, Progress};
 
-/// How many masters there are.
+/// Number of masters.
 const NODES: usize = 5;
-/// How many wait for the lock, all in one process.
+/// Number of waiters, all in one process.
 const WAITERS: usize = 64;
-/// How long somebody else holds it at first, until all wait for it.
+/// Time for which another client holds the lock first, until all wait for it.
 const ALL_WAIT: Duration = Duration::from_millis(500);
-/// How long each of them is measured.
+/// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(8);
-/// How many times as many locks there should be.
+/// Smallest ratio to the peer's locks per second.
 const RSLOCK_RATIO_MIN: f64 = 8.0;
 
-/// Who waits.
+/// The waiters.
 #[derive(Clone, Copy)]
 enum Who {
-    /// Each has connections of its own.
+    /// Clients with connections of their own.
     Clients,
-    /// They share their connections.
+    /// Tasks that share the connections of one client.
     TasksOfOne,
 }
 
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
-    progress.begin("locks per second on one key, 64 who wait");
+    progress.begin("locks per second on one key, 64 waiters");
     let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
     spawn_blocking(move || one_thread.block_on(measure_there(effort))).await?
 }
@@ -68,7 +69,7 @@ async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     Ok(vec![row("clients", ours, rslock, &besides), row("tasks of one client", our_tasks, rslock_tasks, "")])
 }
 
-/// From the release of somebody else to the last grant, again and again.
+/// Measures from the release of another client to the last grant, repeatedly.
 async fn locks_per_second(masters: &Masters, kind: Kind, who: Who, time: Duration) -> anyhow::Result<f64> {
     let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
     let first = Contender::connect(kind, &behaviour.urls).await?;
@@ -102,11 +103,11 @@ async fn locks_per_second(masters: &Masters, kind: Kind, who: Who, time: Duratio
     Ok(f64::from(locks) / took.as_secs_f64())
 }
 
-/// The connections of one who waits.
+/// The connections of one waiter.
 struct Bare {
-    /// One for each master that is asked.
+    /// To each master.
     shared: Vec<Socket>,
-    /// To the first, on which all wait.
+    /// To the first master, on which all wait.
     waiting: Socket,
 }
 
@@ -117,7 +118,7 @@ impl Bare {
         Ok(Self { shared, waiting: Socket::connect(first)? })
     }
 
-    /// Takes the others once the first has granted.
+    /// Acquires the lock on the others once the first master has granted it.
     fn take(&mut self, client: usize) -> anyhow::Result<()> {
         self.waiting.read_grant()?;
         let (_, others) = self.shared.split_first_mut().context("there are masters")?;
@@ -131,13 +132,13 @@ impl Bare {
         self.shared.iter_mut().try_for_each(|master| master.release(client))
     }
 
-    /// Reads what was answered to the release.
+    /// Reads the answers to the release.
     fn read_the_rest(&mut self) -> anyhow::Result<()> {
         self.shared.iter_mut().try_for_each(|master| master.expect(":1"))
     }
 }
 
-/// As [`locks_per_second`], with nothing but the commands.
+/// Measures as [`locks_per_second`] does, with nothing but the commands.
 fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
     let mut clients = (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
@@ -166,21 +167,21 @@ fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f6
     Ok(f64::from(locks) / took.as_secs_f64())
 }
 
-/// How many tasks there are.
+/// Number of tasks.
 const MANY: usize = 1000;
-/// With how many they are compared.
+/// Number of tasks for comparison.
 const FEW: usize = 16;
-/// How often it is the turn of the many, and of the few.
+/// Number of turns of the many, and of the few.
 const ROUNDS: u64 = 6;
-/// How long a turn takes.
+/// Duration of a turn.
 const TURN: Duration = Duration::from_secs(1);
-/// How long somebody else holds the lock meanwhile, so that one has to wait on a server.
+/// Time for which another client holds the lock, so that a task has to wait on a server.
 const OTHERS_HOLD: Duration = Duration::from_millis(200);
-/// What part of their throughput the many must reach.
+/// Smallest throughput as a fraction of that of the few.
 const MANY_RATIO_MIN: f64 = 0.8;
 /// The key.
 const KEY: &str = "orders/42";
-/// Longer than anybody waits.
+/// Longer than any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) async fn measure_one_process(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
@@ -220,7 +221,7 @@ pub(crate) async fn measure_one_process(effort: Effort, progress: &Progress) -> 
     ])
 }
 
-/// How many locks so many tasks get.
+/// Counts the locks of this number of tasks.
 async fn locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<u64> {
     let got = Arc::new(AtomicU64::new(0));
     let mut running = JoinSet::new();
@@ -229,7 +230,7 @@ async fn locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<
         let (quorum, got) = (quorum.clone(), Arc::clone(&got));
         running.spawn(async move {
             while Instant::now() < until {
-                // In a turn that is over, those who still wait go.
+                // Tasks that still wait at the end of a turn give up.
                 let left = until.saturating_duration_since(Instant::now());
                 let Ok(lock) = quorum.lock(KEY).wait(left).acquire().await else { break };
                 got.fetch_add(1, Ordering::Relaxed);
@@ -244,7 +245,8 @@ async fn locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<
     Ok(got.load(Ordering::Relaxed))
 }
 
-/// The largest number of waiters on one node while somebody else takes the lock in between, again and again.
+/// Returns the largest number of waiters on one node while another client acquires the lock
+/// repeatedly.
 async fn most_waiting(quorum: &Quorum, other: &Quorum, masters: &Masters) -> anyhow::Result<u64> {
     let over = Arc::new(AtomicBool::new(false));
     let mut running = JoinSet::new();

@@ -117,8 +117,8 @@ impl Course {
         pairs.chain([at_the_end]).max().unwrap_or_default()
     }
 
-    /// How often a client was granted the lock before its last holder began to release it, or with a
-    /// fence that is not larger. Peers without fences report 0.
+    /// How often a client was granted the lock before its last holder began to release it, or
+    /// with a fence that is not larger. Peers without fences report 0.
     pub(crate) fn double_grants(&self) -> usize {
         let grants: Vec<_> = self.turns.iter().map(|turn| turn.grant.clone()).collect();
         let fenced: Vec<_> = grants.iter().filter(|grant| grant.fence > 0).cloned().collect();
@@ -171,7 +171,7 @@ impl FromStr for Told {
                 let (at, what) = rest.split_once(' ').context("no reason")?;
                 Ok(Self::Failed { at: time(at.parse()?), what: what.to_owned() })
             }
-            _ => bail!("a client said: {line}"),
+            _ => bail!("unexpected line of a client: {line}"),
         }
     }
 }

@@ -85,7 +85,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
     let mut processes = (0..PROCESSES as u64)
         .map(|id| {
             let behaviour = Behaviour {
-                // Each has random numbers of its own, so that none depends on the luck of the others.
+                // Each has random numbers of its own, so that none depends on the others.
                 seed: plan.seed ^ (id + 1) << 32,
                 without_agreement: plan.protected == Protected::No,
                 urls: urls.clone(),

@@ -184,7 +184,7 @@ impl Episode {
         if !passes && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
             return Err(Trouble::Open);
         }
-        // The keys are compared when the pause is over: the server keeps those that have expired.
+        // The keys are compared when the pause is over: during it the server keeps expired keys.
         let now = self.now();
         self.model.run_until(now);
         self.ok("CLIENT UNPAUSE")?;

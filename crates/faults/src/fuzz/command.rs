@@ -221,8 +221,8 @@ impl LockCommand {
 }
 
 impl PlainCommand {
-    /// The keys that the server looks at, in this order. Those that have expired are removed then;
-    /// others, and those that are only replaced or thrown away, are not.
+    /// Returns the keys that the server reads, in this order. Expired keys among them are removed
+    /// then; other keys, and keys that are only replaced or deleted, are not.
     pub(super) fn looks_at(&self, db: u32) -> Vec<Place> {
         match self {
             Self::Del(key)

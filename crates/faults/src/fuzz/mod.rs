@@ -26,18 +26,18 @@ use anyhow::Result;
 
 use self::episode::{Episode, Trouble};
 
-/// What to do.
+/// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Decides all steps.
     pub seed: u64,
     /// The number of steps, at least.
     pub steps: u64,
-    /// The first episode, of those that the seed decides.
+    /// The first of the episodes that the seed decides.
     pub first_episode: u64,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The steps that were taken and compared.

@@ -119,7 +119,7 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     (name == b"key").then_some((index, fields))
 }
 
-/// Whether the values of a key are the same, but for those that are drawn when a lock is revoked.
+/// Returns whether the values of a key are the same, or both were drawn by a revocation.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
         value.starts_with(UNKNOWN.as_bytes())

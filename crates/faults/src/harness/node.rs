@@ -7,55 +7,55 @@ use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value, cmd, pipe};
 use super::fleet::{Injectors, Master};
 use super::info;
 
-/// How long something is waited for that must happen, on a machine that is busy.
+/// Time limit for what must happen, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether something has happened.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Interval between two checks of a condition.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How locks are taken, extended and given back.
+/// How locks are acquired, extended and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// By the commands of the module.
     Module,
-    /// By `SET NX PX`, and scripts that compare the token: what Redlock libraries do.
+    /// By `SET NX PX` and scripts that compare the token, as Redlock libraries do.
     SetNx,
 }
 
-/// A lock, as far as its holder can know.
+/// A lock as its holder knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) key: String,
     pub(crate) token: String,
-    /// It was granted, or extended, after this and before `answered`.
+    /// The lock was granted, or extended, after this and before `answered`.
     sent: Instant,
     answered: Instant,
     ttl: Duration,
 }
 
 impl Held {
-    /// The same, under another key.
+    /// Returns the same lock under another key.
     pub(crate) fn under(&self, key: &str) -> Self {
         Self { key: key.into(), ..self.clone() }
     }
 
-    /// Until then nobody else may be granted it.
+    /// Returns the time until which no other client may be granted the lock.
     pub(crate) fn must_last_until(&self) -> Instant {
         self.sent + self.ttl
     }
 
-    /// By then it must have ended.
+    /// Returns the time by which the lock must have ended.
     pub(crate) fn must_end_by(&self) -> Instant {
         self.answered + self.ttl
     }
 }
 
-/// What a server says to who wants a lock.
+/// The answer of a server to a request for a lock.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Granted(Held),
     Refused,
-    /// With the server's own words.
+    /// With the server's reason.
     Abstains(String),
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Brand-new, so that it votes at once.
+    /// Starts a brand-new node, which votes at once.
     pub(crate) fn start(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Result<Self> {
         let injectors = Injectors::default();
         let server = configure(injectors.attach(Server::with_module())).start()?;
@@ -79,8 +79,8 @@ impl Node {
         command(words).query(&mut self.connection).with_context(|| words.join(" "))
     }
 
-    /// Sends several commands in one piece, which the server carries out one after the other before it does anything
-    /// else.
+    /// Sends several commands at once. The server executes them one after the other, and nothing
+    /// else between them.
     pub(crate) fn at_once(&mut self, commands: &[&[&str]]) -> Result<Vec<RedisResult<Value>>> {
         let mut packed = Vec::new();
         for words in commands {
@@ -94,7 +94,7 @@ impl Node {
         self.call::<String>(&["CONFIG", "SET", name, value]).map(drop)
     }
 
-    /// Writes keys with this value, which expire so much later.
+    /// Writes keys with this value and expiry.
     pub(crate) fn set_all(
         &mut self,
         keys: impl Iterator<Item = String>,
@@ -108,7 +108,7 @@ impl Node {
         pipeline.exec(&mut self.connection).context("SET, many times")
     }
 
-    /// Takes a great many locks, and says how many were granted.
+    /// Acquires many locks, and returns how many were granted.
     pub(crate) fn acquire_all(
         &mut self,
         keys: impl Iterator<Item = String>,
@@ -125,7 +125,7 @@ impl Node {
         Ok(answers.into_iter().flatten().count())
     }
 
-    /// Puts what `DUMP` gave under a key, and replaces what is there.
+    /// Restores a result of `DUMP` under a key, and replaces what is there.
     pub(crate) fn restore(&mut self, key: &str, dumped: &[u8], ttl: Duration) -> Result<()> {
         let ms = u64::try_from(ttl.as_millis())?;
         let mut command = cmd("RESTORE");
@@ -151,7 +151,7 @@ impl Node {
         }
     }
 
-    /// Takes a lock that must be free.
+    /// Acquires a lock that must be free.
     pub(crate) fn take(&mut self, way: Way, key: &str, token: &str, ttl: Duration) -> Result<Held> {
         match self.acquire(way, key, token, ttl)? {
             Answer::Granted(held) => Ok(held),
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// The lock as it is then, or `None` when it is not the holder's any more.
+    /// Extends a lock. Returns `None` when the token does not hold it any more.
     pub(crate) fn extend(&mut self, way: Way, held: &Held) -> Result<Option<Held>> {
         const SCRIPT: &str =
             "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
@@ -173,7 +173,7 @@ impl Node {
         Ok(extended.map(|_| Held { sent, answered: Instant::now(), ..held.clone() }))
     }
 
-    /// Whether the holder gave it back, and not somebody else, or time, before.
+    /// Releases a lock, and returns whether the token still held it.
     pub(crate) fn release(&mut self, way: Way, held: &Held) -> Result<bool> {
         const SCRIPT: &str =
             "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
@@ -184,7 +184,7 @@ impl Node {
         command.query(&mut self.connection).context("release")
     }
 
-    /// Tries again and again until the lock is granted; `None` when it is not by then.
+    /// Retries until the lock is granted. Returns `None` when it is not granted by `until`.
     pub(crate) fn acquire_until(
         &mut self,
         way: Way,
@@ -198,22 +198,22 @@ impl Node {
             match self.acquire(way, key, token, ttl)? {
                 Answer::Granted(held) => return Ok(Some(held)),
                 _ if time_is_up => return Ok(None),
-                _ => std::thread::sleep(LOOK_EVERY),
+                _ => std::thread::sleep(CHECK_INTERVAL),
             }
         }
     }
 
-    /// What is under the key now.
+    /// Returns the value under the key.
     pub(crate) fn get(&mut self, key: &str) -> Result<Option<String>> {
         self.call(&["GET", key])
     }
 
-    /// Without touching it.
+    /// Returns whether the key exists, without touching it.
     pub(crate) fn exists(&mut self, key: &str) -> Result<bool> {
         self.call(&["EXISTS", key])
     }
 
-    /// A number in `INFO`, by its name there.
+    /// Reads a number from a section of `INFO`.
     pub(crate) fn info(&mut self, section: &str, field: &str) -> Result<u64> {
         info(&mut self.connection, section, field)
     }
@@ -234,7 +234,7 @@ impl Node {
         self.eventually("the server shows the step", |node| {
             let shown = node.time_s()? - before;
             let passed = i64::try_from(began.elapsed().as_secs())?;
-            // Both are whole seconds, and all steps are longer than the three that they may be off.
+            // Both are whole seconds, and each step is longer than the three seconds of tolerance.
             Ok((shown - passed - by_s).abs() < 3)
         })
     }
@@ -244,7 +244,7 @@ impl Node {
         Ok(seconds)
     }
 
-    /// Starts it again, after a kill of its own accord or of ours.
+    /// Starts the server again.
     pub(crate) fn restart(&mut self, rejoin_delay_ms: i64) -> Result<()> {
         self.master.server.set_arg("lock.rejoin-delay", rejoin_delay_ms);
         self.master.restart()?;
@@ -252,13 +252,13 @@ impl Node {
         Ok(())
     }
 
-    /// Says how many bytes that has cost.
+    /// Cuts the power of the server, and returns the number of lost bytes.
     pub(crate) fn cut_power(&mut self) -> Result<u64> {
         let power = self.master.injectors()?.power.clone();
         Ok(power.cut(&mut self.master.server))
     }
 
-    /// How often it has made sure that a file is on the disk.
+    /// Returns how often the server has synced a file.
     pub(crate) fn syncs(&self) -> Result<usize> {
         Ok(self.master.injectors()?.power.syncs())
     }
@@ -272,7 +272,7 @@ impl Node {
         let started = Instant::now();
         while !happened(self)? {
             ensure!(started.elapsed() < PATIENCE, "not within {} s: {what}", PATIENCE.as_secs());
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         Ok(())
     }
@@ -282,7 +282,7 @@ fn command(words: &[&str]) -> Cmd {
     words.iter().fold(Cmd::new(), |mut command, word| command.arg(word).take())
 }
 
-/// The port in the address of a server that listens on TCP.
+/// Returns the port in the address of a server that listens on TCP.
 pub(crate) fn port(url: &str) -> Result<&str> {
     url.trim_end_matches('/').rsplit(':').next().context("an address with a port")
 }

@@ -8,17 +8,17 @@ use super::{is_its_holders, module_or_set_nx};
 use crate::harness::{Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// Far less than what the memory is filled with lasts, and far more than filling it takes.
+/// Much less than the ttl of the filler keys, and much more than filling takes.
 const TTL: Duration = Duration::from_secs(60);
 
-/// The key that would expire soonest goes first: a lock.
+/// Evicts the key that would expire soonest: a lock.
 pub static VOLATILE_TTL: Scenario = Scenario {
     fault: "eviction under volatile-ttl",
     baseline: Baseline::Harmed("SET NX PX"),
     round: |protected, tally| evicted("volatile-ttl", protected, tally),
 };
 
-/// The key that was not used for the longest time goes first.
+/// Evicts the key that was not used for the longest time.
 pub static ALLKEYS_LRU: Scenario = Scenario {
     fault: "eviction under allkeys-lru",
     baseline: Baseline::Harmed("SET NX PX"),
@@ -27,7 +27,7 @@ pub static ALLKEYS_LRU: Scenario = Scenario {
 
 fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
-    // The more keys the server compares, the surer it takes the one that its policy names.
+    // The more keys the server compares, the surer it evicts the one that its policy names.
     let mut node =
         Node::start(|builder| builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64))?;
     let held = node.take(way, "held", "holder", TTL)?;
@@ -41,7 +41,7 @@ fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> 
     is_its_holders(&mut node, way, &held, tally)
 }
 
-/// Writes what nobody needs, and would last long, until the lock's key has made room for it.
+/// Writes filler keys until the lock's key is evicted.
 fn fill_until_evicted(node: &mut Node, way: Way) -> Result<()> {
     const BATCHES_MAX: usize = 200;
     for batch in 0..BATCHES_MAX {
@@ -59,35 +59,35 @@ fn fill_until_evicted(node: &mut Node, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// What is left of locks that have expired, and that nobody asked for again.
+/// What is left of expired locks that no client asked for again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leftovers {
     /// Leases in the module's table.
     pub leases: u64,
     /// Keys in the keyspace.
     pub keys: u64,
-    /// What the server uses more than before the first of them, in bytes.
+    /// Memory in use beyond that before the first lock, in bytes.
     pub memory_bytes: u64,
-    /// What it used more while they were held, in bytes.
+    /// The same while all locks were held, in bytes.
     pub peak_memory_bytes: u64,
 }
 
-/// What a server may keep for itself: buffers of connections, and tables that grow by steps.
+/// Memory that a server may keep: buffers of connections, and tables that grow by steps.
 const NOISE_BYTES: u64 = 1 << 20;
 
-/// Takes so many locks, gives none of them back, and asks for none of them again.
+/// Acquires locks, and neither releases them nor asks for them again.
 ///
 /// # Errors
-/// When one of them was not granted, or when they are not gone a good while after the last of them has expired.
+/// When a lock was not granted, or when some are left long after the last has expired.
 pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     const BATCH: u32 = 1000;
     let mut node = Node::start(|builder| builder)?;
-    // What the first use leaves on purpose is there before anything is measured.
+    // What the first use leaves on purpose is there before the measurement.
     node.acquire_all((0..BATCH).map(|n| format!("warm {n}")), "token", Duration::from_millis(1))?;
     node.eventually("the first are gone", |node| Ok(node.leases()? == 0))?;
     let before_bytes = node.info("memory", "used_memory")?;
 
-    // Time for all of them to be held at once, for as many as an ordinary test takes.
+    // Long enough for all locks to be held at once, with as many as an ordinary test acquires.
     let ttl = Duration::from_secs(3);
     let mut granted = 0;
     for batch in 0..locks.div_ceil(BATCH) {

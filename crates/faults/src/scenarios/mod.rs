@@ -1,4 +1,11 @@
-//! The accidents, by what happens.
+//! All accidents of a single node, and the table of them.
+//!
+//! - `clock`: the wall clock is stepped
+//! - `memory`: memory runs short, or is freed
+//! - `module`: an operator reconfigures or unloads the module
+//! - `operator`: an operator changes the key of a lock
+//! - `reload`: a server replaces its data
+//! - `restart`: a server restarts, and has lost data
 
 pub mod clock;
 pub mod memory;
@@ -16,7 +23,7 @@ pub use self::memory::{Leftovers, expire_unreleased};
 use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// All of them.
+/// All scenarios.
 pub static ALL: &[&Scenario] = &[
     &clock::STEPPED_AHEAD,
     &clock::STEPPED_BACK,
@@ -46,7 +53,8 @@ pub static ALL: &[&Scenario] = &[
     &module::UNLOAD_WITHOUT_MIRRORS,
 ];
 
-/// What every accident has done, with the protection and without it. Displayed, it is a table in Markdown.
+/// The results of all scenarios, with the protection and without. Displayed, it is a table in
+/// Markdown.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -57,11 +65,11 @@ struct Row {
     fault: &'static str,
     baseline: Baseline,
     with: Tally,
-    /// None where there is no twin.
+    /// `None` where there is no baseline.
     without: Option<Tally>,
 }
 
-/// Runs all scenarios, each so many times, and says which one it is at.
+/// Runs all scenarios, and calls `progress` before each.
 ///
 /// # Errors
 /// When a fault could not be injected.
@@ -80,7 +88,8 @@ pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> 
 }
 
 impl Table {
-    /// What is not as it should be: harm in spite of the protection, and none where it should have been seen.
+    /// Returns what is wrong: harm despite the protection, and none in a baseline that must show
+    /// it.
     pub fn complaints(&self) -> Vec<String> {
         self.rows.iter().flat_map(Row::complaints).collect()
     }
@@ -128,7 +137,7 @@ impl fmt::Display for Table {
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
-/// How locks are kept where the twin is plain `SET NX PX`.
+/// Returns how locks are kept where the baseline is plain `SET NX PX`.
 const fn module_or_set_nx(protected: Protected) -> Way {
     match protected {
         Protected::Yes => Way::Module,
@@ -136,10 +145,11 @@ const fn module_or_set_nx(protected: Protected) -> Way {
     }
 }
 
-/// For where the twin is a node that votes at once after a start.
+/// Settings where the baseline is a node that votes at once after a start.
 struct Abstention {
-    /// The largest ttl, which is the length of the abstention. A twin has no need to wait for the end of a lock, and may
-    /// be slow to start.
+    /// The largest ttl, which is the length of the abstention.
+    ///
+    /// Long in a baseline, which does not wait for the end of the lock and may be slow to start.
     max_ttl: Duration,
     rejoin_delay_ms: i64,
 }
@@ -152,8 +162,10 @@ impl Abstention {
         }
     }
 
-    /// The server may have forgotten a lock that is still held. It must abstain until that must have ended, and for as
-    /// long as the largest ttl after `since`; then it must vote. In a twin, others try to get the lock once.
+    /// Checks a server that may have forgotten a lock which is still held.
+    ///
+    /// It must abstain until that lock must have ended, and for the largest ttl after `since`; then
+    /// it must vote. In a baseline another client tries once to acquire the lock.
     fn is_kept(
         &self,
         node: &mut Node,
@@ -168,7 +180,7 @@ impl Abstention {
         match tried {
             Answer::Granted(_) if is_held => tally.harm("another was granted the lock while it was held"),
             Answer::Abstains(words) if words.contains(reason) => {}
-            // This machine was so slow that there was nothing left to see.
+            // This machine was so slow that nothing can be seen any more.
             _ if since.elapsed() >= self.max_ttl => return Ok(()),
             other if protected == Protected::Yes => {
                 tally.harm(format!("it does not abstain for its {reason}: {other:?}"));
@@ -190,7 +202,8 @@ impl Abstention {
     }
 }
 
-/// A lock that is held is refused to all others, and its holder can extend it and give it back; then it is free.
+/// Checks that a held lock is refused to others, that its holder can extend and release it, and
+/// that it is free then.
 fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
     tally.must(matches!(other, Answer::Refused), || format!("another was not refused it: {other:?}"));
@@ -203,10 +216,11 @@ fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> 
     Ok(())
 }
 
-/// A lock that is held lets its holder extend it, is refused to all others until it must end, and then ends.
+/// Checks that the holder can extend the lock, that it is refused to others until it must end, and
+/// that it ends then.
 fn ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let extended = node.extend(way, held)?;
-    // A machine that is slow may have come too late for it.
+    // A slow machine may extend too late.
     tally.must(extended.is_some() || Instant::now() >= held.must_last_until(), || {
         "its holder could not extend it".into()
     });

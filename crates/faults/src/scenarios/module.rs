@@ -9,7 +9,7 @@ use super::{Abstention, MINUTE_S};
 use crate::harness::{Answer, Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// A shorter delay is for the next start.
+/// A shorter delay applies to the next start.
 pub static REJOIN_DELAY: Scenario = Scenario {
     fault: "CONFIG SET lock.rejoin-delay 0 during an abstention",
     baseline: Baseline::Harmed("lock.rejoin-delay 0 from the start"),
@@ -50,8 +50,10 @@ fn max_ttl(_: Protected, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// The locks' keys stay, as ordinary strings. A clock that is stepped now expires them, and nobody is there to save the
-/// locks: when the module is loaded again, it abstains.
+/// The keys of the locks stay, as ordinary strings.
+///
+/// A clock that is stepped now expires them, and no module protects the locks. When the module is
+/// loaded again it abstains.
 pub static UNLOAD_AND_LOAD: Scenario = Scenario {
     fault: "MODULE UNLOAD, wall clock +60 s, MODULE LOAD",
     baseline: Baseline::Harmed("rejoin-delay 0"),
@@ -79,7 +81,7 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
     abstention.is_kept(&mut node, protected, &held, unloaded_at, "start", tally)
 }
 
-/// As long as a lock is known to nobody but the module, it is not unloaded.
+/// A module that alone knows of a lock cannot be unloaded.
 pub static UNLOAD_WITHOUT_MIRRORS: Scenario = Scenario {
     fault: "MODULE UNLOAD while a lock's key is lost",
     baseline: Baseline::None("it is to be refused"),
@@ -91,8 +93,8 @@ fn unload_without_mirrors(_: Protected, tally: &mut Tally) -> Result<()> {
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
     let held = node.take(Way::Module, "key", "holder", Duration::from_secs(5))?;
     node.step_clock(MINUTE_S)?;
-    // In one turn of the server's loop, in which nothing is written again: the key is found to have expired, and the
-    // module is to go.
+    // In one turn of the server, in which no mirror is written again: the key is found to have
+    // expired, and the module is asked to unload.
     let unloaded = node.at_once(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
     tally.injected();
     tally.must(unloaded[1].is_err(), || "it was unloaded".into());

@@ -11,7 +11,7 @@ use crate::{Baseline, Scenario, Tally};
 
 const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loaded again");
 
-/// From a snapshot that it makes.
+/// From a snapshot that the server makes.
 pub static DEBUG_RELOAD: Scenario = Scenario {
     fault: "DEBUG RELOAD",
     baseline: KEYS_SURVIVE,
@@ -61,7 +61,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis();
-    // Where the replica need not wait for the master to gather others.
+    // Without this the replica waits for the master to gather other replicas.
     let mut primary = Node::start(|builder| {
         builder.arg("lock.max-ttl", max_ttl_ms).arg("repl-diskless-sync-delay", 0).tcp()
     })?;

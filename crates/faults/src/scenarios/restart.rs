@@ -9,7 +9,7 @@ use super::{Abstention, HOUR_S, MINUTE_S};
 use crate::harness::{Held, Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// Killed, and started with nothing of what it knew.
+/// Killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     fault: "kill -9, restart on an empty disk",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -30,7 +30,7 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     abstention.is_kept(&mut node, protected, &held, killed_at, "start", tally)
 }
 
-/// Every write is on the disk, and the keys of the locks have expired all the same when the server loads them.
+/// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub static CLOCK_STEPPED_MEANWHILE: Scenario = Scenario {
     fault: "wall clock +60 s during a restart, appendfsync always",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -55,7 +55,7 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
     abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
 }
 
-/// The system syncs when it likes.
+/// The operating system decides when to sync.
 pub static NEVER_SYNCED: Scenario = Scenario {
     fault: "power cut, appendfsync no",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -76,8 +76,10 @@ pub static ALWAYS_SYNCED: Scenario = Scenario {
     round: |protected, tally| power_cut(Fsync::Always, protected, tally),
 };
 
-/// A server that syncs once a second decides by the wall clock when that is over: after a step back by an hour it does not
-/// sync for an hour. (So do Redis 7.0 and 8.0, Valkey 8.1 and 9.1.)
+/// A server that syncs once a second measures the second by the wall clock.
+///
+/// After a step back by an hour it does not sync for an hour. So do Redis 7.0 and 8.0, Valkey 8.1
+/// and 9.1.
 pub static STEPPED_BACK_BEFORE: Scenario = Scenario {
     fault: "wall clock −1 h, a second later a power cut, appendfsync everysec",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -124,7 +126,8 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     node.restart(abstention.rejoin_delay_ms)?;
     tally.injected();
     if fsync == Fsync::Always {
-        // The key is there, so the lock goes on while the node abstains; else it would end as it would have.
+        // The key exists, so the lock goes on while the node abstains; otherwise it ends at its
+        // deadline.
         let extended = node.extend(Way::Module, &held)?;
         tally.must(extended.is_some(), || "its holder could not extend it".into());
         held = extended.unwrap_or(held);
@@ -132,8 +135,9 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
 }
 
-/// Cuts the power at once after a lock was granted, and before the next second of `everysec`, of which nobody knows when
-/// it begins: where that was missed, once more.
+/// Cuts the power after a grant, and before the next sync of `everysec`.
+///
+/// The time of that sync is unknown, so a cut that came too late is repeated.
 fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Held)> {
     const ATTEMPTS_MAX: usize = 20;
     for _ in 0..ATTEMPTS_MAX {
@@ -147,7 +151,7 @@ fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Hel
     bail!("{ATTEMPTS_MAX} power cuts did not find the server as appendfsync {} leaves it", fsync.word())
 }
 
-/// A server that has just synced what it had, if it ever does.
+/// Starts a server that has just synced its data, unless it never syncs.
 fn start(fsync: Fsync, abstention: &Abstention) -> Result<Node> {
     let max_ttl_ms = abstention.max_ttl.as_millis();
     let mut node = Node::start(|builder| {
