@@ -41,7 +41,7 @@ fn killed_server_restarts_with_its_address_and_directory() {
         let (url, dir, pid) = (server.url(), server.dir().to_path_buf(), server.pid());
         server.kill();
         assert!(!server.is_running() && !is_alive(pid));
-        assert!(server.try_connection().is_err(), "nobody listens at {url}");
+        assert!(server.try_connection().is_err(), "no server may listen at {url}");
         server.restart().unwrap();
         assert_ne!(server.pid(), pid);
         assert_eq!((server.url(), server.dir()), (url, dir.as_path()));

@@ -5,30 +5,32 @@ use quorlock_core::{Fence, Ttl};
 
 use crate::Mutant;
 
-/// How a client comes from the answers of the nodes to a lock and its fence: as it is, or as one of the mutants would.
+/// How a client derives a lock and its fence from the answers of the nodes, with or without a
+/// mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Agreement {
-    /// As it is.
+    /// The rule as it is.
     Real(Acquisition),
     /// [`Mutant::LargestAtOnce`].
     LargestAtOnce(Naive),
     /// [`Mutant::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
     AmongGrants {
-        /// Waits for the grants.
+        /// Waiting for grants.
         naive: Naive,
-        /// The agreement of the nodes that granted, each named by its place among them.
+        /// The agreement of the nodes that granted, each by its index among them.
         among: Option<Acquisition>,
     },
-    /// [`Mutant::WriteBackDownwards`]: in the end, those that have more are told as well.
+    /// [`Mutant::WriteBackDownwards`]: at the end, nodes with a larger fence are told the fence as
+    /// well.
     Downwards {
-        /// The real thing.
+        /// The unchanged agreement.
         real: Acquisition,
-        /// What each node answered.
+        /// The answer of each node.
         naive: Naive,
     },
 }
 
-/// Who granted, without any agreement.
+/// The grants, without any agreement.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Naive {
     majority: Majority,
@@ -85,7 +87,7 @@ impl Agreement {
         }
     }
 
-    /// Everything that is to be done next, in order.
+    /// Returns all that is to do next, in order.
     pub(crate) fn steps(&mut self) -> Vec<Step> {
         match self {
             Self::Real(real) => drain(real),

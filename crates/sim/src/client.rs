@@ -6,53 +6,53 @@ use crate::agreement::Agreement;
 use crate::lock::{Lock, Nodes};
 use crate::message::{Answer, Request};
 
-/// One client: it acquires, holds, extends and releases the one lock that there is.
+/// A client that acquires, holds, extends and releases one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     attempts: u8,
     phase: Phase,
 }
 
-/// What a client is at.
+/// The phase of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Has nothing to do with the lock: not yet, or not any more.
+    /// Does not use the lock, not yet or not any more.
     Idle,
     /// Waits for grants and for their fence.
     Acquiring(Agreement, Asked),
     /// Holds the lock.
     Holding(Lock),
-    /// Gives it back.
+    /// Releases the lock.
     Releasing(Release),
 }
 
-/// What an attempt has sent.
+/// The requests of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Asked {
-    /// When its first byte was sent.
+    /// When the first byte was sent.
     at: Moment,
-    /// When the first answer came, where a mutant looks at that.
+    /// When the first answer arrived, for a mutant that uses it.
     answered: Option<Moment>,
-    /// Which nodes granted.
+    /// The nodes that granted.
     granted: Nodes,
-    /// Which nodes were told which fence and have not answered to that. An answer belongs to its own question.
+    /// The fences that nodes were told and have not confirmed. An answer belongs to one request.
     told: Vec<(usize, Fence)>,
 }
 
-/// What a client does, for the world to carry out and to judge.
+/// The output of a client, which the world carries out and judges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Asks this node.
+    /// A request to this node.
     Ask(usize, Request),
-    /// Asks all nodes.
+    /// A request to all nodes.
     AskAll(Request),
-    /// Reports the lock, with this fence.
+    /// The lock is reported, with this fence.
     Won(Fence),
-    /// Reports that the lock is held for longer, by this round of extensions.
+    /// This round of extensions has extended the lock.
     Extended(u8),
 }
 
-/// What all clients go by.
+/// The rules and parameters of all clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) majority: Majority,
@@ -70,7 +70,7 @@ impl Client {
         self.attempts
     }
 
-    /// What tells the messages and the token of its attempt from those of the others.
+    /// Tells the messages and the token of an attempt from those of others.
     pub(crate) fn attempt(&self, rules: Rules) -> u8 {
         if rules.mutant == Some(Mutant::TokenUsedTwice) { 1 } else { self.attempts }
     }
@@ -87,17 +87,17 @@ impl Client {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// How many rounds of extensions it has begun.
+    /// Number of rounds of extensions that have begun.
     pub(crate) fn rounds(&self) -> u8 {
         if let Phase::Holding(lock) = &self.phase { lock.rounds() } else { 0 }
     }
 
-    /// Whether this node's answer to this would be looked at.
+    /// Returns whether this answer of a node would be used.
     pub(crate) fn expects(&self, rules: Rules, node: usize, request: Request) -> bool {
         match (&self.phase, request) {
             (Phase::Acquiring(_, asked), Request::Tell(fence)) => asked.told.contains(&(node, fence)),
             (Phase::Holding(lock), Request::Extend(round)) => lock.expects(round),
-            // A straggler, which only matters where locks are repaired.
+            // A late answer, which matters only where locks are repaired.
             (Phase::Holding(_), Request::Acquire(_)) => rules.repair,
             (Phase::Acquiring(..), Request::Acquire(_))
             | (Phase::Holding(_), Request::Repair(_))
@@ -113,7 +113,7 @@ impl Client {
         vec![Effect::AskAll(Request::Acquire(hint))]
     }
 
-    /// The time limit of an attempt is over.
+    /// The time limit of an attempt has passed.
     pub(crate) fn time_is_up(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         if let Phase::Acquiring(agreement, _) = &mut self.phase {
             agreement.time_is_up(now);
@@ -130,12 +130,12 @@ impl Client {
         vec![Effect::AskAll(Request::Release)]
     }
 
-    /// Has no more use for the lock.
+    /// The client does not need the lock any more.
     pub(crate) fn forget(&mut self) {
         self.phase = Phase::Idle;
     }
 
-    /// Looks at the clock. A lock that is over stays over, whatever is answered later.
+    /// Reads the clock. A lock that has ended stays ended, whatever is answered later.
     pub(crate) fn look_at_the_clock(&mut self, rules: Rules, now: Moment) {
         if let Phase::Holding(lock) = &self.phase
             && !lock.is_held(rules, now)
@@ -144,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Takes an answer that it [expects](Self::expects).
+    /// Handles an answer that the client [expects](Self::expects).
     pub(crate) fn hear(
         &mut self,
         rules: Rules,
@@ -208,7 +208,7 @@ impl Client {
         }
     }
 
-    /// Carries out what the agreement has come to.
+    /// Carries out the result of the agreement.
     fn proceed(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         let Phase::Acquiring(agreement, asked) = &mut self.phase else { return vec![] };
         let mut effects = Vec::new();

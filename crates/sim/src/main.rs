@@ -1,5 +1,7 @@
-//! Checks every model and every mutant, and prints what came of them as two tables. With `--small`, smaller models; with `--steps`, the counterexample of each mutant; with words,
-//! only those whose names contain one of them.
+//! Checks every model and every mutant, and prints the results as two tables.
+//!
+//! With `--small`, checks smaller models; with `--steps`, prints the counterexample of each mutant;
+//! with words, checks only models whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::process::ExitCode;
@@ -69,7 +71,7 @@ fn show(steps: bool, outcome: &Outcome) {
     }
 }
 
-/// On a terminal, in one line that is overwritten.
+/// Shows progress on a terminal, in one line that is overwritten.
 fn progress(check: &Check, states: usize) {
     if stderr().is_terminal() {
         eprint!("\r\x1b[K{}: {} states", check.name, grouped(states));

@@ -1,39 +1,40 @@
 use std::fmt;
 
-/// A rule that is left out or bent, at a seam of the model and not in the code that is checked. The checker must find
-/// what goes wrong without it.
+/// A rule that is broken on purpose, which the checker must notice.
+///
+/// It is broken at a seam of the model, and not in the code that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
     /// A node takes the fence of a write-back from a token that does not hold the key.
     WriteBackFromAnybody,
-    /// All nodes of an attempt are set to its fence, also those that have a larger one.
+    /// All nodes of an attempt are set to its fence, also nodes that have a larger one.
     WriteBackDownwards,
     /// The fence is agreed on by a majority of the nodes that granted, in place of N/2 + 1 nodes.
     MajorityOfGrants,
-    /// The largest fence of the grants is used at once.
+    /// The client uses the largest fence of the grants at once.
     LargestAtOnce,
     /// A client uses the same token for all its attempts.
     TokenUsedTwice,
     /// A node grants as soon as it has started again.
     NoAbstention,
-    /// A node starts again with a wall clock that went back to the beginning.
+    /// A node restarts with a wall clock that went back to the beginning.
     ClockBackAtRestart,
-    /// EXTEND of a lock that has ended takes it again, if it is free.
+    /// EXTEND acquires a lock that has ended, if it is free.
     ExtendRevives,
-    /// A lock is relied on for its whole ttl.
+    /// A client relies on a lock for its whole ttl.
     NoDrift,
-    /// A lock is relied on from the first answer, not from before the first question.
+    /// A client relies on a lock from the first answer, and not from before the first request.
     ValidFromAnswer,
-    /// A node that says it does not hold the lock is asked to grant it, whatever the others say, and that counts as an
-    /// extension.
+    /// A node that does not hold the lock is asked to grant it, whatever the others say, and the
+    /// grant counts as an extension.
     RepairAtOnce,
-    /// A lock is repaired when a majority confirms it, also by grants that came late.
+    /// A lock is repaired when a majority confirms it, where late grants count too.
     RepairOnLateGrant,
-    /// Of several keys a node takes those that are free.
+    /// Of several keys a node grants the free ones.
     SomeOfTheKeys,
     /// The fence of several keys is above the counter of the first alone.
     FenceOfTheFirstKey,
-    /// REVOKE ends the lock at once, while its holder relies on it.
+    /// REVOKE ends the lock at once, although its holder relies on it.
     RevokeFreesAtOnce,
     /// REVOKE leaves the token in the mirror.
     RevokeKeepsToken,

@@ -1,4 +1,4 @@
-//! The small version of what `make model` checks.
+//! The small version of `make model`.
 
 use quorlock_sim::{Check, Size, Verdict, models, mutants, run};
 

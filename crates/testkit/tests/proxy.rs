@@ -24,7 +24,7 @@ fn ping(connection: &mut redis::Connection) -> RedisResult<String> {
 fn send_ping(connection: &mut redis::Connection) {
     connection
         .send_packed_command(&redis::cmd("PING").get_packed_command())
-        .expect("sending waits for nobody");
+        .expect("sending does not wait");
 }
 
 /// A plain connection, for what a client library would hide.
@@ -47,7 +47,7 @@ fn echo() -> (String, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("redis://{}/", listener.local_addr().expect("it is bound"));
     let thread = thread::spawn(move || {
-        let (stream, _) = listener.accept().expect("somebody connects");
+        let (stream, _) = listener.accept().expect("a client connects");
         let _ = std::io::copy(&mut &stream, &mut &stream);
     });
     (url, thread)
@@ -75,7 +75,7 @@ fn each_direction_is_delayed_by_its_own_time() {
 }
 
 #[test]
-fn chunks_that_are_delayed_keep_their_order_and_do_not_wait_for_each_other() {
+fn delayed_chunks_keep_their_order_and_do_not_add_up() {
     let (url, echo) = echo();
     let proxy = Proxy::start(url);
     let mut stream = plain(&proxy);

@@ -134,7 +134,7 @@ pub(crate) async fn measure_stress(effort: Effort, progress: &Progress) -> anyho
             outcome.unanswered,
             readable(took),
         ),
-        target: "≤ 50 ms; nobody left",
+        target: "≤ 50 ms; nothing left",
         met: outcome.longest_free <= LONGEST_FREE && outcome.leaves_nothing(),
     }])
 }
