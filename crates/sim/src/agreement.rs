@@ -5,6 +5,15 @@ use quorlock_core::{Fence, Ttl};
 
 use crate::Mutant;
 
+/// The rules and parameters of all clients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) majority: Majority,
+    pub(crate) ttl: Ttl,
+    pub(crate) repair: bool,
+    pub(crate) mutant: Option<Mutant>,
+}
+
 /// How a client derives a lock and its fence from the answers of the nodes, with or without a
 /// mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +49,8 @@ pub(crate) struct Naive {
 }
 
 impl Agreement {
-    pub(crate) fn new(mutant: Option<Mutant>, majority: Majority, sent: Moment, ttl: Ttl) -> Self {
+    pub(crate) fn new(rules: Rules, sent: Moment) -> Self {
+        let Rules { majority, ttl, mutant, .. } = rules;
         let real = || Acquisition::new(majority, sent, ttl, Duration::ZERO);
         let naive = || Naive { majority, sent, ttl, granted: Vec::new() };
         match mutant {

@@ -1,10 +1,10 @@
-use quorlock_core::quorum::{FenceAnswer, Lifetime, Majority, Moment, Release, Step, Vote};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::Fence;
+use quorlock_core::quorum::{FenceAnswer, Lifetime, Moment, Release, Step, Vote};
 
 use crate::Mutant;
-use crate::agreement::Agreement;
+use crate::agreement::{Agreement, Rules};
 use crate::lock::{Lock, Nodes};
-use crate::message::{Answer, Request};
+use crate::message::{Answer, Effect, Request};
 
 /// A client that acquires, holds, extends and releases one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,28 +37,6 @@ struct Asked {
     granted: Nodes,
     /// The fences that nodes were told and have not confirmed. An answer belongs to one request.
     told: Vec<(usize, Fence)>,
-}
-
-/// The output of a client, which the world carries out and judges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
-    /// A request to this node.
-    Ask(usize, Request),
-    /// A request to all nodes.
-    AskAll(Request),
-    /// The lock is reported, with this fence.
-    Won(Fence),
-    /// This round of extensions has extended the lock.
-    Extended(u8),
-}
-
-/// The rules and parameters of all clients.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) majority: Majority,
-    pub(crate) ttl: Ttl,
-    pub(crate) repair: bool,
-    pub(crate) mutant: Option<Mutant>,
 }
 
 impl Client {
@@ -108,7 +86,7 @@ impl Client {
 
     pub(crate) fn begin(&mut self, rules: Rules, hint: Fence, now: Moment) -> Vec<Effect> {
         self.attempts += 1;
-        let agreement = Agreement::new(rules.mutant, rules.majority, now, rules.ttl);
+        let agreement = Agreement::new(rules, now);
         self.phase = Phase::Acquiring(agreement, Asked::new(now));
         vec![Effect::AskAll(Request::Acquire(hint))]
     }

@@ -3,8 +3,8 @@ use std::time::Duration;
 use quorlock_core::quorum::{Extension, ExtensionVerdict, Lifetime, Moment, Tenure};
 
 use crate::Mutant;
-use crate::client::{Effect, Rules};
-use crate::message::Request;
+use crate::agreement::Rules;
+use crate::message::{Effect, Request};
 
 /// A lock that a client holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

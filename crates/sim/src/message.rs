@@ -67,3 +67,16 @@ impl Message {
         Name::from_slice(&[self.client, self.attempt])
     }
 }
+
+/// The output of a client, which the world carries out and judges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// A request to this node.
+    Ask(usize, Request),
+    /// A request to all nodes.
+    AskAll(Request),
+    /// The lock is reported, with this fence.
+    Won(Fence),
+    /// This round of extensions has extended the lock.
+    Extended(u8),
+}

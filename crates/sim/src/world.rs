@@ -7,8 +7,9 @@ use quorlock_core::quorum::{Majority, Moment};
 use quorlock_core::{Fence, Ttl};
 use stateright::Model;
 
-use crate::client::{Client, Effect, Rules};
-use crate::message::{Answer, Body, Message, Request};
+use crate::agreement::Rules;
+use crate::client::Client;
+use crate::message::{Answer, Body, Effect, Message, Request};
 use crate::pool::{Pool, Pooled};
 use crate::server::{At, Revocation, Server};
 use crate::{Keys, Mutant, Property};

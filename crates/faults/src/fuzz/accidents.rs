@@ -8,9 +8,9 @@ use quorlock_core::node::ServerEvent;
 use quorlock_core::node::memory::Value;
 
 use super::command::{Command, DBS, KEYS, LockCommand};
-use super::draw::{Meanwhile, Step, Wrap};
 use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, Model, is_error, places, replica_abstains};
+use super::step::{Meanwhile, Step, Wrap};
 use super::view::{View, compare};
 use super::wire::{Reply, Wire, port, words};
 

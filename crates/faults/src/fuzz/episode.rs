@@ -11,8 +11,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
-use super::draw::{self, Step, Wrap};
 use super::model::{Expected, Flavor, Limits, Model, error_code, places};
+use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, words};
 
@@ -179,11 +179,16 @@ impl Episode {
         })
     }
 
-    /// Takes steps to the end of the episode, at most `limit`.
-    pub(super) fn run(&mut self, limit: u64, progress: &mut dyn FnMut(u64, &'static str)) -> Outcome {
+    /// Takes the steps that `draw` chooses to the end of the episode, at most `limit`.
+    pub(super) fn run(
+        &mut self,
+        limit: u64,
+        draw: impl Fn(&mut Self) -> Step,
+        progress: &mut dyn FnMut(u64, &'static str),
+    ) -> Outcome {
         for step in 1..=limit.min(self.config.steps) {
             self.quiet(GUARD_US)?;
-            let drawn = draw::step(self);
+            let drawn = draw(self);
             let kind = drawn.kind();
             self.take(drawn)?;
             if step % 8 == 0 {
@@ -495,8 +500,8 @@ impl Episode {
         let other = if waits { self.idle_but(client) } else { Some(client) };
         let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
         let late = Now {
-            monotonic: first.monotonic.plus_us(draw::LATE_MS * 1000),
-            wall_us: first.wall_us + draw::LATE_MS * 1000,
+            monotonic: first.monotonic.plus_us(LATE_MS * 1000),
+            wall_us: first.wall_us + LATE_MS * 1000,
         };
         self.packet(other, after, wrap, Some(late))
     }
