@@ -22,9 +22,7 @@ fn ping(connection: &mut redis::Connection) -> RedisResult<String> {
 }
 
 fn send_ping(connection: &mut redis::Connection) {
-    connection
-        .send_packed_command(&redis::cmd("PING").get_packed_command())
-        .expect("sending does not wait");
+    connection.send_packed_command(&redis::cmd("PING").get_packed_command()).expect("sending does not wait");
 }
 
 /// A plain connection, for what a client library would hide.
