@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use quorlock_testkit::{Server, ServerBuilder, WallClock, eventually, module_path};
+use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually, module_path};
 use redis::{Connection, RedisResult, Value, cmd};
 
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quorlock_testkit::{Server, WallClock, eventually};
+use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::{Connection, cmd};
 
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");

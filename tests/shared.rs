@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
 use common::{Cli, PATIENCE, Waiter, command, info, server_and_cli};
-use quorlock_testkit::{Server, WallClock, eventually};
+use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
 
 const HOUR_MS: i64 = 3_600_000;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use indicatif::ProgressBar;
-use quorlock_testkit::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
+use quorlock_localserver::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 

@@ -21,7 +21,7 @@ use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError, Nodes,
     Quorum, ReleaseError, RunError,
 };
-use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock};
+use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, WallClock};
 use redis::Commands as _;
 
 /// Holds back the answers of all nodes.

@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{PATIENCE, all_hold, connect, connected, nothing_is_left};
 use quorlock_client::{Fence, LockBuilder, Quorum};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock, eventually, eventually_async};
+use quorlock_testkit::{
+    Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually, eventually_async,
+};
 
 /// What a real client would lose to a slow machine is not what is tested here.
 fn patiently(quorum: &Quorum) -> LockBuilder {
