@@ -1,11 +1,11 @@
 //! Handing a key over to its next waiter.
 
 use super::acquire::FreeKeys;
-use super::jobs::Budget;
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::queues::{Candidate, Lack, Scan};
 use super::shared::{GRANT_UNITS, GRANTED_TOGETHER_MAX, SharedKey};
+use super::turn::Budget;
 use super::{Access, Keyspace, Mode, Node, Now};
 
 impl Node {

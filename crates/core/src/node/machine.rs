@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::abstention::Abstention;
 use super::answers::Answers;
-use super::fences::Fences;
+use super::fence_counters::Fences;
 use super::leases::Leases;
 use super::propagation::Propagation;
 use super::queues::Queues;

@@ -23,13 +23,12 @@ mod chunks;
 mod clock;
 mod command;
 mod extend;
-mod fences;
+mod fence_counters;
 mod glob;
 mod hand_over;
 mod holders;
 mod index;
 mod inspect;
-mod jobs;
 mod key_state;
 mod keyspace;
 mod leases;
@@ -46,6 +45,7 @@ mod scan;
 mod server_events;
 mod shared;
 mod stats;
+mod turn;
 mod wheel;
 
 pub use abstention::Reason;
@@ -56,7 +56,6 @@ pub use command::{
     Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
-pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
 pub use machine::Node;
@@ -66,6 +65,7 @@ pub use queues::Ticket;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
+pub use turn::{Budget, Job};
 
 /// A key as a node keeps it. A short one needs no allocation.
 type Key = smallvec::SmallVec<[u8; 24]>;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
-use super::jobs::{Budget, COMMAND_UNITS};
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{Key, Mode, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 

@@ -1,7 +1,7 @@
 //! RELEASE, of one key or of several.
 
-use super::jobs::{Budget, COMMAND_UNITS};
 use super::key_state::KeyState;
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, Reply};
 
 /// What a release did to one key.

@@ -1,7 +1,7 @@
 //! What the server reports: changes of keys by others, of its role, and of its data as a whole.
 
-use super::jobs::CLOCK_NOISE_US;
 use super::leases::MirrorState;
+use super::turn::CLOCK_NOISE_US;
 use super::{Key, Monotonic, Node, Now, Reason, Ticket};
 
 /// Something that the server reports.

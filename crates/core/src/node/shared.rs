@@ -7,11 +7,11 @@
 use super::acquire::Terms;
 use super::extend::RETRY_WRITE_US;
 use super::holders::NewHolder;
-use super::jobs::{Budget, COMMAND_UNITS};
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Scan, Wants};
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node, Now,
     Reply, Token,

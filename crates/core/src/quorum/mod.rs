@@ -8,21 +8,21 @@
 //! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
 //! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
 
-mod acquisition;
 mod extension;
-mod lifetime;
+mod fence_agreement;
 mod majority;
 mod moment;
 mod order;
 mod release;
 mod tally;
 mod tenure;
+mod validity;
 
-pub use acquisition::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use extension::{Extension, ExtensionVerdict};
-pub use lifetime::{Lifetime, drift, reliable};
+pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use majority::Majority;
 pub use moment::Moment;
 pub use order::order;
 pub use release::{Release, ReleaseVerdict};
 pub use tenure::{End, Standing, Tenure};
+pub use validity::{Lifetime, drift, reliable};
