@@ -1,12 +1,14 @@
-//! One client against N independent nodes: what their answers amount to, when that is certain, and what is still to be
-//! sent. The caller sends, receives and reads the clock.
+//! One client against N independent nodes: what their answers decide, and what to send next.
+//!
+//! The caller sends, receives and reads the clock.
 //!
 //! - [`Majority`]: how many nodes decide.
-//! - [`Acquisition`]: one attempt to take a lock, up to the fence that a majority of the nodes agrees on.
+//! - [`Acquisition`]: one attempt to acquire a lock, up to the fence on which a majority agrees.
 //! - [`order`]: the order of the nodes for a key, the same for all clients.
-//! - [`Extension`] and [`Release`]: the other two verbs.
+//! - [`Extension`] and [`Release`]: one round of EXTEND, and one of RELEASE.
 //! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
-//! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, on a clock that neither steps nor sleeps.
+//! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, and the clocks that measure
+//!   it.
 
 mod extension;
 mod fence_agreement;
