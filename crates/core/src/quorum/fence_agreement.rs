@@ -297,8 +297,9 @@ impl Grant {
         self.expected() == fence || (self.expected() < fence && takes)
     }
 
-    /// Whether the node stored exactly this fence while the token held it. A later telling does not
-    /// undo that.
+    /// Whether the node stored exactly this fence while the token held it.
+    ///
+    /// That counts, even if the node was told another fence since.
     fn has(self, fence: Fence) -> bool {
         self.stored == fence
     }

@@ -56,8 +56,7 @@ impl Release {
         self.verdict
     }
 
-    /// Returns the verdict, and decides without the missing answers because the nodes' time is
-    /// over.
+    /// Returns the verdict without the missing answers, because the nodes' time is over.
     pub fn time_is_up(&mut self) -> ReleaseVerdict {
         *self.verdict.get_or_insert(self.without_the_rest())
     }

@@ -28,8 +28,7 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// The validity of a lock of `ttl` requested at `sent`; `None` if drift leaves nothing of the
-    /// ttl.
+    /// The validity of a lock of `ttl` requested at `sent`; `None` if drift takes all of it.
     pub fn new(sent: Moment, ttl: Ttl) -> Option<Self> {
         Self::after_wait(sent, Duration::ZERO, ttl)
     }
