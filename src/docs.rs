@@ -1,4 +1,4 @@
-//! What `COMMAND DOCS` and the hints of redis-cli say. Arguments are shown by their names, so those are for people.
+//! The text of `COMMAND DOCS` and of redis-cli's hints, which show arguments by name.
 
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
 

@@ -1,4 +1,4 @@
-//! Every error that a command answers: the code that programs look at comes first, then what to do.
+//! Every error reply: first the code that programs check, then what to do.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use quorlock_core::node::{self, FenceError, KEYS_MAX, PATTERN_BYTES_MAX, Reason,
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CommandError {
-    /// The server words this one itself.
+    /// The server supplies this text itself.
     Arity,
     NotAnInteger,
     NumKeys,
@@ -24,7 +24,7 @@ pub(crate) enum CommandError {
     },
     Fence(FenceError),
     UnknownOption {
-        /// The argument after which options may come.
+        /// The argument after which options may follow.
         after: &'static str,
         takes: &'static str,
     },

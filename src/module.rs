@@ -20,10 +20,11 @@ const fn number(digits: &str) -> i32 {
     number
 }
 
-/// A fixed number of fence counters: so few that they stay in a processor's cache, and so many that keys seldom share one.
+/// The number of fence counters: few enough for a processor's cache, and enough that keys seldom
+/// share one.
 const FENCE_STRIPES: usize = 16_384;
 
-/// So many parts of a hash table that one of them, when it grows, never stalls the server.
+/// Enough shards of a hash table that the growth of one never stalls the server.
 const TABLE_SHARDS: usize = 256;
 
 static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(None));
@@ -31,13 +32,13 @@ static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(
 pub(crate) struct State {
     pub(crate) node: Node,
     pub(crate) timer: Timer,
-    /// The set of nodes that this one belongs to, if there is one.
+    /// The set to which this node belongs, if any.
     pub(crate) set: Option<NodeSet>,
-    /// Whether to warn of a policy that evicts the keys of locks, if there is one.
+    /// Whether to check the eviction policy again, and warn if it can evict the keys of locks.
     pub(crate) check_eviction_policy: bool,
 }
 
-/// Begins. False, with the reason in the server's log, when this cannot be.
+/// Starts the module. On failure logs the reason and returns false.
 pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     let fail = |why: &str| {
         ctx.log(LogLevel::Warning, &format!("lock: not loaded: {why}"));
@@ -92,7 +93,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     true
 }
 
-/// Ends. False, with the reason in the server's log, while locks would be forgotten by it.
+/// Stops the module, unless the node would forget locks. Then logs the reason and returns false.
 pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     if with(|state| state.node.may_be_forgotten(clock::monotonic())) == Some(false) {
         ctx.log(
@@ -107,19 +108,19 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     true
 }
 
-/// The state, while the module is loaded.
+/// The state while the module is loaded.
 pub(crate) fn state() -> RefMut<'static, State> {
     RefMut::map(STATE.get().borrow_mut(), |state| {
         state.as_mut().expect("commands come while the module is loaded")
     })
 }
 
-/// Does something with the state, unless it is not there (before a start, after a stop) or in use.
+/// Runs `what` on the state, unless the state is missing (before a start, after a stop) or in use.
 pub(crate) fn with<T>(what: impl FnOnce(&mut State) -> T) -> Option<T> {
     STATE.get().try_borrow_mut().ok()?.as_mut().map(what)
 }
 
-/// Whether the module is loaded, also while its state is in use.
+/// Whether the module is loaded, even while its state is in use.
 pub(crate) fn is_loaded() -> bool {
     STATE.get().try_borrow().map_or(true, |state| state.is_some())
 }
