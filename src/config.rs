@@ -165,11 +165,11 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownName => {
-                write!(f, "unknown module argument; there are:")?;
+                write!(f, "unknown module argument; the arguments are:")?;
                 NUMBERS.iter().try_for_each(|number| write!(f, " {}", text(number.name)))?;
                 write!(f, " {}", text(SET.name()))
             }
-            Self::Repeated(name) => write!(f, "the module argument {} is there twice", text(name)),
+            Self::Repeated(name) => write!(f, "the module argument {} is given twice", text(name)),
             Self::BadValue(number) => write!(
                 f,
                 "the module argument {} must be a whole number between {} and {}",
@@ -182,7 +182,7 @@ impl fmt::Display for ConfigError {
             }
             Self::InvalidSet(error) => error.fmt(f),
             Self::Refused => {
-                write!(f, "a value in the configuration is not allowed; there may be:")?;
+                write!(f, "a configuration value is not allowed; the limits are:")?;
                 NUMBERS.iter().try_for_each(|number| {
                     write!(f, " lock.{} {} to {}", text(number.name), number.min, number.max)
                 })?;

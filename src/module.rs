@@ -20,8 +20,7 @@ const fn number(digits: &str) -> i32 {
     number
 }
 
-/// The number of fence counters: few enough for a processor's cache, and enough that keys seldom
-/// share one.
+/// The number of fence counters: they fit a processor's cache, and keys seldom share one.
 const FENCE_STRIPES: usize = 16_384;
 
 /// Enough shards of a hash table that the growth of one never stalls the server.
@@ -73,7 +72,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
     if !DetachedClient::create(ctx) {
-        return fail("the server gives the module no client of its own");
+        return fail("the server refused to create a client for the module");
     }
     let set = config::node_set();
     if let Some(set) = &set {
@@ -85,7 +84,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         ctx.log(
             LogLevel::Warning,
             "lock: lock.rejoin-delay is below lock.max-ttl: a lock granted before this start may be granted again \
-             while it is held. That is right only for a server that is brand-new",
+             while it is held. That is safe only for a brand-new server",
         );
     }
     server_events::log_abstention(ctx);
@@ -98,8 +97,8 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     if with(|state| state.node.may_be_forgotten(clock::monotonic())) == Some(false) {
         ctx.log(
             LogLevel::Warning,
-            "lock: not unloaded: there are locks of which only this module knows. They are shared, or their keys \
-             were evicted, or expired by a step of the clock, or are yet to be removed. Try again in a second",
+            "lock: not unloaded: only this module knows some of the locks. They are shared, or their keys were \
+             evicted, expired by a step of the clock, or are not removed yet. Try again in a second",
         );
         return false;
     }

@@ -101,7 +101,7 @@ pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
         left_ms.map_or_else(|| "while this server is a replica".into(), |ms| format!("for {ms} ms"));
     let line = format!(
         "lock: abstaining {how_long} ({reason}): a lock granted before may still be held. \
-         LOCK.ACQUIRE is answered -ABSTAIN until then; LOCK.EXTEND and LOCK.RELEASE work"
+         Until then LOCK.ACQUIRE replies -ABSTAIN; LOCK.EXTEND and LOCK.RELEASE work"
     );
     ctx.log(LogLevel::Notice, &line);
 }

@@ -18,9 +18,9 @@ const OWNER_LENGTH: &str = "ERR OWNER must be at most 256 bytes: it is a label f
 const OWNER_NOT_TEXT: &str = "ERR OWNER must be UTF-8: it is a label for people to read";
 const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
 const UNKNOWN_TO_ACQUIRE: &str =
-    "ERR syntax error: after the ttl there may be SHARED, WAIT ms, FENCE n and OWNER label";
-const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: after the ttl there may be SHARED, FENCE n and TOKEN new";
-const REPEATED: &str = "ERR syntax error: an option is there twice; name each once";
+    "ERR syntax error: only SHARED, WAIT ms, FENCE n and OWNER label may follow the ttl";
+const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: only SHARED, FENCE n and TOKEN new may follow the ttl";
+const REPEATED: &str = "ERR syntax error: an option is repeated; name each once";
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// What the server might need to tell apart bytes from text, a line from two, or a format from its arguments.

@@ -117,7 +117,10 @@ fn arguments_and_lines_of_redis_conf_mean_the_same_and_the_lines_have_the_last_w
 #[test]
 fn an_argument_that_is_not_right_is_named_with_what_would_be() {
     for (words, says) in [
-        (&["colour", "blue"][..], "unknown module argument; there are: max-ttl rejoin-delay max-clock-skew"),
+        (
+            &["colour", "blue"][..],
+            "unknown module argument; the arguments are: max-ttl rejoin-delay max-clock-skew",
+        ),
         (&["max-ttl"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
         (&["max-ttl", "0"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
         (
@@ -133,8 +136,8 @@ fn an_argument_that_is_not_right_is_named_with_what_would_be() {
             &["max-clock-skew", "99999999999999999999"],
             "the module argument max-clock-skew must be a whole number",
         ),
-        (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is there twice"),
-        (&["max-ttl", "1000", "lock.max-ttl", "1000"], "the module argument max-ttl is there twice"),
+        (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is given twice"),
+        (&["max-ttl", "1000", "lock.max-ttl", "1000"], "the module argument max-ttl is given twice"),
         (&["max-ttl", "1000", "rejoin"], "unknown module argument"),
     ] {
         let log = refused(with_arguments(words));

@@ -172,8 +172,8 @@ fn argument_without_a_value_or_given_twice_is_refused() {
         ("set \"\"", "the module argument set has no value"),
         ("set eu-locks", "lock.set needs three words, NAME ID MEMBERS, but has 1"),
         ("set eu-locks max-ttl 5000", "ID \"max-ttl\" in lock.set is not valid"),
-        ("set eu 1 1 lock.set eu 1 1", "the module argument set is there twice"),
-        ("sets eu 1 1", "unknown module argument; there are: max-ttl"),
+        ("set eu 1 1 lock.set eu 1 1", "the module argument set is given twice"),
+        ("sets eu 1 1", "unknown module argument; the arguments are: max-ttl"),
     ] {
         let log = Node::new(arguments, "").log_of_refusal();
         assert!(log.contains(says), "{arguments}: {log}");

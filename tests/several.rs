@@ -113,7 +113,7 @@ fn the_fence_is_above_that_of_every_key_and_each_goes_on_from_it() {
 fn an_extension_names_all_keys_of_the_lock_and_no_other() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 20000");
-    let other_keys = "ERR the token holds these keys, but they are not one lock";
+    let other_keys = "ERR the token holds these keys, but not as one lock";
     assert!(cli.error("LOCK.EXTEND a t 60000").starts_with(other_keys));
     assert!(cli.error("LOCK.MEXTEND 1 b t 60000").starts_with(other_keys));
     assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil);

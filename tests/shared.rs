@@ -365,7 +365,7 @@ fn shared_is_for_one_key() {
     ] {
         assert_eq!(cli.error(line), several, "{line}");
     }
-    let repeated = "ERR syntax error: an option is there twice; name each once";
+    let repeated = "ERR syntax error: an option is repeated; name each once";
     assert_eq!(cli.error("LOCK.ACQUIRE k a 60000 SHARED SHARED"), repeated);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
     assert!(cli.error("LOCK.EXTEND k a 60000 SHARED").starts_with("ERR the token holds these keys"));
@@ -396,7 +396,7 @@ fn module_that_knows_readers_is_not_unloaded() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     assert!(command("MODULE UNLOAD lock").query::<Value>(&mut cli.0).is_err());
-    assert!(server.log().contains("there are locks of which only this module knows. They are shared"));
+    assert!(server.log().contains("only this module knows some of the locks. They are shared"));
     cli.reply("LOCK.RELEASE k a");
     cli.reply("MODULE UNLOAD lock");
 }

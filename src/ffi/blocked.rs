@@ -127,8 +127,7 @@ unsafe extern "C" fn on_unblock(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Handles a client that disconnected, was killed, or was unblocked when this server became a
-/// replica.
+/// Handles a client that is gone: disconnected, killed, or unblocked by a demotion.
 unsafe extern "C" fn on_disconnect(
     _ctx: *mut raw::RedisModuleCtx,
     handle: *mut raw::RedisModuleBlockedClient,

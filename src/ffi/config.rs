@@ -61,8 +61,7 @@ impl Number {
 pub(crate) struct Text {
     /// Without the module's name, which the server prepends.
     name: &'static CStr,
-    /// Checks a value and returns the form that the server shows. An error tells what to write
-    /// instead.
+    /// Checks a value and returns the form that the server shows; the error says what to write.
     normalize: fn(&[u8]) -> Result<String, String>,
     /// The normalized value, as the string that the server borrows to read it.
     value: MainThread<RefCell<Option<Name<'static>>>>,

@@ -22,8 +22,9 @@ pub(super) const MODULE_NAME: &CStr = c"lock";
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
-/// The API functions that the module needs. Redis 7.0 has all of them. An older server gets an
-/// error line and goes on without the module.
+/// The API functions that the module needs. Redis 7.0 has all of them.
+///
+/// An older server gets an error line and goes on without the module.
 macro_rules! missing_functions {
     ($($function:ident)*) => {{
         // SAFETY: written only by the initialisation of the module, which is over.

@@ -149,8 +149,8 @@ unsafe extern "C" fn on_config_change(
     if data.is_null() {
         return;
     }
-    // SAFETY: the server passes this structure with this event, with so many names that each end in
-    // a zero.
+    // SAFETY: the server passes this structure with this event; `num_changes` names, each of which
+    // ends in a zero.
     let names = unsafe {
         let change = &*data.cast::<raw::RedisModuleConfigChange>();
         std::slice::from_raw_parts(change.config_names, change.num_changes as usize)

@@ -1,4 +1,4 @@
-//! What a node may have forgotten, and what it must not: abstaining, loading, and mirrors that accidents took.
+//! What a node may have forgotten: abstention, loading, and mirrors that accidents took.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -100,7 +100,7 @@ fn fences_go_on_when_the_wall_clock_goes_back_as_long_as_the_node_remembers() {
     server.wall_ms -= HOUR_MS;
     let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
     assert!(higher > highest);
-    // What is not promised: forgetting everything, with a clock that had been further ahead at any time before.
+    // Not promised: a node that forgets everything after its clock was further ahead.
     server.restart(0);
     assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
 }
@@ -168,7 +168,7 @@ fn a_reload_is_not_a_flush() {
     server.hear(&ServerEvent::Flush(None));
     server.hear(&ServerEvent::LoadingBegins);
     server.hear(&ServerEvent::Flush(None));
-    // The append-only file is played back, deletions included.
+    // The server replays the append-only file, including deletions.
     server.take_away(b"kept", KeyEvent::Removed);
     server.take_away(b"lost", KeyEvent::Removed);
     server.set(b"kept", b"a", Some(10_000));

@@ -1,4 +1,4 @@
-//! One of several keys: the first that is free, and one place in all queues.
+//! ACQUIREANY: locks the first free key of several, with one place in all queues.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -276,7 +276,7 @@ fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
     }
 }
 
-/// Something that happens.
+/// An event in a random run.
 #[derive(Clone, Debug)]
 enum Happening {
     Any { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
@@ -326,13 +326,13 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Whether one of its keys is enough.
+    /// Whether one of its keys suffices.
     fn is_single(&self) -> bool {
         self.is_any || self.keys.is_power_of_two()
     }
 }
 
-/// The keys in an order of the client's own: backwards.
+/// The keys in the client's own order: backwards.
 fn names(keys: u8, is_any: bool) -> Vec<[u8; 1]> {
     let mut names: Vec<_> = (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect();
     if is_any {
@@ -362,8 +362,10 @@ impl Beliefs {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Clients that wait for any, for all, or for one of a few keys: one holder for each key, first
-    /// come first served among those for which a key is enough, and nobody forgotten.
+    /// Random clients that wait for any, for all, or for one of a few keys.
+    ///
+    /// Each key has one holder. Waiters for which one key suffices are served first in, first out,
+    /// and no waiter is forgotten.
     #[test]
     fn any_and_all_and_one_exclude_each_other_and_nobody_is_forgotten(
         happenings in prop::collection::vec(happening(), 1..80),

@@ -1,4 +1,4 @@
-//! The promises of a node, one by one and over any order of events.
+//! The promises of a node, one by one and over random events.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -228,7 +228,7 @@ fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
     assert!(one.node() != other.node() && hash(&one) != hash(&other), "somebody waits");
 }
 
-/// Something that happens to a server.
+/// An event on a server.
 #[derive(Clone, Debug)]
 enum Happening {
     Acquire { key: u8, token: u8, ttl_ms: u64 },
@@ -265,8 +265,9 @@ struct Belief {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Without any operator's command, whatever the clocks and the memory do: one holder until its deadline, and fences
-    /// that grow with every grant.
+    /// Random accidents to clocks and memory, without any operator's command.
+    ///
+    /// A lock has one holder until its deadline, and its fences grow with every grant.
     #[test]
     fn a_lease_never_has_two_holders_and_fences_only_grow(happenings in prop::collection::vec(happening(), 1..60)) {
         let mut server = Server::new();

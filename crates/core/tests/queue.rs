@@ -1,4 +1,4 @@
-//! Waiting: first come, first served; nobody is forgotten, and nobody is served after its time.
+//! Waiting: first in, first out; no waiter is forgotten, and none is granted after its time-out.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -127,7 +127,7 @@ fn nobody_waits_longer_than_it_said_whatever_the_wall_clock_does() {
     server.wall_ms -= 7_200_000;
     server.mono_us += 500_000;
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
-    // In the same moment the lock becomes free: too late.
+    // The lock becomes free at the same moment: too late.
     server.release(b"k", b"a");
     server.turn();
     assert_eq!(server.told, [(ticket, Told::Dismissed)]);
@@ -175,7 +175,7 @@ fn no_more_wait_than_may() {
     assert_eq!(waiters, MAX_WAITERS);
 }
 
-/// Something that happens around a queue.
+/// An event around a queue.
 #[derive(Clone, Debug)]
 enum Happening {
     Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
@@ -243,7 +243,7 @@ proptest! {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth) {
-                        // Somebody may have been told in the meantime, and not have heard of it yet.
+                        // The waiter may already have its answer, and not have received it yet.
                         if server.cancel(*ticket) {
                             waiting.remove(ticket);
                         }
@@ -280,7 +280,7 @@ proptest! {
             for who in waiting.values() {
                 prop_assert!(!matches!(server.inspect(&[who.key]), Inspected::Free), "a free key keeps a waiter");
             }
-            // Whatever is to be done next has a time, so that nobody needs to ask.
+            // Everything that remains to do has a time, so that no command needs to trigger it.
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
         server.pass_ms(10_000);

@@ -326,8 +326,10 @@ enum Answer {
 }
 
 proptest! {
-    /// For N = 1 to 9 and any answers in any order: won exactly when a majority granted, and decided no later than at
-    /// the answer that settles it.
+    /// Random answers in random order for N = 1 to 9.
+    ///
+    /// An attempt is won exactly when a majority granted. It is decided no later than the answer
+    /// that settles it.
     #[test]
     fn the_verdict_is_that_of_the_majority(
         answers in prop::collection::vec(prop_oneof![Just(Answer::Granted), Just(Answer::Refused), Just(Answer::Silent)], 1..=9),
@@ -365,7 +367,7 @@ proptest! {
         prop_assert!(verdict.is_some());
     }
 
-    /// A lock that is reported has a fence that a majority stored, and its validity is what is left of ttl − drift.
+    /// A win has a fence that a majority stores, and a validity of what is left of ttl − drift.
     #[test]
     fn a_win_has_a_majority_at_its_fence_and_never_more_than_its_ttl(
         fences in prop::collection::vec(1..6_u64, 1..=9),
@@ -402,8 +404,9 @@ proptest! {
         prop_assert!(attempt.is_decided() || refuse[..nodes].contains(&true));
     }
 
-    /// When a majority of the nodes take each other's fences, one of them is agreed on, whatever the clocks of the others
-    /// say and in whatever order all of them answer.
+    /// If a majority of the nodes accept each other's fences, the attempt agrees on one of them.
+    ///
+    /// That holds for all clocks of the other nodes and all orders of the answers.
     #[test]
     fn a_majority_of_clocks_that_are_near_each_other_agrees(
         near in prop::collection::vec(1..50_u64, 9),
@@ -414,7 +417,7 @@ proptest! {
         const CEILING: u64 = 60;
         let majority = Majority::of(nodes).unwrap();
         let mut attempt = attempt(nodes, 10_000);
-        // What each node has, and the largest that it takes.
+        // The fence that each node stores, and the largest one that it accepts.
         let mut stored: Vec<(u64, u64)> = (0..nodes)
             .map(|node| if node < majority.size() { (near[node], CEILING) } else { (off[node].0, off[node].0 + off[node].1) })
             .collect();
@@ -445,7 +448,7 @@ proptest! {
         prop_assert!(stored.iter().filter(|at| at.0 == won).count() >= majority.size());
     }
 
-    /// Whatever was answered before: when the time is up it is decided, once.
+    /// When the time is up, an attempt is decided exactly once, whatever was answered before.
     #[test]
     fn it_is_decided_when_the_time_is_up(
         nodes in 1..=7_usize,
@@ -478,7 +481,7 @@ proptest! {
         prop_assert_eq!(steps(&mut attempt), 1);
     }
 
-    /// Whatever is measured, nothing wraps, and nothing is left once ttl − drift is over.
+    /// Random times: nothing overflows, and no validity is left after ttl − drift.
     #[test]
     fn validity_is_never_positive_after_ttl_less_drift(
         ttl_ms in 1..=Ttl::MAX_MS,

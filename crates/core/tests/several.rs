@@ -1,5 +1,6 @@
-//! Several keys as one lock: all of them or none, with one end and one fence, and nobody keeps a key while it waits for
-//! another.
+//! Several keys as one lock: all or none, with one end and one fence.
+//!
+//! No client keeps a key while it waits for another.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -146,7 +147,7 @@ fn whatever_ends_one_key_ends_all() {
         server.turn();
         assert_eq!(granted(&server), [], "{name}: not before");
         end(&mut server);
-        // At once, also where a key is still there.
+        // At once, even where a key still exists.
         assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
         assert_eq!(server.extend_all_with(&[A, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
         server.turn();
@@ -270,7 +271,7 @@ fn a_foreign_string_under_one_of_the_keys_is_waited_for() {
     let mut server = Server::new();
     server.acquire(A, b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
-    // Nobody is told of a SET.
+    // A SET sends no event.
     server.set(B, b"old client", Some(700));
     server.release(A, b"x");
     assert_eq!(granted(&server), []);
@@ -301,7 +302,7 @@ fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
             let mut server = Server::new();
             server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
             let waiter = waits(&mut server, keys, b"t");
-            // No turn of the server has passed: its keys are still to be removed.
+            // No turn of the server has passed, so its keys still exist.
             end(&mut server);
             assert!(!server.release_all(&[A, B], b"t"));
             server.turn();
@@ -350,7 +351,7 @@ fn nodes_are_not_equal_when_the_same_leases_are_other_locks() {
     assert!(one.node() != other.node());
 }
 
-/// Something that happens.
+/// An event in a random run.
 #[derive(Clone, Debug)]
 enum Happening {
     Acquire { keys: u8, ttl_ms: u64 },
@@ -406,7 +407,7 @@ struct Waiting {
     until_us: u64,
 }
 
-/// Whether this is one key.
+/// Whether this is a single key.
 fn is_one(keys: u8) -> bool {
     keys.is_power_of_two()
 }
@@ -430,7 +431,7 @@ impl Beliefs {
         self.held.retain(|held| now_us < held.until_us);
     }
 
-    /// Somebody's command ends whatever has this key.
+    /// A command of another client ends the lock on these keys.
     fn end(&mut self, keys: u8) {
         self.held.retain(|held| held.keys & keys == 0);
     }
@@ -450,8 +451,10 @@ impl Beliefs {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// Locks of one key and of several, waited for or not, whatever operators, clocks and memory do: one holder for each
-    /// key, all keys of a lock alike, fences that grow for each key, nothing left of what has ended, and nobody forgotten.
+    /// Random locks of one key and of several, with operators, clocks and memory that interfere.
+    ///
+    /// Each key has one holder and growing fences, the keys of a lock agree, an ended lock leaves
+    /// nothing behind, and no waiter is forgotten.
     #[test]
     fn all_keys_or_none_and_no_waiter_is_forgotten(happenings in prop::collection::vec(happening(), 1..80)) {
         let mut server = Server::new();
@@ -586,7 +589,7 @@ proptest! {
                     Told::Failed(error) => panic!("{error:?}"),
                 }
             }
-            // The keys of a lock are alike, and what has ended has left nothing.
+            // The keys of a lock agree, and an ended lock leaves nothing behind.
             let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
             prop_assert_eq!(server.node().leases(), held_keys as usize);
             for held in &beliefs.held {
@@ -598,7 +601,7 @@ proptest! {
             }
             let ours = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
             prop_assert!(server.texts().all(ours), "a mirror of what has ended");
-            // Nobody is forgotten.
+            // No waiter is forgotten.
             prop_assert!(waiting.values().all(|who| now_us < who.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for who in waiting.values() {

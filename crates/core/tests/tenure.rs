@@ -1,4 +1,4 @@
-//! What a holder knows of its lock, and what it does to keep it.
+//! What a holder knows of its lock, and how it keeps it.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -121,7 +121,8 @@ fn nothing_is_repaired_once_the_time_was_up() {
 #[test]
 fn a_grant_that_came_late_repairs_nothing() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_miss([0]);
-    // Node 1 confirms. Then an operator deletes the lock everywhere, and the ACQUIRE that node 2 was sent long ago comes.
+    // Node 1 confirms. Then an operator deletes the lock everywhere, and an old ACQUIRE reaches
+    // node 2.
     let mut late = round().known_to_hold([1]);
     let mut in_time = round().known_to_hold([1, 2]);
     for (round, repaired) in [(&mut late, None), (&mut in_time, Some(0))] {
@@ -154,8 +155,10 @@ enum Node {
 }
 
 proptest! {
-    /// Whatever the nodes are like and in whatever order they answer: a node is repaired exactly when it said that it does
-    /// not hold the lock, and had said so before, and a majority of those that were known to do said so.
+    /// Random nodes and random orders of their answers decide which nodes are repaired.
+    ///
+    /// A node is repaired exactly if it reported the lock missing before and in this round, and a
+    /// majority of the nodes that were known to hold the lock confirmed it.
     #[test]
     fn a_repair_never_revives_a_lost_lock(
         nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)
@@ -184,8 +187,10 @@ proptest! {
         prop_assert_eq!(matches!(decided, Some(ExtensionVerdict::Extended(_))), extends >= majority.size());
     }
 
-    /// Over any history of rounds: once lost, never anything else; and never held for longer than the last confirmed
-    /// round allows, nor beyond the longest hold.
+    /// Random histories of rounds: a lost lock stays lost.
+    ///
+    /// The lock is never held for longer than the last confirmed round allows, nor beyond
+    /// `max_hold`.
     #[test]
     fn tenure_only_ends_once(
         rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),
