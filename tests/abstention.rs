@@ -1,4 +1,4 @@
-//! A node that may have forgotten locks stays out of elections until they have ended, and says so.
+//! A node that may have forgotten locks grants none until they have ended, and reports that.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use quorlock_testkit::{Server, ServerBuilder, WallClock, eventually, module_path
 use redis::{Connection, RedisResult, Value, cmd};
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Long enough to look around in.
+/// Long enough to send several commands.
 const DELAY: Duration = Duration::from_secs(2);
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
@@ -19,7 +19,7 @@ fn acquire(connection: &mut Connection, key: &str, token: &str) -> RedisResult<O
     cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(1000).query(connection)
 }
 
-/// For how long the node says that it abstains, in milliseconds, and why.
+/// The time for which the node reports that it abstains, in milliseconds, and the reason.
 #[track_caller]
 fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
     let error = acquire(connection, key, "token").expect_err("it abstains");
@@ -40,7 +40,7 @@ fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
     (ms.parse().expect("a number"), reason.to_owned())
 }
 
-/// For 2000 ms, or the little less that is left when the line is written.
+/// Checks for 2000 ms, or the little less that is left when the line is written.
 #[track_caller]
 fn logs_an_abstention(server: &Server, reason: &str) {
     let log = server.log();
@@ -169,7 +169,7 @@ fn a_surviving_lock_is_extended_and_released_while_all_are_refused() {
     };
     assert!(!release(connection, "other"));
     assert!(release(connection, "token"));
-    // The key that is held, the one that is free again, and the one that may be forgotten: who asks is told the same.
+    // The node refuses held, free and possibly forgotten keys with the same error.
     for key in ["extended", "released", "left alone", "never seen"] {
         assert_eq!(abstains(connection, key).1, "start");
     }
@@ -223,7 +223,7 @@ fn a_reload_of_the_servers_own_data_begins_no_abstention() {
 fn a_replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
     let master = Server::with_module().tcp().start().unwrap();
     let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
-    // A delay of 0 is about starts: nobody can say of a promotion that nothing is forgotten.
+    // A delay of 0 is about starts. After a promotion, no operator can know what was forgotten.
     let server =
         Server::with_module().arg("lock.max-ttl", 2000).arg("replica-read-only", "no").start().unwrap();
     let connection = &mut server.connection();

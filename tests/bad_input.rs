@@ -1,4 +1,4 @@
-//! What is refused: with the right words, without a trace, and without harm to the server.
+//! Refused commands: the right error, no trace, and no harm to the server.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -23,11 +23,12 @@ const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: only SHARED, FENCE n and TOKE
 const REPEATED: &str = "ERR syntax error: an option is repeated; name each once";
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// What the server might need to tell apart bytes from text, a line from two, or a format from its arguments.
+/// Bytes that confuse bytes with text, one line with two, or a format with its arguments.
 const ODD_BYTES: [&[u8]; 6] = [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
 
-/// The words that a command is refused with. The free key `k` is still free, no other key has changed, and the server
-/// lives to say so.
+/// Checks that the server refuses a command with this error.
+///
+/// The free key `k` is still free, no other key has changed, and the server still replies.
 #[track_caller]
 fn refused(cli: &mut Cli, command: &Cmd) -> String {
     let before: String = cli.ask("DEBUG DIGEST");
@@ -275,7 +276,7 @@ fn out_of_memory_locks_are_refused_and_those_held_can_be_extended_handed_over_an
 fn a_replica_refuses_all_but_inspect() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET held s3cret PX 60000");
-    // Nobody is there to be copied from, so that what it has stays.
+    // No master answers at this port, so the server keeps its keys.
     cli.reply("REPLICAOF 127.0.0.1 1");
     for line in ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret", "REVOKE held"] {
         assert_eq!(
@@ -311,8 +312,8 @@ fn huge_arguments_are_refused_without_being_copied() {
         let pattern = command("LOCK.SCAN 0 MATCH").arg(huge).clone();
         assert_eq!(refused(cli, &pattern), "ERR MATCH must be at most 255 bytes");
     };
-    // What the server itself makes of so many huge arguments, whatever the command. Now and then its housekeeping copies
-    // what is being received; a copy of ours is there every time.
+    // Measures what the server itself needs for huge arguments of any command. Its housekeeping
+    // sometimes copies what it receives. A copy of ours would be there every time.
     let received = costs(|cli, huge| {
         for _ in 0..11 {
             assert_eq!(cli.run::<Value>(command("EXISTS").arg(huge)), Int(0));
@@ -329,12 +330,12 @@ fn huge_arguments_are_refused_without_being_copied() {
 #[cfg(target_os = "linux")]
 const HUGE_BYTES: u64 = 16 << 20;
 
-/// How much more memory, in bytes, a server needs to answer `ask` than to receive one huge argument.
+/// The memory that a server needs for `ask` beyond that for one huge argument, in bytes.
 #[cfg(target_os = "linux")]
 fn costs(ask: impl Fn(&mut Cli, &str)) -> u64 {
     let (server, mut cli) = server_and_cli();
     let huge = "9".repeat(usize::try_from(HUGE_BYTES).unwrap());
-    // Whether a key is there the server finds out without a copy of its name.
+    // The server checks whether a key exists without a copy of its name.
     assert_eq!(cli.run::<Value>(command("EXISTS").arg(&huge)), Int(0));
     let received = most_memory_ever(&server);
     assert!(received > HUGE_BYTES);
@@ -342,7 +343,7 @@ fn costs(ask: impl Fn(&mut Cli, &str)) -> u64 {
     most_memory_ever(&server) - received
 }
 
-/// The most memory that the server's process has ever had at once, in bytes: what was freed again is seen too.
+/// The peak memory of the server's process, in bytes, including memory that was freed again.
 #[cfg(target_os = "linux")]
 fn most_memory_ever(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();

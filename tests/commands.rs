@@ -1,4 +1,4 @@
-//! What the commands do, as somebody at redis-cli sees it.
+//! What the commands do, as a user of redis-cli sees it.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -202,7 +202,8 @@ fn fences_grow_with_every_grant_however_the_lock_before_ended() {
 #[test]
 fn a_proposed_fence_is_taken() {
     let (_server, mut cli) = server_and_cli();
-    // A server begins lock.max-clock-skew ahead of its clock, so a proposal is believed once the clock has gone on.
+    // A server's counters begin lock.max-clock-skew ahead, so it accepts proposals only after that
+    // time.
     let proposed = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
     cli.ask::<i64>("LOCK.RELEASE k a");
     eventually(PATIENCE, "the proposal is believed", || {
@@ -272,7 +273,7 @@ fn a_lock_that_was_handed_over_is_the_new_tokens_alone() {
     let second = cli.ask::<i64>("LOCK.EXTEND k a 1000 TOKEN b");
     assert!(second > first);
     assert_eq!(cli.reply("GET k"), text("b"));
-    // Computed again from what is left on the other clock, which may run a little faster or slower.
+    // Computed again from the other clock's time, which may run a little faster or slower.
     assert!(cli.expires_at_ms("k") >= expires_at - 1, "it did not become shorter");
 
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);

@@ -1,4 +1,4 @@
-//! What an operator can set, and how he is told of a mistake.
+//! The settings of an operator, and the errors for wrong ones.
 
 use std::fs;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redis::{Connection, RedisResult, cmd};
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// With the module, and no config but what is given.
+/// A server with the module, and only the given settings.
 fn bare() -> ServerBuilder {
     Server::builder().quorlock_module()
 }
@@ -29,7 +29,7 @@ fn set(connection: &mut Connection, name: &str, value: &str) -> RedisResult<()> 
     cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection)
 }
 
-/// What the log of a server says that did not start.
+/// The log of a server that did not start.
 #[track_caller]
 fn refused(builder: ServerBuilder) -> String {
     match builder.start() {
@@ -152,7 +152,7 @@ fn a_line_of_redis_conf_that_is_not_right_is_named_with_what_would_be() {
         ("lock.max-ttl", "soon", "lock.max-ttl 1 to 604800000"),
         ("lock.rejoin-delay", "-2", "lock.rejoin-delay -1 to 604800000"),
         ("lock.max-clock-skew", "86400001", "lock.max-clock-skew 0 to 86400000"),
-        // The server's own words.
+        // The server's own error.
         ("lock.colour", "blue", "Module Configuration"),
     ] {
         let log = refused(bare().arg(name, value));
@@ -252,7 +252,7 @@ fn a_policy_that_evicts_is_warned_of_when_it_is_set() {
     let warnings = || server.log().matches(EVICTS).count();
     set(connection, "maxmemory", "100mb").unwrap();
     set(connection, "maxmemory-policy", "noeviction").unwrap();
-    // Another turn of the server's loop is over when this is answered: a warning would be there.
+    // The reply follows another turn of the server's loop, in which a warning would be logged.
     cmd("PING").exec(connection).unwrap();
     cmd("PING").exec(connection).unwrap();
     assert_eq!(warnings(), 0, "{}", server.log());

@@ -1,4 +1,4 @@
-//! What the server tells of the commands is so, and the configuration that is shipped starts a lock master.
+//! The server's descriptions of the commands are true, and the shipped configuration works.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -13,7 +13,7 @@ use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
-/// Each command and how it is written.
+/// The syntax of each command.
 const SYNTAX: [&str; 11] = [
     "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [SHARED] [FENCE n] [TOKEN new]",
@@ -39,9 +39,9 @@ struct Argument {
     name: String,
     kind: String,
     summary: String,
-    /// The word before it, when it may be left out.
+    /// The word that introduces an optional argument.
     option: Option<String>,
-    /// Whether there may be more than one.
+    /// Whether the argument can be repeated.
     multiple: bool,
 }
 
@@ -127,7 +127,7 @@ fn help_names_each_command_with_its_arguments_and_what_it_is_for() {
 #[test]
 fn module_list_has_the_version_of_the_package() {
     let (_server, mut cli) = server_and_cli();
-    // Some servers bring modules of their own.
+    // Some servers include modules of their own.
     let modules: Vec<HashMap<String, Value>> = cli.ask("MODULE LIST");
     let is_ours = |module: &&HashMap<String, Value>| module["name"] == Value::BulkString("lock".into());
     let module = modules.iter().find(is_ours).expect("it is loaded");
@@ -246,7 +246,7 @@ fn the_example_configuration_starts_a_lock_master_as_it_is_shipped() {
 
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");
     fs::write(&path, &installed).unwrap();
-    // Read after the settings of the test kit, so that it has the last word.
+    // Read after the test kit's settings, so that it overrides them.
     let server = Server::builder().arg("include", path.display()).start().unwrap();
     let mut cli = Cli::new(&server);
     let directives = installed.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));

@@ -1,4 +1,4 @@
-//! What `INFO lock` tells. The documentation has the same names.
+//! The fields of `INFO lock`, which the documentation lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redis::{Connection, cmd};
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The fields, without the `lock_` before each.
+/// The fields, without the prefix `lock_`.
 fn info(connection: &mut Connection) -> BTreeMap<String, String> {
     let text: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
     let fields = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -25,7 +25,7 @@ fn number(connection: &mut Connection, name: &str) -> u64 {
     info(connection)[name].parse().expect("a number")
 }
 
-/// A command, from a line that is split at spaces; what it answers is of no interest.
+/// Sends a command, split at spaces, and ignores its reply.
 fn tell(connection: &mut Connection, line: &str) {
     let mut words = line.split(' ');
     let mut command = cmd(words.next().unwrap_or_default());
@@ -139,7 +139,8 @@ fn everything_that_happens_to_locks_is_counted_once() {
     tell(connection, "LOCK.REVOKE e");
     let all = [&all[..7], &["revoked 1"], &all[7..]].concat();
     assert_eq!(counted(connection), all);
-    // Nothing of it happens again by itself. Two turns of the server's own clock are enough to see.
+    // None of this happens again by itself. Two turns of the server's own clock suffice to check
+    // that.
     let cron = |connection: &mut Connection| -> u64 {
         let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
         let us = info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
@@ -156,7 +157,7 @@ fn an_evicted_key_is_counted() {
     let connection = &mut server.connection();
     tell(connection, "LOCK.ACQUIRE a token 60000");
     tell(connection, "CONFIG SET maxmemory 1");
-    // A command that needs memory has the server make room first.
+    // A command that needs memory makes the server free some first.
     tell(connection, "SET b value");
     assert_eq!(number(connection, "saved_from_eviction"), 1);
     assert_eq!(number(connection, "leases"), 1);

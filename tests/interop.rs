@@ -1,4 +1,4 @@
-//! Programs that lock the same keys with plain commands, and operators who act on them.
+//! Programs that lock the same keys with plain commands, and operators who change the keys.
 
 mod common;
 
@@ -8,10 +8,10 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::eventually;
 use redis::Value::{self, BulkString, Int, Nil, Okay};
 
-/// Long enough that it lies in the future when the server looks, else this is a DEL.
+/// Long enough to lie in the future when the server reads it; otherwise it would be a DEL.
 const EXPIRE_SOON: &str = "PEXPIRE k 20";
 
-/// How the Redis documentation says to release a lock that was taken with SET NX PX.
+/// The release that the Redis documentation gives for a lock of SET NX PX.
 const THEIR_RELEASE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
@@ -279,7 +279,7 @@ fn a_lock_keeps_its_deadline_when_somebody_moves_that_of_the_key() {
         let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {long}"));
         assert_eq!(shown["fence"], Int(fence), "{line}");
         assert!(matches!(shown["ttl"], Int(1..=60_000)), "{line}: {shown:?}");
-        // The key alone would be there for an hour at least.
+        // The key alone would exist for an hour at least.
         eventually(PATIENCE, "the short lock has ended at its own deadline", || {
             cli.reply(&format!("EXISTS {short}")) == Int(0)
         });
@@ -314,7 +314,7 @@ fn an_old_client_does_not_get_a_lock_whose_key_expired_early() {
     assert_eq!(cli.reply("EXISTS k"), Int(0));
 }
 
-/// Waits for the expiry of a lock's key before its time, which the module takes for a step of the clock.
+/// Waits for the early expiry of a lock's key, which the module takes for a step of the clock.
 fn has_expired_early(cli: &mut Cli) {
     eventually(PATIENCE, "the key has expired", || {
         cli.ask::<String>("INFO lock").contains("lock_saved_from_clock_step:1")

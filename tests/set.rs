@@ -1,4 +1,4 @@
-//! The config `lock.set`: which set of nodes this one belongs to.
+//! The setting `lock.set`: the set to which this node belongs.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ impl Node {
         fs::read_to_string(self.directory.path().join("redis.conf")).expect("the file is there")
     }
 
-    /// The end of the log of the server, which refuses to start.
+    /// The end of the log of a server that refuses to start.
     #[track_caller]
     fn log_of_refusal(&self) -> String {
         match self.builder().start() {

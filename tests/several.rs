@@ -1,4 +1,4 @@
-//! Several keys as one lock, on a real server: all of them or none, and whatever ends one ends all.
+//! Several keys as one lock, on a real server: all or none, and the end of one ends all.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -12,7 +12,7 @@ use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Array, Int, Nil};
 use redis::{RedisResult, cmd};
 
-/// What `LOCK.INSPECT` says of a key: its fence, its ttl and how many keys its lock has.
+/// The fence, the ttl and the number of keys that `LOCK.INSPECT` shows for a key.
 fn inspect(cli: &mut Cli, key: &str) -> Option<(i64, i64, i64)> {
     let shown: Option<std::collections::HashMap<String, Value>> = cli.ask(&format!("LOCK.INSPECT {key}"));
     let field = |shown: &std::collections::HashMap<String, Value>, name: &str| match shown[name] {
@@ -26,7 +26,7 @@ fn exist(cli: &mut Cli, keys: &str) -> Value {
     cli.reply(&format!("EXISTS {keys}"))
 }
 
-/// A client that waits in a thread of its own.
+/// A client that waits in a separate thread.
 struct Waiter {
     id: i64,
     answer: JoinHandle<RedisResult<Value>>,
@@ -177,7 +177,7 @@ fn the_other_keys_are_gone_before_the_next_turn() {
         assert_eq!(exist(&mut cli, "a b c"), Int(0), "{end}");
         assert_eq!(field(&server, "lock_leases"), 0, "{end}");
     }
-    // Noticed when one of them is next touched.
+    // The node notices it when one of them is next used.
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     cli.reply("SET b other");
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b t 60000"), Nil);
@@ -305,7 +305,7 @@ fn what_a_restart_has_left_is_one_lock_again_by_its_token() {
     assert_eq!(exist(&mut cli, "a b"), Int(0));
 }
 
-/// The fence of a key that is there without a lease.
+/// The fence of a key that exists without a lease.
 fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
     let Array(shown) = cli.reply(&format!("LOCK.INSPECT {key}")) else { panic!("it is there") };
     shown[3].clone()
@@ -315,7 +315,8 @@ fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
 fn a_key_that_expired_early_is_written_again() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
-    // To the module it is the same as a step of the wall clock: the server removes the key before the lock's deadline.
+    // To the module this is a step of the wall clock: the server removes the key before the
+    // deadline.
     cli.reply("PEXPIRE a 1");
     eventually(PATIENCE, "it is written again", || cli.ask::<i64>("PTTL a") > 1000);
     assert_eq!(inspect(&mut cli, "a").map(|(_, _, keys)| keys), Some(2));
@@ -385,7 +386,8 @@ fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
-    // In one turn of the loop: it is granted the lock, and cut off before it can be told.
+    // In one turn of the loop: the client is granted the lock, and disconnected before it can be
+    // told.
     redis::pipe()
         .add_command(command("LOCK.RELEASE b x"))
         .add_command(command(&format!("CLIENT KILL ID {}", both.id)))
@@ -423,7 +425,7 @@ fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
                 let acquire = format!("LOCK.MACQUIRE {keys} {token} 60000 WAIT 60000");
                 let (fence, _): (i64, i64) = command(&acquire).query(&mut connection).unwrap();
                 for key in keys.split(' ').skip(1) {
-                    // Whoever writes later has a larger fence, or two hold the key.
+                    // A later writer has a larger fence; otherwise two clients held the key.
                     let before: Option<i64> =
                         cmd("GETSET").arg(format!("seen:{key}")).arg(fence).query(&mut connection).unwrap();
                     assert!(before.is_none_or(|before| before < fence), "{key}: {before:?} {fence}");
@@ -486,7 +488,7 @@ fn single_key_waiter_does_not_pass_one_for_several_in_one_turn() {
     second.granted();
 }
 
-/// What the command is for: with one lock after the other, two that name them in opposite orders wait for each other.
+/// The purpose of the command: clients that lock keys one by one in opposite orders deadlock.
 #[test]
 fn two_that_take_one_key_after_the_other_wait_for_each_other() {
     let (server, mut cli) = server_and_cli();

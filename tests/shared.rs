@@ -1,4 +1,4 @@
-//! Shared locks on real servers: readers together, no writer beside them, and nobody starves.
+//! Shared locks on real servers: many readers, no writer beside them, and no starvation.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -17,7 +17,7 @@ fn inspect(cli: &mut Cli, key: &str) -> HashMap<String, Value> {
     cli.ask(&format!("LOCK.INSPECT {key}"))
 }
 
-/// The mode, and how many hold the key.
+/// The mode, and the number of holders.
 fn held(cli: &mut Cli) -> (Value, Value) {
     let mut shown = inspect(cli, "k");
     (shown.remove("mode").unwrap(), shown.remove("holders").unwrap())

@@ -1,4 +1,5 @@
-//! ACQUIRE … WAIT on a real server: nobody is forgotten, whatever ends the lock or the wait.
+//! ACQUIRE … WAIT on a real server: every waiter gets its answer, whatever ends the lock or the
+//! wait.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -18,7 +19,7 @@ fn start(builder: ServerBuilder) -> Server {
     builder.start().unwrap()
 }
 
-/// A client that waits for a lock in a thread of its own.
+/// A client that waits for a lock in a separate thread.
 struct Waiter {
     id: i64,
     answer: JoinHandle<RedisResult<Value>>,
@@ -154,7 +155,7 @@ fn who_does_not_wait_does_not_get_past_those_who_do() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    // Both in one turn of the loop: the newcomer must not get in between.
+    // Both in one turn of the loop: the newcomer must not overtake the waiter.
     let (_, newcomer): (Value, Value) = redis::pipe()
         .cmd("DEL")
         .arg("k")
@@ -176,7 +177,7 @@ fn every_explicit_end_serves_the_queue() {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
         let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-        // Valkey reports an EXPIRE into the past as an expiry, by which a lease does not end.
+        // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
         let ends = end != "EXPIRE k 0" || run(&server, end) != Value::Nil && acquire_is_over(&server);
         if end != "EXPIRE k 0" {
             run(&server, end);
@@ -408,7 +409,7 @@ fn an_unload_is_refused_while_somebody_waits() {
 #[test]
 fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
     let server = server();
-    // Nobody but the module looks for keys that have expired.
+    // Only the module removes keys that have expired.
     run(&server, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&server, "SET k theirs PX 600000");
     let waiter = Waiter::new(&server, "k", "ours", 60_000, 60_000);

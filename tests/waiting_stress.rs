@@ -1,4 +1,5 @@
-//! Clients that wait, and are killed, cut off, unblocked, withdrawn or out of time, at random and all at once.
+//! Clients that wait, and are killed, disconnected, unblocked, withdrawn or out of time, at random
+//! and all at once.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,7 +15,7 @@ fn nobody_is_forgotten_whatever_happens_to_those_who_wait() {
     assert!(outcome.leaves_nothing(), "{outcome:?}");
     assert!(outcome.longest_free <= Duration::from_millis(50), "{outcome:?}");
     assert!(outcome.granted > stress.rounds / 4, "{outcome:?}");
-    // All of it has happened.
+    // Every kind of end has happened.
     let Stress { rounds, .. } = stress;
     for (what, times) in [
         ("out of time", outcome.out_of_time),
