@@ -391,7 +391,7 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
 }
 
 #[test]
-fn extension_does_not_put_off_the_repair_of_a_mirror() {
+fn extension_does_not_delay_the_rewrite_of_a_mirror() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 500, None).unwrap();
     server.take_away(b"k", KeyEvent::Expired);

@@ -86,7 +86,7 @@ pub(super) enum Flushed {
 /// How soon to write an evicted mirror again, in microseconds.
 ///
 /// Not at once: memory is short, and the server would evict it again.
-const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
+const MIRROR_AFTER_EVICTION_US: u64 = 100_000;
 
 impl Node {
     /// Processes an event that the server reports.
@@ -185,8 +185,8 @@ impl Node {
             }
             KeyEvent::Evicted => {
                 self.stats.saved_from_eviction += 1;
-                let repair_at = now.plus_us(REPAIR_AFTER_EVICTION_US);
-                self.leases.set_mirror(slot, MirrorState::Lost, repair_at);
+                let rewrite_at = now.plus_us(MIRROR_AFTER_EVICTION_US);
+                self.leases.set_mirror(slot, MirrorState::Lost, rewrite_at);
             }
             KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
             // The check precedes the end of the turn: later the mirror may have expired by

@@ -33,7 +33,7 @@ const SWEEP_SLOTS: u32 = 16;
 /// How soon to check again while the server must not write, in microseconds.
 const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
 /// How soon to retry a lost mirror that could not be written, in microseconds.
-const REPAIR_INTERVAL_US: u64 = 1_000_000;
+const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
 /// The difference in time that counts as noise, in microseconds.
 ///
 /// A lease that ends this soon needs no new mirror. A mirror that expires this much early was not
@@ -182,7 +182,7 @@ impl Node {
         }
         if is_live && self.leases.get(lease).mirror() == MirrorState::Lost && keyspace.memory_is_short() {
             budget.spend(STEP_UNITS);
-            self.repair_later(now, lease);
+            self.rewrite_mirror_later(now, lease);
             return Some(Job::Tidied);
         }
         budget.spend(WRITE_UNITS);
@@ -204,7 +204,7 @@ impl Node {
                 Some(Job::Removed)
             }
             KeyState::Held { lease, mirrored: false } => {
-                self.repair(now, lease, &name, &mut entry, keyspace);
+                self.rewrite_mirror(now, lease, &name, &mut entry, keyspace);
                 Some(Job::Mirrored)
             }
             _ => Some(Job::Mirrored),
@@ -218,7 +218,7 @@ impl Node {
     }
 
     /// Writes a lost mirror again, if its key is missing.
-    fn repair<K: Keyspace>(
+    fn rewrite_mirror<K: Keyspace>(
         &mut self,
         now: Now,
         lease: u32,
@@ -228,19 +228,19 @@ impl Node {
     ) {
         let left_us = self.leases.get(lease).deadline.us_since(now.monotonic);
         if keyspace.kind(entry) != Kind::Missing || left_us <= CLOCK_NOISE_US {
-            return self.repair_later(now, lease);
+            return self.rewrite_mirror_later(now, lease);
         }
         let value = keyspace.name(self.leases.get(lease).mirror_value());
         let expires_at_ms = now.wall_ms_after(left_us);
         if keyspace.set(entry, &value, expires_at_ms).is_err() {
-            return self.repair_later(now, lease);
+            return self.rewrite_mirror_later(now, lease);
         }
         self.leases.regain_mirror(lease);
         self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Other);
     }
 
-    fn repair_later(&mut self, now: Now, lease: u32) {
-        let at = now.monotonic.plus_us(REPAIR_INTERVAL_US);
+    fn rewrite_mirror_later(&mut self, now: Now, lease: u32) {
+        let at = now.monotonic.plus_us(MIRROR_REWRITE_INTERVAL_US);
         self.leases.set_mirror(lease, MirrorState::Lost, at);
     }
 
