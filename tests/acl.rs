@@ -84,7 +84,7 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
 }
 
 #[test]
-fn the_documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
+fn documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let user = documented_user();
@@ -124,7 +124,7 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
 }
 
 #[test]
-fn the_documented_user_locks() {
+fn documented_user_locks() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let user = documented_user();
@@ -154,7 +154,7 @@ fn the_documented_user_locks() {
 }
 
 #[test]
-fn the_documented_user_can_be_written_into_redis_conf() {
+fn documented_user_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     let by_category = "user by-category on nopass ~orders/* +@lock";
@@ -178,7 +178,7 @@ fn the_documented_user_can_be_written_into_redis_conf() {
 }
 
 #[test]
-fn the_category_has_the_commands_where_servers_let_modules_have_one() {
+fn category_has_the_commands_where_servers_let_modules_have_one() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
@@ -198,7 +198,7 @@ fn the_category_has_the_commands_where_servers_let_modules_have_one() {
 }
 
 #[test]
-fn commands_for_operators_are_admin_and_dangerous_and_for_nobody_else() {
+fn commands_for_operators_are_admin_and_dangerous_only() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let knows_categories = has_module_categories(connection);
@@ -222,7 +222,7 @@ fn commands_for_operators_are_admin_and_dangerous_and_for_nobody_else() {
 }
 
 #[test]
-fn the_category_outlives_an_unload_and_the_module_is_loaded_again() {
+fn category_outlives_an_unload_and_the_module_is_loaded_again() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     for _ in 0..3 {

@@ -48,7 +48,7 @@ fn all_refused(lines: &[&str], expected: &str) {
 }
 
 #[test]
-fn a_wrong_number_of_arguments_is_refused_in_the_servers_words() {
+fn wrong_number_of_arguments_is_refused_in_the_servers_words() {
     let lines = [
         ("acquire", vec!["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"]),
         ("extend", vec!["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
@@ -69,7 +69,7 @@ fn a_wrong_number_of_arguments_is_refused_in_the_servers_words() {
 }
 
 #[test]
-fn a_ttl_out_of_range_is_refused() {
+fn ttl_out_of_range_is_refused() {
     let ttls = ["0", "-1", "60001", "9223372036854775807", "-9223372036854775808"];
     let lines: Vec<_> = ttls
         .iter()
@@ -79,7 +79,7 @@ fn a_ttl_out_of_range_is_refused() {
 }
 
 #[test]
-fn a_number_that_is_none_is_refused() {
+fn invalid_number_is_refused() {
     let (_server, mut cli) = server_and_cli();
     let no_numbers = [
         "ten",
@@ -105,7 +105,7 @@ fn a_number_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_fence_out_of_range_is_refused() {
+fn fence_out_of_range_is_refused() {
     all_refused(
         &[
             "LOCK.ACQUIRE k s3cret 1000 FENCE 0",
@@ -119,7 +119,7 @@ fn a_fence_out_of_range_is_refused() {
 }
 
 #[test]
-fn a_token_is_1_to_256_bytes() {
+fn token_is_1_to_256_bytes() {
     let (_server, mut cli) = server_and_cli();
     for token in [String::new(), "s3cret".repeat(43)[..257].to_owned()] {
         let commands = [
@@ -139,7 +139,7 @@ fn a_token_is_1_to_256_bytes() {
 }
 
 #[test]
-fn an_owner_is_at_most_256_bytes_of_text() {
+fn owner_is_at_most_256_bytes_of_text() {
     let (_server, mut cli) = server_and_cli();
     let long = "x".repeat(257);
     for (label, expected) in [(long.as_bytes(), OWNER_LENGTH), (b"\xff\xfe", OWNER_NOT_TEXT)] {
@@ -154,13 +154,13 @@ fn an_owner_is_at_most_256_bytes_of_text() {
 }
 
 #[test]
-fn the_longest_ttl_is_granted() {
+fn longest_ttl_is_granted() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
 }
 
 #[test]
-fn an_unknown_option_is_refused() {
+fn unknown_option_is_refused() {
     all_refused(
         &["LOCK.ACQUIRE k s3cret 1000 NX 1", "LOCK.ACQUIRE k s3cret 1000 TOKEN s3cret2"],
         UNKNOWN_TO_ACQUIRE,
@@ -169,7 +169,7 @@ fn an_unknown_option_is_refused() {
 }
 
 #[test]
-fn a_repeated_option_is_refused() {
+fn repeated_option_is_refused() {
     all_refused(
         &[
             "LOCK.ACQUIRE k s3cret 1000 OWNER me OWNER you",
@@ -182,7 +182,7 @@ fn a_repeated_option_is_refused() {
 }
 
 #[test]
-fn a_refused_extension_leaves_the_lock_as_it_was() {
+fn refused_extension_leaves_the_lock_as_it_was() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
     let expires_at = cli.expires_at_ms("held");
@@ -216,7 +216,7 @@ fn any_bytes_are_a_key_and_a_token() {
 }
 
 #[test]
-fn a_label_of_any_text_comes_back_as_it_was() {
+fn label_of_any_text_is_shown_unchanged() {
     let (_server, mut cli) = server_and_cli();
     for label in ODD_BYTES.into_iter().filter(|label| str::from_utf8(label).is_ok()) {
         cli.run::<i64>(command("LOCK.ACQUIRE k a 60000 OWNER").arg(label));
@@ -226,7 +226,7 @@ fn a_label_of_any_text_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_key_of_another_type_is_refused_and_not_touched() {
+fn key_of_another_type_is_refused_and_not_touched() {
     let (_server, mut cli) = server_and_cli();
     let others = [
         "RPUSH list s3cret",
@@ -255,7 +255,7 @@ fn a_key_of_another_type_is_refused_and_not_touched() {
 }
 
 #[test]
-fn out_of_memory_locks_are_refused_and_those_held_can_be_extended_handed_over_and_released() {
+fn full_server_refuses_new_locks_and_serves_held_ones() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
     let expires_at = cli.expires_at_ms("held");
@@ -273,7 +273,7 @@ fn out_of_memory_locks_are_refused_and_those_held_can_be_extended_handed_over_an
 }
 
 #[test]
-fn a_replica_refuses_all_but_inspect() {
+fn replica_refuses_all_but_inspect() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET held s3cret PX 60000");
     // No master answers at this port, so the server keeps its keys.

@@ -89,7 +89,7 @@ fn each_command_is_documented() {
 }
 
 #[test]
-fn the_documented_arguments_are_the_syntax() {
+fn documented_arguments_are_the_syntax() {
     let (_server, mut cli) = server_and_cli();
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
@@ -137,7 +137,7 @@ fn module_list_has_the_version_of_the_package() {
 }
 
 #[test]
-fn a_call_as_documented_is_accepted() {
+fn documented_calls_are_accepted() {
     let (_server, mut cli) = server_and_cli();
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
@@ -175,7 +175,7 @@ fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
 }
 
 #[test]
-fn the_server_knows_arity_flags_and_key_of_each_command() {
+fn server_knows_arity_flags_and_key_of_each_command() {
     let (_server, mut cli) = server_and_cli();
     let expected = [
         ("lock.acquire", -4, vec!["blocking", "denyoom", "fast", "module", "write"]),
@@ -203,7 +203,7 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
 }
 
 #[test]
-fn the_key_is_found_in_each_command() {
+fn key_is_found_in_each_command() {
     let (_server, mut cli) = server_and_cli();
     let expected = [
         ("LOCK.ACQUIRE the-key a 1000 OWNER me FENCE 7", ["RW", "access", "insert"]),
@@ -222,7 +222,7 @@ fn the_key_is_found_in_each_command() {
 }
 
 #[test]
-fn the_keys_are_found_where_there_are_several() {
+fn keys_are_found_where_there_are_several() {
     let (_server, mut cli) = server_and_cli();
     for (line, flag) in [
         ("LOCK.MACQUIRE 3 k1 k2 k3 a 1000 OWNER me FENCE 7", "insert"),
@@ -237,7 +237,7 @@ fn the_keys_are_found_where_there_are_several() {
 }
 
 #[test]
-fn the_example_configuration_starts_a_lock_master_as_it_is_shipped() {
+fn example_configuration_starts_a_lock_master_as_it_is_shipped() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("redis.conf.example");
     let shipped = fs::read_to_string(shipped).unwrap();
     let module = module_path().unwrap();

@@ -123,7 +123,7 @@ fn keyspace_events_are_those_of_the_equivalent_command() {
 }
 
 #[test]
-fn a_key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
+fn key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
     let server = server();
     // Another value writes the string anew, which the server reports as a new key.
     let writes_anew = |line: &str| line.contains("TOKEN") || line == "LOCK.REVOKE k";
@@ -162,7 +162,7 @@ fn caches_are_invalidated_as_by_the_equivalent_command() {
 }
 
 #[test]
-fn what_inspect_showed_can_be_cached() {
+fn inspect_reply_can_be_cached() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let mut cache = Cache::of_k(&server);
@@ -259,7 +259,7 @@ fn handover_aborts_transactions_at_once() {
 }
 
 #[test]
-fn transactions_that_watch_a_lock_are_aborted_as_by_the_equivalent_command() {
+fn watching_transactions_are_aborted_as_by_the_equivalent_command() {
     let server = server();
     for (before, ours, theirs) in EQUIVALENTS {
         assert!(aborts_transaction(&server, before, theirs), "{theirs}");
@@ -268,7 +268,7 @@ fn transactions_that_watch_a_lock_are_aborted_as_by_the_equivalent_command() {
 }
 
 #[test]
-fn what_changes_nothing_is_told_to_nobody() {
+fn command_that_changes_nothing_sends_no_event() {
     let server = server();
     let held = "LOCK.ACQUIRE k a 60000";
     for line in NOTHING_CHANGES {
@@ -289,7 +289,7 @@ fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
 }
 
 #[test]
-fn a_lock_that_nobody_asks_about_is_removed_at_its_deadline_and_told_of_as_an_expiry() {
+fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events KEx");
     cli.reply(SERVER_REMOVES_NOTHING);
@@ -310,7 +310,7 @@ fn a_lock_that_nobody_asks_about_is_removed_at_its_deadline_and_told_of_as_an_ex
 }
 
 #[test]
-fn a_lock_that_ends_by_its_deadline_invalidates_caches_and_aborts_transactions() {
+fn end_by_deadline_invalidates_caches_and_aborts_transactions() {
     let (server, mut cli) = server_and_cli();
     cli.reply(SERVER_REMOVES_NOTHING);
     let (mut watcher, mut cache) = (Cli::new(&server), Cache::of_k(&server));
@@ -332,7 +332,7 @@ fn a_lock_that_ends_by_its_deadline_invalidates_caches_and_aborts_transactions()
 }
 
 #[test]
-fn every_end_by_deadline_is_told_once() {
+fn every_end_by_deadline_sends_one_event() {
     const LOCKS: usize = 100;
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events Ex");

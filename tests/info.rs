@@ -56,13 +56,13 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
 }
 
 #[test]
-fn the_version_is_the_one_of_the_package() {
+fn version_is_the_one_of_the_package() {
     let server = Server::with_module().start().unwrap();
     assert_eq!(info(&mut server.connection())["version"], env!("CARGO_PKG_VERSION"));
 }
 
 #[test]
-fn the_section_is_there_when_asked_for_and_among_everything() {
+fn section_is_in_info_lock_and_in_info_everything() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let mut has_it = |section: &[&str]| {
@@ -74,7 +74,7 @@ fn the_section_is_there_when_asked_for_and_among_everything() {
 }
 
 #[test]
-fn the_configured_times_are_shown_as_they_are_in_force() {
+fn info_shows_the_settings_in_force() {
     let server =
         Server::with_module().arg("lock.max-ttl", 7000).arg("lock.rejoin-delay", -1).start().unwrap();
     let connection = &mut server.connection();
@@ -152,7 +152,7 @@ fn everything_that_happens_to_locks_is_counted_once() {
 }
 
 #[test]
-fn an_evicted_key_is_counted() {
+fn evicted_key_is_counted() {
     let server = Server::with_module().arg("maxmemory-policy", "volatile-ttl").start().unwrap();
     let connection = &mut server.connection();
     tell(connection, "LOCK.ACQUIRE a token 60000");
@@ -164,7 +164,7 @@ fn an_evicted_key_is_counted() {
 }
 
 #[test]
-fn an_answer_that_the_node_abstains_is_counted() {
+fn abstentions_are_counted() {
     let server = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
     let connection = &mut server.connection();
     tell(connection, "LOCK.ACQUIRE a token 1000");

@@ -120,7 +120,7 @@ fn locks_survive_a_crash() {
 }
 
 #[test]
-fn the_files_are_read_without_the_module() {
+fn files_are_read_without_the_module() {
     let mut with = append_only().start().unwrap();
     let locks = make_locks(&mut Cli::new(&with));
     with.kill();
@@ -129,7 +129,7 @@ fn the_files_are_read_without_the_module() {
 }
 
 #[test]
-fn locks_survive_a_file_that_was_switched_on_or_rewritten_while_they_were_held() {
+fn locks_survive_an_append_only_file_switched_on_or_rewritten() {
     let server = Server::with_module().start().unwrap();
     let mut cli = Cli::new(&server);
     // No server replicates so far, and then one does.
@@ -155,7 +155,7 @@ fn locks_survive_a_file_that_was_switched_on_or_rewritten_while_they_were_held()
 }
 
 #[test]
-fn a_replica_without_the_module_has_the_same_keys() {
+fn replica_without_the_module_has_the_same_keys() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
     let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
@@ -180,7 +180,7 @@ fn a_replica_without_the_module_has_the_same_keys() {
 }
 
 #[test]
-fn a_master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
+fn master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
     let server = Server::with_module().start().unwrap();
     let mut cli = Cli::new(&server);
     let locks = make_locks(&mut cli);
@@ -200,7 +200,7 @@ fn a_master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
 }
 
 #[test]
-fn the_append_only_file_has_plain_commands_in_absolute_terms() {
+fn append_only_file_has_plain_commands_in_absolute_terms() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 OWNER me FENCE 7");
@@ -222,7 +222,7 @@ fn the_append_only_file_has_plain_commands_in_absolute_terms() {
 }
 
 #[test]
-fn the_append_only_file_has_the_end_of_a_lock_by_its_deadline() {
+fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     // From now on the server removes an expired key only when a command uses it.
@@ -240,7 +240,7 @@ fn the_append_only_file_has_the_end_of_a_lock_by_its_deadline() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_in_the_append_only_file() {
+fn command_that_changes_nothing_is_not_in_the_append_only_file() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");

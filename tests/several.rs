@@ -94,7 +94,7 @@ fn all_keys_are_taken_or_none() {
 }
 
 #[test]
-fn the_fence_is_above_that_of_every_key_and_each_goes_on_from_it() {
+fn fence_is_above_that_of_every_key_and_raises_each() {
     let (_server, mut cli) = server_and_cli();
     let mut highest = 0;
     for _ in 0..5 {
@@ -110,7 +110,7 @@ fn the_fence_is_above_that_of_every_key_and_each_goes_on_from_it() {
 }
 
 #[test]
-fn an_extension_names_all_keys_of_the_lock_and_no_other() {
+fn extension_names_all_keys_of_the_lock_and_no_other() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 20000");
     let other_keys = "ERR the token holds these keys, but not as one lock";
@@ -133,7 +133,7 @@ fn an_extension_names_all_keys_of_the_lock_and_no_other() {
 }
 
 #[test]
-fn a_lock_of_one_key_is_the_same_whoever_took_it() {
+fn lock_of_one_key_is_the_same_by_either_command() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a a t 20000");
     assert_eq!(
@@ -149,7 +149,7 @@ fn a_lock_of_one_key_is_the_same_whoever_took_it() {
 }
 
 #[test]
-fn whatever_ends_one_key_ends_all_and_serves_all_queues() {
+fn end_of_one_key_ends_all_and_serves_all_queues() {
     for end in
         ["LOCK.RELEASE b t", "LOCK.MRELEASE 1 b t", "DEL b", "UNLINK b", "RENAME b d", "GETDEL b", "FLUSHALL"]
     {
@@ -169,7 +169,7 @@ fn whatever_ends_one_key_ends_all_and_serves_all_queues() {
 }
 
 #[test]
-fn the_other_keys_are_gone_before_the_next_turn() {
+fn other_keys_are_gone_before_the_next_turn() {
     let (server, mut cli) = server_and_cli();
     for end in ["LOCK.RELEASE b t", "DEL b"] {
         cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 60000");
@@ -186,7 +186,7 @@ fn the_other_keys_are_gone_before_the_next_turn() {
 }
 
 #[test]
-fn an_ended_lock_is_free_within_the_same_turn() {
+fn ended_lock_is_free_within_the_same_turn() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     let (_, extended, taken): (Value, Value, Value) = redis::pipe()
@@ -211,7 +211,7 @@ fn all_keys_end_at_the_deadline() {
 }
 
 #[test]
-fn what_is_wrong_with_one_key_leaves_the_others_alone() {
+fn error_of_one_key_leaves_the_others_alone() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("LPUSH list x");
     assert!(cli.error("LOCK.MACQUIRE 2 a list t 1000").starts_with("WRONGTYPE"));
@@ -239,7 +239,7 @@ fn what_is_wrong_with_one_key_leaves_the_others_alone() {
 }
 
 #[test]
-fn who_listens_hears_of_each_key() {
+fn listeners_hear_of_each_key() {
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events KEA");
     let mut connection = server.connection();
@@ -269,7 +269,7 @@ fn who_listens_hears_of_each_key() {
 }
 
 #[test]
-fn a_replica_has_all_keys_and_loses_all_of_them() {
+fn replica_receives_and_loses_all_keys_together() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
     let (mut cli, mut copy) = (Cli::new(&master), Cli::new(&replica));
@@ -290,7 +290,7 @@ fn a_replica_has_all_keys_and_loses_all_of_them() {
 }
 
 #[test]
-fn what_a_restart_has_left_is_one_lock_again_by_its_token() {
+fn keys_after_a_restart_are_one_lock_again_by_their_token() {
     let mut server =
         Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
     let mut cli = Cli::new(&server);
@@ -312,7 +312,7 @@ fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
 }
 
 #[test]
-fn a_key_that_expired_early_is_written_again() {
+fn key_that_expired_early_is_written_again() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     // To the module this is a step of the wall clock: the server removes the key before the
@@ -325,7 +325,7 @@ fn a_key_that_expired_early_is_written_again() {
 }
 
 #[test]
-fn who_waits_for_several_keys_has_them_when_all_are_free_and_holds_none_meanwhile() {
+fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     let before: i64 = cli.ask("LOCK.ACQUIRE b y 60000");
@@ -344,7 +344,7 @@ fn who_waits_for_several_keys_has_them_when_all_are_free_and_holds_none_meanwhil
 }
 
 #[test]
-fn a_wait_for_several_keys_ends_as_any_other() {
+fn wait_for_several_keys_ends_as_any_other() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let waits = |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
@@ -366,7 +366,7 @@ fn a_wait_for_several_keys_ends_as_any_other() {
 }
 
 #[test]
-fn who_is_taken_out_is_not_granted_what_ends_in_the_same_turn() {
+fn withdrawn_waiter_is_not_granted_a_lock_that_ends_in_the_same_turn() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
@@ -382,7 +382,7 @@ fn who_is_taken_out_is_not_granted_what_ends_in_the_same_turn() {
 }
 
 #[test]
-fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
+fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
@@ -399,7 +399,7 @@ fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
 }
 
 #[test]
-fn in_a_transaction_nobody_waits() {
+fn no_client_waits_in_a_transaction() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let (refused, granted): (Value, (i64, i64)) = redis::pipe()

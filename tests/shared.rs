@@ -70,7 +70,7 @@ fn each_reader_ends_at_its_own_deadline() {
 }
 
 #[test]
-fn key_holds_a_value_that_nobody_knows_and_expires_with_the_last_reader() {
+fn key_holds_an_unknown_value_and_expires_with_the_last_reader() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 SHARED");
     let unknown = value(&mut cli, "k");
@@ -118,7 +118,7 @@ fn reader_that_waits_for_nothing_is_answered_at_once() {
 }
 
 #[test]
-fn exclusive_lock_becomes_shared_and_lets_readers_in_and_never_the_other_way_round() {
+fn exclusive_lock_becomes_shared_and_never_the_reverse() {
     let (server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.ACQUIRE k w 60000");
     let reader = Waiter::new(&server, "LOCK.ACQUIRE k a 60000 SHARED WAIT 30000");

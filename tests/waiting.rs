@@ -105,7 +105,7 @@ fn get(server: &Server, key: &str) -> Option<String> {
 }
 
 #[test]
-fn a_release_hands_over_in_order() {
+fn release_hands_over_in_order() {
     let server = server();
     let fence = acquire(&server, "k", "a", 60_000).unwrap();
     let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -122,7 +122,7 @@ fn a_release_hands_over_in_order() {
 }
 
 #[test]
-fn a_wait_that_need_not_or_may_not_be_is_answered_at_once_in_the_same_form() {
+fn unneeded_or_forbidden_wait_is_answered_at_once_in_the_same_form() {
     let server = server();
     let connection = &mut server.connection();
     let ask = |key: &str, token: &str| {
@@ -151,7 +151,7 @@ fn a_wait_that_need_not_or_may_not_be_is_answered_at_once_in_the_same_form() {
 }
 
 #[test]
-fn who_does_not_wait_does_not_get_past_those_who_do() {
+fn client_without_wait_does_not_overtake_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -200,7 +200,7 @@ fn acquire_is_over(server: &Server) -> bool {
 }
 
 #[test]
-fn a_deadline_serves_the_queue_at_once() {
+fn deadline_serves_the_queue_at_once() {
     let server = server();
     let mut latest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -217,7 +217,7 @@ fn a_deadline_serves_the_queue_at_once() {
 }
 
 #[test]
-fn an_old_clients_lock_is_waited_for() {
+fn old_clients_lock_is_waited_for() {
     let server = server();
     run(&server, "SET k old NX PX 200");
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -229,7 +229,7 @@ fn an_old_clients_lock_is_waited_for() {
 }
 
 #[test]
-fn a_wait_ends_in_time() {
+fn wait_ends_in_time() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let started = Instant::now();
@@ -239,7 +239,7 @@ fn a_wait_ends_in_time() {
 }
 
 #[test]
-fn a_client_that_is_gone_is_skipped() {
+fn client_that_is_gone_is_skipped() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -252,7 +252,7 @@ fn a_client_that_is_gone_is_skipped() {
 }
 
 #[test]
-fn a_client_that_is_killed_as_it_is_granted_gives_the_lock_back() {
+fn lock_granted_to_a_killed_client_is_released() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -289,7 +289,7 @@ fn client_unblock_ends_a_wait() {
 }
 
 #[test]
-fn a_client_unblocked_as_it_is_granted_is_told_one_of_both_and_no_lock_is_left_behind() {
+fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
     for how in ["TIMEOUT", "ERROR"] {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
@@ -316,7 +316,7 @@ fn a_client_unblocked_as_it_is_granted_is_told_one_of_both_and_no_lock_is_left_b
 }
 
 #[test]
-fn a_release_takes_a_waiter_with_that_token_out() {
+fn release_withdraws_a_waiter_with_that_token() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -338,7 +338,7 @@ fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
 }
 
 #[test]
-fn a_demotion_and_an_abstention_answer_those_who_wait() {
+fn demotion_and_abstention_answer_the_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -355,7 +355,7 @@ fn a_demotion_and_an_abstention_answer_those_who_wait() {
 }
 
 #[test]
-fn no_more_wait_than_max_waiters() {
+fn waiters_are_limited_by_max_waiters() {
     let server = start(Server::with_module().arg("lock.max-waiters", 1));
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -372,7 +372,7 @@ fn no_more_wait_than_max_waiters() {
 }
 
 #[test]
-fn what_is_handed_over_is_replicated_as_one_set() {
+fn handover_is_replicated_as_one_set() {
     let server = start(Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always"));
     acquire(&server, "k", "aaa", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "bbb", 60_000, 60_000);
@@ -394,7 +394,7 @@ fn aof(server: &Server) -> String {
 }
 
 #[test]
-fn an_unload_is_refused_while_somebody_waits() {
+fn unload_is_refused_while_a_client_waits() {
     let server = start(Server::with_module().arg("enable-module-command", "yes"));
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);

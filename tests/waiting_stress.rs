@@ -7,7 +7,7 @@ use std::time::Duration;
 use quorlock_testkit::{Server, Stress};
 
 #[test]
-fn nobody_is_forgotten_whatever_happens_to_those_who_wait() {
+fn no_waiter_is_forgotten_whatever_happens_to_the_waiters() {
     let server = Server::with_module().start().expect("a server with the module starts");
     let stress = Stress { rounds: 6000, clients: 24, keys: 3, seed: 7 };
     let outcome = stress.run(&server, &AtomicBool::new(false));

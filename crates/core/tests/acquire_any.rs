@@ -89,7 +89,7 @@ fn first_key_that_is_released_goes_to_the_waiter() {
 }
 
 #[test]
-fn every_end_of_a_lock_serves_those_that_wait_for_any() {
+fn every_end_of_a_lock_serves_waiters_for_any() {
     let ends: [fn(&mut Server); 4] = [
         |server| server.pass_ms(5000),
         |server| server.take_away(B, KeyEvent::Removed),
@@ -116,7 +116,7 @@ fn every_end_of_a_lock_serves_those_that_wait_for_any() {
 }
 
 #[test]
-fn waiters_are_served_in_the_order_in_which_they_came_whichever_kind_they_are() {
+fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
     let mut server = Server::new();
     for key in [A, B] {
         server.acquire(key, b"x", 60_000, None).unwrap();
@@ -135,7 +135,7 @@ fn waiters_are_served_in_the_order_in_which_they_came_whichever_kind_they_are() 
 }
 
 #[test]
-fn newcomers_pass_nobody() {
+fn newcomers_overtake_no_waiter() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
@@ -219,7 +219,7 @@ fn grant_that_its_client_never_heard_of_is_released() {
 }
 
 #[test]
-fn no_more_wait_than_the_server_allows() {
+fn waiters_are_limited_by_the_server() {
     let mut settings = support::settings(0);
     settings.max_waiters = 1;
     let mut server = Server::with(settings);
@@ -367,7 +367,7 @@ proptest! {
     /// Each key has one holder. Waiters for which one key suffices are served first in, first out,
     /// and no waiter is forgotten.
     #[test]
-    fn any_and_all_and_one_exclude_each_other_and_nobody_is_forgotten(
+    fn any_and_all_and_one_exclude_each_other_and_no_waiter_is_forgotten(
         happenings in prop::collection::vec(happening(), 1..80),
     ) {
         let mut server = Server::new();

@@ -84,7 +84,7 @@ fn handover_is_propagated_as_one_write() {
 }
 
 #[test]
-fn waiters_out_of_time_stand_in_nobodys_way() {
+fn timed_out_waiters_delay_no_other_client() {
     let mut server = busy_server();
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
     for n in 0..950_u32 {

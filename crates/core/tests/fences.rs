@@ -108,7 +108,7 @@ fn grows_in_every_order(mut servers: Vec<Server>) {
 }
 
 #[test]
-fn a_fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
+fn fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
     for fence in [Fence::new(1).unwrap(), Fence::MAX] {
         assert_eq!(fence.to_string().parse(), Ok(fence));
     }
@@ -130,7 +130,7 @@ fn equal_clocks_agree_without_a_second_round() {
 }
 
 #[test]
-fn a_node_whose_clock_is_far_ahead_costs_no_lock() {
+fn node_whose_clock_is_far_ahead_costs_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms += offset_ms;
@@ -139,7 +139,7 @@ fn a_node_whose_clock_is_far_ahead_costs_no_lock() {
 }
 
 #[test]
-fn a_node_whose_clock_is_far_behind_costs_no_lock() {
+fn node_whose_clock_is_far_behind_costs_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms -= offset_ms;
@@ -148,7 +148,7 @@ fn a_node_whose_clock_is_far_behind_costs_no_lock() {
 }
 
 #[test]
-fn a_node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
+fn node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
     for offset_ms in [0, 10 * SECOND_MS, 3600 * SECOND_MS] {
         for ahead in [true, false] {
             let mut servers = masters(3);
@@ -161,7 +161,7 @@ fn a_node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
 }
 
 #[test]
-fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first() {
+fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
     servers[2].wall_ms += 3600 * SECOND_MS;
@@ -182,7 +182,7 @@ fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first()
 }
 
 #[test]
-fn a_client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
+fn client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
     let hints = FenceProposals::default();

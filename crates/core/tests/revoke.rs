@@ -235,7 +235,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
 }
 
 #[test]
-fn inspect_shows_since_when_and_who_waits_in_what_order() {
+fn inspect_shows_the_age_and_the_waiters_in_order() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], TOKEN, 10_000, None).unwrap();
     let mut tickets = Vec::new();
@@ -283,7 +283,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// A holder that was promised a deadline keeps it, and a revocation moves no deadline.
     #[test]
-    fn nobody_is_granted_a_revoked_lock_before_its_deadline(steps in steps()) {
+    fn revoked_lock_is_not_granted_before_its_deadline(steps in steps()) {
         const TTL_MS: u64 = 1000;
         let mut server = Server::new();
         // The holder, the deadline on which it relies, and whether the lock was revoked.

@@ -124,7 +124,7 @@ fn long_keys_end_a_slice_early() {
 }
 
 #[test]
-fn what_has_ended_is_not_listed() {
+fn ended_locks_are_not_listed() {
     let mut server = Server::new();
     server.acquire(b"over", b"t", 10, None).unwrap();
     server.acquire(b"overwritten", b"t", 10_000, None).unwrap();

@@ -51,7 +51,7 @@ fn all_keys_are_taken_or_none() {
 }
 
 #[test]
-fn the_fence_is_above_every_keys_counter_and_all_of_them_go_on_from_it() {
+fn fence_is_above_every_keys_counter_and_raises_all_of_them() {
     let mut server = Server::new();
     server.pass_ms(10_000);
     let ahead = server.acquire(B, b"x", 1000, None).unwrap().saturating_add(1_000_000);
@@ -66,7 +66,7 @@ fn the_fence_is_above_every_keys_counter_and_all_of_them_go_on_from_it() {
 }
 
 #[test]
-fn an_extension_moves_all_keys_or_none() {
+fn extension_moves_all_keys_or_none() {
     let mut server = Server::new();
     server.pass_ms(10_000);
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
@@ -110,7 +110,7 @@ fn two_locks_of_one_token_are_not_extended_as_one() {
 }
 
 #[test]
-fn a_hand_over_gives_all_keys_to_the_new_token() {
+fn new_token_holds_all_keys() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     let Extended::Held { fence: next } = server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u")) else {
@@ -124,7 +124,7 @@ fn a_hand_over_gives_all_keys_to_the_new_token() {
 }
 
 #[test]
-fn whatever_ends_one_key_ends_all() {
+fn end_of_one_key_ends_all() {
     type End = fn(&mut Server);
     let ends: [(&str, End); 6] = [
         ("a release of one key", |server| assert!(server.release(B, b"t"))),
@@ -166,7 +166,7 @@ fn whatever_ends_one_key_ends_all() {
 }
 
 #[test]
-fn an_overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
+fn overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     server.set(B, b"other", None);
@@ -177,7 +177,7 @@ fn an_overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
 }
 
 #[test]
-fn an_accident_to_one_key_leaves_the_lock_as_it_is() {
+fn accident_to_one_key_leaves_the_lock_as_it_is() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 10_000, None).unwrap();
     server.take_away(A, KeyEvent::Expired);
@@ -190,7 +190,7 @@ fn an_accident_to_one_key_leaves_the_lock_as_it_is() {
 }
 
 #[test]
-fn what_was_restored_is_one_lock_again_when_all_of_it_is_there() {
+fn restored_keys_are_one_lock_again_when_all_are_there() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.set(A, b"t", Some(3000));
     server.set(B, b"t", Some(4000));
@@ -207,7 +207,7 @@ fn what_was_restored_is_one_lock_again_when_all_of_it_is_there() {
 }
 
 #[test]
-fn an_ended_key_is_not_adopted_back_while_it_is_still_there() {
+fn ended_key_is_not_adopted_back_while_it_is_still_there() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
     server.take_away(A, KeyEvent::Removed);
@@ -218,7 +218,7 @@ fn an_ended_key_is_not_adopted_back_while_it_is_still_there() {
 }
 
 #[test]
-fn who_waits_for_several_keys_holds_none_of_them_meanwhile() {
+fn waiter_for_several_keys_holds_none_meanwhile() {
     let mut server = Server::new();
     server.acquire(B, b"other", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
@@ -236,7 +236,7 @@ fn who_waits_for_several_keys_holds_none_of_them_meanwhile() {
 }
 
 #[test]
-fn who_lacks_a_key_is_passed_and_has_its_turn_when_it_does_not() {
+fn waiter_that_lacks_a_key_is_skipped_until_it_does_not() {
     let mut server = Server::new();
     server.acquire(A, b"x", 9000, None).unwrap();
     server.acquire(B, b"y", 9000, None).unwrap();
@@ -254,7 +254,7 @@ fn who_lacks_a_key_is_passed_and_has_its_turn_when_it_does_not() {
 }
 
 #[test]
-fn who_waits_for_several_keys_does_not_get_past_who_waits_for_one() {
+fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let one = waits(&mut server, &[A], b"t");
@@ -267,7 +267,7 @@ fn who_waits_for_several_keys_does_not_get_past_who_waits_for_one() {
 }
 
 #[test]
-fn a_foreign_string_under_one_of_the_keys_is_waited_for() {
+fn foreign_string_under_one_of_the_keys_is_waited_for() {
     let mut server = Server::new();
     server.acquire(A, b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
@@ -281,7 +281,7 @@ fn a_foreign_string_under_one_of_the_keys_is_waited_for() {
 }
 
 #[test]
-fn a_release_takes_out_who_waits_for_several_keys() {
+fn release_withdraws_a_waiter_for_several_keys() {
     for keys in [&[A][..], &[A, B], &[B]] {
         let mut server = Server::new();
         server.acquire(A, b"x", 1000, None).unwrap();
@@ -294,7 +294,7 @@ fn a_release_takes_out_who_waits_for_several_keys() {
 }
 
 #[test]
-fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
+fn release_withdraws_a_waiter_even_when_the_lock_has_just_ended() {
     let ends: [fn(&mut Server); 2] =
         [|server| server.take_away(B, KeyEvent::Removed), |server| server.pass_ms(1001)];
     for keys in [&[A][..], &[A, B]] {
@@ -313,7 +313,7 @@ fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
 }
 
 #[test]
-fn an_operator_who_empties_the_database_ends_all_and_serves_all() {
+fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");

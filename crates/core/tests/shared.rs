@@ -138,7 +138,7 @@ fn shared_lock_is_replicated_as_one_key_with_an_expiry() {
 }
 
 #[test]
-fn value_of_the_mirror_gives_nobody_the_lock() {
+fn value_of_the_mirror_grants_no_client_the_lock() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     let value = server.text(K).to_vec();
@@ -262,7 +262,7 @@ fn repair_takes_a_free_key_past_the_queue() {
 }
 
 #[test]
-fn hundred_readers_are_granted_in_the_command_and_the_rest_in_the_next_turns() {
+fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
     let mut settings = support::settings(0);
     settings.max_waiters = 1000;
     let mut server = Server::with(settings);
@@ -371,7 +371,7 @@ fn accidents_leave_readers_what_they_hold() {
 }
 
 #[test]
-fn reader_that_ends_while_the_mirror_is_missing_changes_nothing_for_the_others() {
+fn reader_that_ends_without_a_mirror_changes_nothing_for_others() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 50, None).unwrap();
     server.acquire_shared(K, SECOND, 10_000, None).unwrap();
@@ -740,7 +740,7 @@ proptest! {
     /// No reader holds the key beside a writer, fences lie above those of earlier writers, waiters
     /// are served first in, first out, none is forgotten, and an ended lock leaves nothing behind.
     #[test]
-    fn readers_and_writers_exclude_each_other_and_nobody_is_forgotten(
+    fn readers_and_writers_exclude_each_other_and_no_waiter_is_forgotten(
         happenings in prop::collection::vec(happening(), 1..80),
     ) {
         let mut server = Server::new();

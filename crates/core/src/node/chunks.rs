@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_chunks_give_their_memory_back() {
+    fn empty_chunks_free_their_memory() {
         let mut table = Chunks::default();
         let slots: Vec<_> = (0..100_000_u32).map(|n| table.insert(n)).collect();
         for slot in slots {
