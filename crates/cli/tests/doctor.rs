@@ -8,7 +8,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use common::{code, quorlock, stderr, stdout};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, ServerBuilder};
+use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, ServerBuilder};
 use serde_json::Value;
 
 /// Masters of one set, as they should be.

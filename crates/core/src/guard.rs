@@ -3,23 +3,24 @@ use std::time::Duration;
 use crate::Ttl;
 use crate::quorum::Moment;
 
-/// SIGKILL is due this part of the ttl before the validity ends, so that it takes effect in time.
+/// SIGKILL is due this fraction of the ttl before the validity ends, so that it works in time.
 const KILL_MARGIN_PER_TTL: u32 = 20;
-/// Without a `kill_after`, the command is terminated when this part of the ttl is left.
+/// Without `kill_after`, the command is terminated when this fraction of the ttl is left.
 const TERMINATE_PER_TTL: u32 = 3;
-/// The longest grace after a loss that the nodes reported, as a part of the ttl: another client may
-/// hold the lock already.
+/// The longest grace after a loss that the nodes reported, as a fraction of the ttl.
+///
+/// Another client may already hold the lock.
 const LOST_GRACE_PER_TTL: u32 = 20;
 
-/// When a command that a lock protects is asked to end, and when it is killed.
+/// When to terminate and when to kill a command that runs under a lock.
 ///
 /// The command is terminated when the lock was not extended in time, when it is lost, or when the
-/// process that extends it is gone; and killed after a grace. The kill is due before the validity
-/// ends. Once the command was terminated, a later extension does not save it.
+/// process that extends it is gone. It is killed after a grace, and before the validity ends. An
+/// extension after the termination does not save it.
 #[derive(Clone, Debug)]
 pub struct Guard {
     ttl: Ttl,
-    /// From the termination to the kill.
+    /// The time from the termination to the kill.
     grace: Duration,
     terminate_at: Moment,
     kill_at: Moment,
@@ -36,7 +37,7 @@ enum Stage {
     Killed,
 }
 
-/// What to do with the command and everything that it started.
+/// What to do with the command and all processes that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuardAction {
     /// Ask it to end: SIGTERM.
@@ -54,10 +55,10 @@ pub struct GraceTooLong {
 }
 
 impl Guard {
-    /// A command that runs under a lock of `ttl`, valid until `deadline`.
+    /// Starts a guard for a command under a lock of `ttl` that is valid until `deadline`.
     ///
-    /// `kill_after` is the grace between termination and kill. Without one, it is as much as the
-    /// validity allows after a third of the ttl has passed without an extension.
+    /// `kill_after` is the grace between termination and kill. The default is as much as the
+    /// validity allows if the lock is not extended for a third of the ttl.
     pub fn new(ttl: Ttl, kill_after: Option<Duration>, deadline: Moment) -> Result<Self, GraceTooLong> {
         let longest = ttl.duration() * 2 / 5;
         let whole = (ttl.duration() / TERMINATE_PER_TTL).saturating_sub(margin(ttl));
@@ -97,7 +98,7 @@ impl Guard {
         }
     }
 
-    /// What to do now.
+    /// Returns what to do now.
     pub fn poll(&mut self, now: Moment) -> Option<GuardAction> {
         match self.stage {
             Stage::Killed => None,
@@ -128,8 +129,9 @@ impl Guard {
         matches!(self.stage, Stage::Terminated | Stage::Killed)
     }
 
-    /// When the kill is overdue, and still before the end of the validity. A second process that
-    /// follows the same deadlines takes over then.
+    /// When the kill is overdue, and still before the end of the validity.
+    ///
+    /// A second process that follows the same deadlines takes over then.
     pub fn overdue_at(&self) -> Moment {
         self.kill_at.plus(margin(self.ttl) / 2)
     }
@@ -143,7 +145,7 @@ fn before(moment: Moment, by: Duration) -> Moment {
     Moment { boot: moment.boot.saturating_sub(by), raw: moment.raw.saturating_sub(by) }
 }
 
-/// A moment that is reached when either of two is.
+/// A moment that is reached as soon as either of two is.
 fn earliest(one: Moment, other: Moment) -> Moment {
     Moment { boot: one.boot.min(other.boot), raw: one.raw.min(other.raw) }
 }
@@ -248,7 +250,7 @@ mod tests {
         Abandoned,
     }
 
-    /// A run of a guard on clocks of which one is fast, with timers that are late.
+    /// A run of a guard on two clocks, one of them fast, with timers that are late.
     #[derive(Clone, Debug)]
     struct Run {
         ttl: Ttl,
@@ -256,7 +258,7 @@ mod tests {
         fast_ppm: u64,
         /// In thousandths of the ttl, at most 5.
         timers_late: u64,
-        /// Each with the time since the one before, in twentieths of the ttl.
+        /// Each event with the time since the previous one, in twentieths of the ttl.
         events: Vec<(u64, Event)>,
     }
 
@@ -280,8 +282,7 @@ mod tests {
             Moment { boot: Duration::from_micros(fast_us), raw: Duration::from_micros(us) }
         }
 
-        /// When the command was terminated and killed, when it was to be at the latest, and the end
-        /// of the validity.
+        /// The termination, the kill, the latest time for the kill, and the end of the validity.
         fn play(&self) -> (Option<Moment>, Moment, Moment, Moment) {
             let ttl = self.ttl.duration();
             let (mut us, mut events) = (0, self.events.iter());

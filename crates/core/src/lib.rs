@@ -1,12 +1,14 @@
-//! The decisions of Quorlock, and nothing else: what a node does with its leases, and what a client
-//! makes of the answers of several nodes. State machines without I/O, without a clock and without
-//! Redis. The server module, the client, the simulator and the model checker all run this code.
+//! The decisions of Quorlock: state machines without I/O, without a clock and without Redis.
 //!
-//! - [`node`]: the leases of one server and the commands upon them.
-//! - [`quorum`]: one round over N nodes, and what its answers amount to.
+//! They decide what a node does with its leases, and what a client concludes from the answers of
+//! several nodes. The server module, the client, the simulator and the model checker all run this
+//! code.
+//!
+//! - [`node`]: the leases of one server and the commands on them.
+//! - [`quorum`]: one round over N nodes, and its verdict.
 //! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
-//! - [`Guard`]: when a command that a lock protects is stopped.
-//! - [`Fence`], [`Ttl`]: what all of them speak of.
+//! - [`Guard`]: when to stop a command that runs under a lock.
+//! - [`Fence`], [`Ttl`]: the values that all of them share.
 
 pub mod client;
 mod fence;

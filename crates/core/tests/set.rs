@@ -316,7 +316,7 @@ mod exclusion {
         a.symmetric_difference(b).count() <= 1
     }
 
-    /// A client that was given these nodes.
+    /// A client with this list of nodes.
     struct Client {
         nodes: usize,
         agreed: Option<Ids>,
@@ -351,7 +351,7 @@ mod exclusion {
         }
     }
 
-    /// Whether both clients can have a majority at the same time, each node voting once.
+    /// Whether both clients can get a majority at the same time while each node votes once.
     fn can_both_win(a: &Client, b: &Client) -> bool {
         let shared = a.admitted.intersection(&b.admitted).count();
         let from_shared = |client: &Client| {
@@ -377,13 +377,13 @@ mod exclusion {
         })
     }
 
-    /// What a node may say that knows these two lists.
+    /// The reports of a node that knows these two lists.
     fn forms((a, b): (&Ids, &Ids)) -> Vec<String> {
         let (a, b) = (text(a), text(b));
         vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
     }
 
-    /// Gives a node each ID for which `forms` has a form with that ID.
+    /// Assigns each node an ID for which `forms` has a report.
     fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
         let ids = (1..=HIGHEST_ID).zip(picks);
         let node = |(id, pick): (u16, &Index)| {
@@ -398,7 +398,7 @@ mod exclusion {
         proptest::collection::vec(any::<Index>(), usize::from(HIGHEST_ID))
     }
 
-    /// A list of a client: one of those given, perhaps with a mistake in it.
+    /// A client's list: one of the given lists, perhaps with a mistake.
     fn clients(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
         (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(|(mut list, id)| {
             if id != 0 && !list.remove(&id) {
@@ -497,7 +497,7 @@ mod exclusion {
         }
     }
 
-    /// The nodes, with the client lists in use, after each step of a change.
+    /// Checks the nodes with the client lists in use, after each step of a change.
     fn assert_available(nodes: &Nodes, clients: &[Ids]) {
         for given in clients {
             for restarting in nodes.keys() {
@@ -519,7 +519,7 @@ mod exclusion {
         let new = ids([1, 2, 4]);
         let mut nodes: Nodes = old.iter().map(|id| (*id, text(&old))).collect();
 
-        // Add node 4: it starts with the new list, the others are restarted with `>`.
+        // Adds node 4: it starts with the new list, and the others restart with `>`.
         step(&mut nodes, 4, "1,2,3,4", std::slice::from_ref(&old));
         for id in [1, 2, 3] {
             step(&mut nodes, id, "1,2,3>1,2,3,4", std::slice::from_ref(&old));
@@ -529,7 +529,7 @@ mod exclusion {
             step(&mut nodes, id, "1,2,3,4", std::slice::from_ref(&both));
         }
 
-        // Remove node 3: the others are restarted with `>`, and later with the new list.
+        // Removes node 3: the others restart with `>`, and later with the new list.
         for id in [1, 2, 4] {
             step(&mut nodes, id, "1,2,3,4>1,2,4", std::slice::from_ref(&both));
         }

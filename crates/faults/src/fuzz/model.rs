@@ -608,12 +608,12 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
-        CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients wait"),
+        CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients already wait"),
         CommandError::Revoked { .. } => "REVOKED ".into(),
         CommandError::SeveralShared => "ERR a lock of several keys is exclusive".into(),
-        CommandError::TokenInUse => "ERR the new token holds this lock".into(),
+        CommandError::TokenInUse => "ERR the new token already holds this lock".into(),
         CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
-        CommandError::NotWritten => "ERR the server did not take".into(),
+        CommandError::NotWritten => "ERR the server refused to write".into(),
     }
 }
 

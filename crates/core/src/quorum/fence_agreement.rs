@@ -6,41 +6,42 @@ use super::{Lifetime, Majority, Moment};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
 
-/// One attempt to take a lock on a majority of the nodes.
+/// One attempt to acquire a lock on a majority of the nodes.
 ///
-/// All nodes are asked at once with the same proposed fence. Feed it each node's [`Vote`], and carry
-/// out each [`Step`] that [`Acquisition::poll`] returns. It is decided at the earliest moment: the
-/// rest of the answers are still fed to it, and they change nothing but the coverage.
+/// The caller proposes the same fence to all nodes at once, records each node's [`Vote`], and
+/// carries out each [`Step`] that [`Acquisition::poll`] returns. The attempt is decided as early as
+/// possible. Votes after that only change the coverage.
 ///
-/// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed, and the lock is won
-/// once N/2 + 1 nodes have stored exactly `F`. Nodes that answered less are told, which they accept only while this
-/// attempt's token holds the key there; nodes that answered more hold the lock but are not counted. Of two locks on a
-/// key, one came second on some counted node, and was therefore answered more there than the first one's `F`.
+/// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed.
+/// The lock is won once N/2 + 1 nodes store exactly `F`. A node that answered less is told `F`, and
+/// accepts it only while this attempt's token holds the key there. A node that answered more holds
+/// the lock and is not counted. Two locks on a key share a counted node. The lock that came second
+/// there was answered more than the first one's `F`.
 ///
-/// A node whose clock is far behind does not take a fence from a node whose clock is far ahead. Which of them is wrong
-/// does not matter: neither counts for a fence that it cannot have, and the others agree without it.
+/// A node whose clock is far behind refuses a fence from a node whose clock is far ahead. Neither
+/// node counts for a fence that it cannot store, so it does not matter which clock is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Acquisition {
     tally: Tally<Grant>,
-    /// How long the lock will be held, if it is won; `None` when the ttl is too short to be relied upon at all.
+    /// How long the lock is held if it is won; `None` if drift leaves nothing of the ttl.
     lifetime: Option<Lifetime>,
     min_validity: Duration,
-    /// Nodes without whose answers it is not won.
+    /// Nodes that must answer, or time out, before the lock is won.
     awaits: Vec<usize>,
     steps: VecDeque<Step>,
-    /// What was decided, until somebody has heard of it.
+    /// The decision, until [`Acquisition::poll`] has returned it.
     decision: Option<Step>,
     decided: bool,
 }
 
-/// What is known of the fence of a node that granted the lock.
+/// The fence of a node that granted the lock, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Grant {
-    /// What the node has.
+    /// The fence that the node stores.
     stored: Fence,
-    /// What it was told, as long as it has not answered to that.
+    /// The fence that the node was told, until it has answered.
     told: Option<Fence>,
-    /// It refused to take this one, and takes none above it.
+    /// A fence that the node refused. It refuses all larger ones as well.
     refused: Option<Fence>,
 }
 
@@ -49,9 +50,9 @@ struct Grant {
 pub enum Vote {
     /// The node granted the lock, with this fence.
     Granted(Fence),
-    /// Somebody else holds the lock there.
+    /// Another token holds the lock there.
     Refused,
-    /// An error, a time-out, an abstention: no vote.
+    /// An error, a timeout or an abstention: no vote.
     Silent,
 }
 
@@ -60,33 +61,35 @@ pub enum Vote {
 pub enum FenceAnswer {
     /// The token holds the lock there, with this fence now.
     Stored(Fence),
-    /// The token holds the lock there, and the node does not take this fence: it lies too far ahead of its clock.
+    /// The token holds the lock there. The node refuses the fence as too far ahead of its clock.
     Unacceptable,
-    /// The token does not hold the lock there any more, or there was no answer.
+    /// The token no longer holds the lock there, or the node did not answer.
     Failed,
 }
 
-/// What the caller is to do.
+/// What the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Send `EXTEND key token ttl FENCE fence` to this node and feed the answer to [`Acquisition::fence_answer`].
+    /// Send `EXTEND key token ttl FENCE fence`, and record the [answer](Acquisition::fence_answer).
     TellFence {
         /// The index of the node.
         node: usize,
-        /// The fence to tell.
+        /// The fence to send.
         fence: Fence,
     },
     /// The lock is held.
     Won(Win),
-    /// The lock is not held. Send RELEASE to **all** nodes that were asked, also to those that refused or were silent: a
-    /// request may have arrived although its answer did not.
+    /// The lock is not held: send RELEASE to **all** nodes that were sent a request.
+    ///
+    /// That includes nodes that refused or were silent: a request may have arrived although its
+    /// answer did not.
     Lost(Loss),
 }
 
 /// A lock that was won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Win {
-    /// The fence that N/2 + 1 nodes have stored.
+    /// The fence that N/2 + 1 nodes store.
     pub fence: Fence,
     /// How long it is certainly held.
     pub lifetime: Lifetime,
@@ -95,29 +98,30 @@ pub struct Win {
 /// Why a lock was not won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// Others hold it on so many nodes that those which can vote make no majority of grants.
+    /// Other tokens hold it on too many nodes: the other voting nodes cannot form a majority.
     Held,
-    /// So many nodes do not vote that the rest is no majority.
+    /// Too few nodes vote to form a majority.
     NoQuorum,
-    /// Less than the wanted validity was left when a majority had granted, or when it was clear that none would in time.
+    /// Less than `min_validity` was left before a majority had granted.
     TooLate,
 }
 
 impl Acquisition {
-    /// An attempt whose first byte has not been sent before `sent`.
+    /// Starts an attempt whose first byte is not sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
         Self::lasting(majority, Lifetime::new(sent, ttl), min_validity)
     }
 
-    /// The same, which is not won before these nodes have answered, or their time is up.
+    /// Delays the win until these nodes have answered or their time is over.
     #[must_use]
     pub fn that_awaits(mut self, nodes: &[usize]) -> Self {
         self.awaits = nodes.to_vec();
         self
     }
 
-    /// What is left to do for a client that was granted `fence` by one node after it had waited there:
-    /// all others are proposed that same fence.
+    /// Starts the round that follows a grant of `fence` by one node after a wait.
+    ///
+    /// The caller proposes the same fence to all other nodes.
     pub fn after_wait(
         majority: Majority,
         node: usize,
@@ -142,7 +146,7 @@ impl Acquisition {
         }
     }
 
-    /// Takes down what a node answered to ACQUIRE.
+    /// Records a node's answer to ACQUIRE.
     pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         let ballot = match vote {
             Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
@@ -153,7 +157,7 @@ impl Acquisition {
         self.advance(now);
     }
 
-    /// Takes down what a node answered when it was told the fence.
+    /// Records a node's answer to [`Step::TellFence`].
     pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
         let Some((grant, told)) = self.tally.of(node).and_then(|grant| Some((grant, grant.told?))) else {
             return;
@@ -163,14 +167,14 @@ impl Acquisition {
                 Ballot::Yes(Grant { stored, told: None, ..grant })
             }
             FenceAnswer::Unacceptable => Ballot::Yes(Grant { told: None, refused: Some(told), ..grant }),
-            // A node that says it stored less than it was told has not stored it.
+            // A node that reports less than it was told has not stored it.
             FenceAnswer::Stored(_) | FenceAnswer::Failed => Ballot::Silent,
         };
         self.tally.recast(node, ballot);
         self.advance(now);
     }
 
-    /// Gives up on whatever has not been answered: the nodes' time is over. Afterwards it is decided.
+    /// Counts every missing answer as silence, because the nodes' time is over, and decides.
     pub fn time_is_up(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
             self.tally.cast(node, Ballot::Silent);
@@ -179,28 +183,28 @@ impl Acquisition {
             }
         }
         self.advance(now);
-        // What is left to be told would need another round.
+        // The attempt would need another round to tell nodes the fence.
         if !self.decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
     }
 
-    /// Looks whether it is decided already: of a single node's grant after a wait there is nothing left to be asked.
+    /// Decides an attempt that needs no further answer, such as a wait on the only node.
     pub fn review(&mut self, now: Moment) {
         self.advance(now);
     }
 
-    /// What is to be done next.
+    /// Returns what to do next.
     pub fn poll(&mut self) -> Option<Step> {
         self.decision.take().or_else(|| self.steps.pop_front())
     }
 
-    /// On how many nodes the lock is known to be held.
+    /// The number of nodes that are known to hold the lock.
     pub fn coverage(&self) -> usize {
         self.tally.yes().count()
     }
 
-    /// Whether it is known if the lock was won.
+    /// Whether the attempt is won or lost.
     pub fn is_decided(&self) -> bool {
         self.decided
     }
@@ -214,7 +218,7 @@ impl Acquisition {
             .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
         match (self.tally.lost(), lifetime) {
             (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
-            // A majority can vote, and some of it refused.
+            // A majority can vote, and part of it refused.
             (Some(Lost::Silence), _) if !self.tally.is_silent() => self.decide(Step::Lost(Loss::Held)),
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
             (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
@@ -222,7 +226,7 @@ impl Acquisition {
         }
     }
 
-    /// Has the nodes agree on a fence, as far as they have granted the lock.
+    /// Tells nodes the fence, and decides once N/2 + 1 nodes store it or cannot.
     fn agree(&mut self, lifetime: Lifetime) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
@@ -250,8 +254,10 @@ impl Acquisition {
         }
     }
 
-    /// The smallest fence that N/2 + 1 nodes have or can still be told. What a node was told counts as what it has, so
-    /// that a grant that comes late does not change what the others are about to agree on.
+    /// The smallest fence that N/2 + 1 nodes store or can still be told.
+    ///
+    /// A fence that a node was told counts as stored. So a late grant does not change the fence on
+    /// which the other nodes are about to agree.
     fn fence_to_agree_on(&self) -> Option<Fence> {
         let size = self.tally.majority().size();
         self.candidates().filter(|&fence| self.able_to_have(fence) >= size).min()
@@ -261,7 +267,7 @@ impl Acquisition {
         self.tally.yes().map(|(_, grant)| grant)
     }
 
-    /// Nobody needs to be told a fence that no node has.
+    /// No node needs to be told a fence that no other node has.
     fn candidates(&self) -> impl Iterator<Item = Fence> {
         self.grants().map(Grant::expected)
     }
@@ -281,7 +287,7 @@ impl Grant {
         Self { stored, told: None, refused: None }
     }
 
-    /// What the node has once it has answered, if it takes what it was told.
+    /// The fence that the node stores once it accepts what it was told.
     fn expected(self) -> Fence {
         self.told.unwrap_or(self.stored)
     }
@@ -291,7 +297,9 @@ impl Grant {
         self.expected() == fence || (self.expected() < fence && takes)
     }
 
-    /// The node is known to have had exactly this one while the token held it. That counts, whatever it was told since.
+    /// Whether the node stored exactly this fence while the token held it.
+    ///
+    /// That counts, even if the node was told another fence since.
     fn has(self, fence: Fence) -> bool {
         self.stored == fence
     }

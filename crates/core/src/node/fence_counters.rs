@@ -1,11 +1,12 @@
 use crate::Fence;
 
-/// The fence counters of a node, striped by the hash of the key: constant memory, however many keys there ever were,
-/// and still increasing for each key.
+/// The fence counters of a node, striped by the hash of the key.
+///
+/// They need constant memory, whatever the number of keys, and still increase for each key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fences {
     counters: Box<[Fence]>,
-    /// Every counter is at least this: raising them all is raising one number.
+    /// A lower bound of every counter: raising it raises them all.
     floor: Fence,
     max_clock_skew_us: u64,
 }
@@ -25,8 +26,10 @@ impl Fences {
         self.max_clock_skew_us = ms.saturating_mul(1000);
     }
 
-    /// The fence of a new grant: above every fence given for any of the keys before, and the hint when that is larger. A
-    /// hint too far ahead of the node's own wall clock is not believed, else one client could use up every fence there is.
+    /// The fence of a new grant: the hint, or one above all fences of these keys if larger.
+    ///
+    /// Ignores a hint too far ahead of the node's wall clock: otherwise one client could use up all
+    /// fences.
     pub(super) fn next(&mut self, hashes: &[u64], hint: Option<Fence>, wall_us: u64) -> Fence {
         let hint = self.believed(hint, wall_us);
         let fence = hashes.iter().fold(hint, |fence, &hash| fence.max(self.last(hash).next()));
@@ -36,8 +39,9 @@ impl Fences {
         fence
     }
 
-    /// The fence of a grant beside others: at least `floor`, which [`Fences::floor`] was before the
-    /// first of them, and the hint when that is larger.
+    /// The fence of a grant that joins a shared lock: the hint, or `floor` if that is larger.
+    ///
+    /// `floor` is what [`Fences::floor`] returned before the first of the shared grants.
     pub(super) fn beside(&mut self, hash: u64, hint: Option<Fence>, floor: Fence, wall_us: u64) -> Fence {
         let fence = self.believed(hint, wall_us).max(floor);
         self.raise(hash, fence);
@@ -54,19 +58,20 @@ impl Fences {
         hint.unwrap_or_else(|| Fence::of_wall_us(wall_us))
     }
 
-    /// No later grant of this key gets `fence` or less.
+    /// Raises the counter of a key: no later grant of it gets `fence` or less.
     pub(super) fn raise(&mut self, hash: u64, fence: Fence) {
         let counter = self.counter(hash);
         *counter = fence.max(*counter);
     }
 
-    /// No later grant of any key gets a fence that the node may have given before it forgot: none of them was above
-    /// the ceiling of its time.
+    /// Raises all counters above every fence that the node may have granted before it forgot.
+    ///
+    /// None of those was above the ceiling of its time.
     pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
         self.floor = self.floor.max(self.ceiling(wall_us));
     }
 
-    /// The largest fence that is believed now.
+    /// The largest hint that the node accepts now.
     pub(super) fn ceiling(&self, wall_us: u64) -> Fence {
         Fence::of_wall_us(wall_us).saturating_add(self.max_clock_skew_us)
     }
@@ -81,7 +86,7 @@ impl Fences {
     }
 
     fn stripe(&self, hash: u64) -> usize {
-        // The table of leases uses the low bits and the top seven; the stripes take some from between.
+        // The table of leases uses the low bits and the top seven; the stripes use bits in between.
         (hash >> 24) as usize % self.counters.len()
     }
 }

@@ -1,4 +1,4 @@
-//! The work of a turn: what a node does without being asked.
+//! The work of a turn: what a node does without a command.
 
 use super::key_state::KeyState;
 use super::leases::MirrorState;
@@ -13,9 +13,9 @@ pub struct Budget {
     left: u32,
 }
 
-/// The units of one turn, which then takes a millisecond or less.
+/// Units of one turn, which then takes a millisecond or less.
 const TURN_UNITS: u32 = 1500;
-/// The units that a command may spend on waiters that it does not answer.
+/// Units that a command may spend on waiters that it does not answer.
 pub(super) const COMMAND_UNITS: u32 = 300;
 
 /// Units for an answer to a waiter.
@@ -27,33 +27,35 @@ const WRITE_UNITS: u32 = 6;
 /// Units for moving a lease in the wheel, or for a step of a sweep.
 const STEP_UNITS: u32 = 1;
 
-/// The slots that one step of a sweep looks at.
+/// The number of slots that one step of a sweep examines.
 const SWEEP_SLOTS: u32 = 16;
 
-/// How soon to look again while the server must not write, in microseconds.
+/// How soon to check again while the server must not write, in microseconds.
 const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
-/// How soon a mirror is tried again that could not be written, in microseconds.
-const REPAIR_INTERVAL_US: u64 = 1_000_000;
-/// A lease that ends this soon is not worth a new mirror, and a mirror that expires by this much
-/// early was not hit by a step of the clock, in microseconds.
+/// How soon to retry a lost mirror that could not be written, in microseconds.
+const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
+/// The difference in time that counts as noise, in microseconds.
+///
+/// A lease that ends this soon needs no new mirror. A mirror that expires this much early was not
+/// hit by a step of the clock.
 pub(super) const CLOCK_NOISE_US: u64 = 20_000;
 
 /// What [`Node::next_job`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Told a waiter that it does not get the lock.
+    /// Refused a waiter.
     Refused(Ticket),
     /// Released a lock whose new holder had disconnected.
     Released,
-    /// Looked at a key that waiters want.
+    /// Checked a key with waiters; true if it was handed over.
     HandedOver(bool),
-    /// Removed a lease that has ended.
+    /// Removed a lease that had ended.
     Removed,
-    /// Looked after a mirror.
+    /// Checked a mirror, or wrote it again.
     Mirrored,
-    /// Tidied up.
+    /// Did a step of bookkeeping.
     Tidied,
-    /// Read who receives what is propagated.
+    /// Read the server's report on its listeners.
     Checked,
     /// Ended an abstention, which had this reason.
     Rejoined(Reason),
@@ -79,11 +81,11 @@ impl Budget {
 }
 
 impl Node {
-    /// Does the next thing that is due, within the budget of this turn. To be called until there
-    /// is `None`, right before the server sleeps.
+    /// Does the next due job within the budget of this turn; `None` if none is left.
     ///
-    /// Answers come first, also while nothing may be written. Then come locks whose holders never
-    /// heard of them, handovers, ended leases, mirrors, and the end of an abstention.
+    /// The caller repeats it until `None`, right before the server sleeps. Answers come first, even
+    /// while nothing may be written. Then come locks whose holders disconnected before they heard
+    /// of them, handovers, ended leases, mirrors, and the end of an abstention.
     pub fn next_job<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
         if self.loading {
             return None;
@@ -110,7 +112,7 @@ impl Node {
             budget.spend(WRITE_UNITS);
             let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
             let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
-            // Whatever else is under the key by now is not this grant's.
+            // Any other lock under the key by now is not this grant's.
             let _ = self.release_within(now, &release, budget, keyspace);
             return Some(Job::Released);
         }
@@ -140,8 +142,7 @@ impl Node {
         None
     }
 
-    /// Tells the next waiter that waits no more: its time is over, its token was released, or the
-    /// node abstains.
+    /// Refuses the next waiter that timed out, whose token was released, or whose node abstains.
     fn refuse_next<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
         let ticket = if let Some(ticket) = self.queues.pop_dismissed() {
             ticket
@@ -159,7 +160,7 @@ impl Node {
         Some(Job::Refused(ticket))
     }
 
-    /// Looks after the next lease that needs it.
+    /// Handles the next lease that needs attention.
     fn attend<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
         let lease = match self.leases.step(now.monotonic) {
             Step::Idle => return None,
@@ -181,7 +182,7 @@ impl Node {
         }
         if is_live && self.leases.get(lease).mirror() == MirrorState::Lost && keyspace.memory_is_short() {
             budget.spend(STEP_UNITS);
-            self.repair_later(now, lease);
+            self.rewrite_mirror_later(now, lease);
             return Some(Job::Tidied);
         }
         budget.spend(WRITE_UNITS);
@@ -203,21 +204,21 @@ impl Node {
                 Some(Job::Removed)
             }
             KeyState::Held { lease, mirrored: false } => {
-                self.repair(now, lease, &name, &mut entry, keyspace);
+                self.rewrite_mirror(now, lease, &name, &mut entry, keyspace);
                 Some(Job::Mirrored)
             }
             _ => Some(Job::Mirrored),
         }
     }
 
-    /// What ends with a lease: one of several keys ends the others.
+    /// Spends the cost of ending a lease: the end of one key ends the lock's other keys.
     fn spend_on_end(&self, lease: u32, budget: &mut Budget) {
         let keys = u32::try_from(self.leases.keys(lease)).unwrap_or(u32::MAX);
         budget.spend(STEP_UNITS.saturating_mul(keys));
     }
 
-    /// Writes a mirror again that an accident took, if its place is empty.
-    fn repair<K: Keyspace>(
+    /// Writes a lost mirror again, if its key is missing.
+    fn rewrite_mirror<K: Keyspace>(
         &mut self,
         now: Now,
         lease: u32,
@@ -227,23 +228,23 @@ impl Node {
     ) {
         let left_us = self.leases.get(lease).deadline.us_since(now.monotonic);
         if keyspace.kind(entry) != Kind::Missing || left_us <= CLOCK_NOISE_US {
-            return self.repair_later(now, lease);
+            return self.rewrite_mirror_later(now, lease);
         }
         let value = keyspace.name(self.leases.get(lease).mirror_value());
         let expires_at_ms = now.wall_ms_after(left_us);
         if keyspace.set(entry, &value, expires_at_ms).is_err() {
-            return self.repair_later(now, lease);
+            return self.rewrite_mirror_later(now, lease);
         }
         self.leases.regain_mirror(lease);
         self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Other);
     }
 
-    fn repair_later(&mut self, now: Now, lease: u32) {
-        let at = now.monotonic.plus_us(REPAIR_INTERVAL_US);
+    fn rewrite_mirror_later(&mut self, now: Now, lease: u32) {
+        let at = now.monotonic.plus_us(MIRROR_REWRITE_INTERVAL_US);
         self.leases.set_mirror(lease, MirrorState::Lost, at);
     }
 
-    /// Goes on removing the leases, and marking the queues, of databases that were emptied.
+    /// Continues to remove the leases, and to mark the queues, of emptied databases.
     fn sweep(&mut self, budget: &mut Budget) -> Option<Job> {
         if self.queues.is_sweeping() {
             budget.spend(STEP_UNITS);
@@ -261,8 +262,9 @@ impl Node {
         Some(Job::Tidied)
     }
 
-    /// When to call [`Node::next_job`] next, if nothing happens before. `None` when no job is
-    /// planned; a time that is past when the budget did not suffice.
+    /// When to call [`Node::next_job`] next, unless a command or an event comes first.
+    ///
+    /// `None` if no job is planned; a time in the past if the budget did not suffice.
     pub fn next_wake(&self) -> Option<Monotonic> {
         if self.loading {
             return None;
