@@ -105,7 +105,8 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Tells the person. Standard output belongs to the command, and that nobody listens is no reason to fail.
+/// Prints a message on standard error, with escapes in the texts of servers. Standard output belongs
+/// to the command. A closed standard error is ignored.
 fn say(message: impl Display) {
-    let _ = writeln!(stderr(), "quorlock: {message}");
+    let _ = writeln!(stderr(), "quorlock: {}", shown::printable_lines(&message.to_string()));
 }

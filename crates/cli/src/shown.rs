@@ -1,4 +1,4 @@
-//! Text of others on a terminal, times with units, tables and JSON.
+//! Text of servers and clients made safe for a terminal, times with units, tables and JSON.
 
 use std::fmt::Write as _;
 use std::io::{Write as _, stdout};
@@ -32,6 +32,31 @@ pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
         }
     }
     shown
+}
+
+/// A message with escapes in place of characters that control a terminal, reorder or hide text. It
+/// may be applied twice. Keys and labels are for [`escaped`].
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) {
+            let _ = write!(shown, "{}", c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Whether a terminal would act on this character, or not show it.
+fn is_control(c: char) -> bool {
+    !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
+}
+
+/// A message whose lines are [`printable`]. Further lines are indented, so that no text of a server
+/// looks like a message of this program.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
 
 /// An owner label, or what to say where there is none.
@@ -131,6 +156,28 @@ mod tests {
         }
         assert_eq!(escaped(b"a\xff\xfeb"), r"a\xff\xfeb");
         assert_eq!(escaped("x".repeat(1000)).chars().count(), SHOWN_MAX + 1);
+    }
+
+    #[test]
+    fn nothing_that_controls_a_terminal_is_shown() {
+        for (text, shown) in [
+            ("orders/42", "orders/42"),
+            ("é 日本", "é 日本"),
+            ("\x1b[2Jx", "\\u{1b}[2Jx"),
+            ("a\nb\tc", "a\\nb\\tc"),
+            ("it's \"C:\\x\"", "it's \"C:\\x\""),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("\u{202e}txt", "\\u{202e}txt"),
+            ("a\u{200b}b", "a\\u{200b}b"),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+    }
+
+    #[test]
+    fn further_lines_of_a_message_are_indented() {
+        let text = "no node answered:\na: \u{1b}[2J\nquorlock: all is well";
+        assert_eq!(printable_lines(text), "no node answered:\n  a: \\u{1b}[2J\n  quorlock: all is well");
     }
 
     #[test]

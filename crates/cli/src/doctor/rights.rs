@@ -4,8 +4,8 @@ use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value, cmd};
 
-use crate::fleet::text::printable;
 use crate::fleet::{Node, Replies, replies};
+use crate::shown::printable;
 
 /// What the user may not do.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{Hello, SetReport};
 
-use super::text::printable;
+use crate::shown::printable;
 
 /// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains each.
 pub(crate) const COUNTERS: [&str; 11] = [

@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 use super::clock;
 use super::info::Info;
 use super::report::{Facts, NodeReport};
-use super::text::printable;
 use crate::nodes::NodeClient;
+use crate::shown::printable;
 
 /// How often the node's clock is read. The fastest reply counts.
 const PROBES: usize = 3;

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::fleet::info::LockInfo;
-use crate::fleet::text::{end_of, printable, start_of, width, wrap};
+use crate::fleet::text::{end_of, start_of, width, wrap};
 use crate::fleet::{NodeReport, Report, State, advice};
+use crate::shown::printable;
 
 /// How wide the table may be.
 const COLUMNS: usize = 100;

@@ -10,10 +10,10 @@ use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, Wrap};
 
 use super::snapshot::{Lock, Snapshot};
 use super::state::{App, Rates, Sort};
-use crate::fleet::text::{end_of, printable};
+use crate::fleet::text::end_of;
 use crate::fleet::{NodeReport, State};
 use crate::inspect::Kind;
-use crate::shown::{self, escaped};
+use crate::shown::{self, escaped, printable};
 use crate::status;
 
 /// How many characters the bar of the time left has.
