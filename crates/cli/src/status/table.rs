@@ -121,10 +121,15 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// An offset with its sign.
+/// An offset with its sign; one that rounds to zero has none.
 pub(crate) fn signed(us: i64) -> String {
-    let sign = if us < 0 { '-' } else { '+' };
-    format!("{sign}{}", time(Duration::from_micros(us.unsigned_abs())))
+    let shown = time(Duration::from_micros(us.unsigned_abs()));
+    let sign = match us {
+        _ if shown == time(Duration::ZERO) => "",
+        us if us < 0 => "-",
+        _ => "+",
+    };
+    format!("{sign}{shown}")
 }
 
 #[cfg(test)]
@@ -144,7 +149,16 @@ mod tests {
         ] {
             assert_eq!(time(Duration::from_micros(us)), shown);
         }
-        assert_eq!((signed(-2_000), signed(0)), ("-2.0 ms".to_owned(), "+0.0 ms".to_owned()));
+        for (us, shown) in [
+            (-2_000, "-2.0 ms"),
+            (2_000, "+2.0 ms"),
+            (-60, "-0.1 ms"),
+            (-40, "0.0 ms"),
+            (40, "0.0 ms"),
+            (0, "0.0 ms"),
+        ] {
+            assert_eq!(signed(us), shown);
+        }
     }
 
     #[test]
