@@ -12,7 +12,7 @@
 //! - [`run`]: `quorlock run`.
 //! - [`keeper`]: the lock that it keeps.
 //! - [`watchdog`]: the process that starts the command, and stops it in time.
-//! - [`family`]: the command and everything that it started.
+//! - [`process_tree`]: the command and everything that it started.
 //! - [`clock`]: the clocks of a validity.
 //! - [`signals`]: what others want of this program.
 //! - [`up`]: `quorlock up`.
@@ -34,7 +34,6 @@ mod endpoint;
 mod exit;
 mod exporter;
 mod extend;
-mod family;
 mod fleet;
 mod handle;
 mod inspect;
@@ -42,6 +41,7 @@ mod keeper;
 mod list;
 mod manual;
 mod nodes;
+mod process_tree;
 mod release;
 mod revoke;
 mod run;

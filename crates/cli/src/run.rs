@@ -10,8 +10,8 @@ use quorlock_core::{Guard, Ttl};
 use rustix::process::Signal;
 
 use crate::args::Run;
-use crate::family::Group;
 use crate::keeper::{Keeper, Kept};
+use crate::process_tree::Group;
 use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, Report, Watchdog};
 use crate::{advice, clock, exit, say};

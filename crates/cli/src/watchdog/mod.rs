@@ -26,8 +26,8 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::family::{Family, Group, become_subreaper, children};
 use crate::nodes::SECRET_VARIABLES;
+use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 
 pub(crate) use process::{VERB, main};
 pub(crate) use wire::{Begin, Order, Report};
@@ -42,7 +42,7 @@ pub(crate) struct Watchdog {
     leader: Option<Pid>,
     group: Group,
     /// Children that this process had before.
-    strangers: Vec<Pid>,
+    other_children: Vec<Pid>,
     reports: Lines<BufReader<OwnedReadHalf>>,
     orders: OwnedWriteHalf,
 }
@@ -56,7 +56,7 @@ impl Watchdog {
     ) -> io::Result<Self> {
         // If the watchdog is killed, this process is the parent of what it leaves behind.
         become_subreaper()?;
-        let strangers = children();
+        let other_children = children();
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
         watchdog.arg0("quorlock").arg(VERB).args(command).envs(environment);
@@ -71,7 +71,7 @@ impl Watchdog {
         ours.set_nonblocking(true)?;
         let (reports, orders) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
-        let watchdog = Self { process, leader: None, group: begin.group, strangers, reports, orders };
+        let watchdog = Self { process, leader: None, group: begin.group, other_children, reports, orders };
         watchdog.order(&Order::Begin(begin));
         Ok(watchdog)
     }
@@ -96,7 +96,7 @@ impl Watchdog {
         // It was not waited for, so that its process id is its own.
         let _ = kill_process(self.process, Signal::KILL);
         let _ = waitpid(Some(self.process), WaitOptions::empty());
-        Family::adopt(self.leader, self.group, self.strangers)?.end(guard).await;
+        ProcessTree::adopt(self.leader, self.group, self.other_children)?.end(guard).await;
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::wire::{self, Begin, Order, Report};
 use crate::clock;
-use crate::family::Family;
+use crate::process_tree::ProcessTree;
 use crate::signals::Signals;
 
 /// The first argument of a watchdog. The others are the command.
@@ -55,30 +55,30 @@ impl Watchdog {
             self.report(Report::TooLate);
             return Ok(());
         }
-        let mut family = match Family::spawn(command, begin.group) {
-            Ok(family) => family,
+        let mut tree = match ProcessTree::spawn(command, begin.group) {
+            Ok(tree) => tree,
             Err(error) => {
                 self.report(Report::NotStarted(error.into()));
                 return Ok(());
             }
         };
         // A reader of the command's output sees its end only when no other process keeps it open.
-        let _ = let_go_of_stdio();
-        if let Some(leader) = family.leader() {
+        let _ = close_stdio();
+        if let Some(leader) = tree.leader() {
             self.report(Report::Started(leader));
         }
         let mut is_reported = false;
         let mut is_abandoned = false;
         loop {
-            family.reap();
+            tree.reap();
             let waits_for_all = begin.wait_all || guard.has_acted();
-            if let Some(status) = family.leader_status()
-                && (!waits_for_all || family.is_gone())
+            if let Some(status) = tree.leader_status()
+                && (!waits_for_all || tree.is_gone())
             {
                 self.report(Report::Ended(status));
                 return Ok(());
             }
-            family.obey(&mut guard);
+            tree.obey(&mut guard);
             if guard.has_acted() && !is_reported {
                 is_reported = true;
                 self.report(Report::Stopping);
@@ -88,14 +88,14 @@ impl Watchdog {
                 order = self.order(), if !is_abandoned => match order {
                     Some(Order::Extended(deadline)) => guard.handle_extended(deadline),
                     Some(Order::Lost) => guard.handle_lost(clock::now()),
-                    Some(Order::PassOn(signal)) => family.pass_on(signal),
+                    Some(Order::PassOn(signal)) => tree.pass_on(signal),
                     Some(Order::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
                         guard.handle_abandoned(clock::now());
                     }
                 },
-                () = family.change(&guard) => {}
+                () = tree.change(&guard) => {}
             }
         }
     }
@@ -123,7 +123,7 @@ fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     descriptor.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-fn let_go_of_stdio() -> io::Result<()> {
+fn close_stdio() -> io::Result<()> {
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     dup2_stdin(&nothing)?;
     dup2_stdout(&nothing)?;
@@ -138,7 +138,7 @@ mod tests {
     use quorlock_core::Ttl;
 
     use super::*;
-    use crate::family::Group;
+    use crate::process_tree::Group;
 
     #[tokio::test]
     async fn command_is_not_started_with_too_little_validity_left() {

@@ -13,7 +13,7 @@ use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal};
 use tokio::net::unix::OwnedWriteHalf;
 
-use crate::family::Group;
+use crate::process_tree::Group;
 
 /// From `quorlock run` to the watchdog.
 #[derive(Clone, Debug, PartialEq, Eq)]

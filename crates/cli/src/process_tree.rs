@@ -46,13 +46,13 @@ impl Group {
 /// The command and its descendants, of which this process is the parent or the subreaper.
 ///
 /// Only this process waits for them, so that a process id in here is not reused.
-pub(crate) struct Family {
+pub(crate) struct ProcessTree {
     /// The command; none if it is not known whether it was started.
     leader: Option<Pid>,
     leader_status: Option<ExitStatus>,
     group: Group,
-    /// Children that this process had before. They do not belong to the family.
-    strangers: Vec<Pid>,
+    /// Children that this process had before. They are not part of the tree.
+    other_children: Vec<Pid>,
     has_children: bool,
     action: Option<GuardAction>,
     /// Adopted processes outside the group that were asked to end.
@@ -60,10 +60,10 @@ pub(crate) struct Family {
     child_signal: unix::Signal,
 }
 
-impl Family {
+impl ProcessTree {
     /// Starts the command, and makes this process the subreaper of what it starts.
     pub(crate) fn spawn(command: &[OsString], group: Group) -> io::Result<Self> {
-        let mut family = Self::adopt(None, group, Vec::new())?;
+        let mut tree = Self::adopt(None, group, Vec::new())?;
         become_subreaper()?;
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
@@ -71,18 +71,18 @@ impl Family {
             Group::Own => 0,
             Group::Terminals(group) => group.as_raw_pid(),
         });
-        family.leader = Some(Pid::from_child(&command.spawn()?));
-        Ok(family)
+        tree.leader = Some(Pid::from_child(&command.spawn()?));
+        Ok(tree)
     }
 
     /// What the watchdog leaves behind when it is killed.
-    pub(crate) fn adopt(leader: Option<Pid>, group: Group, strangers: Vec<Pid>) -> io::Result<Self> {
+    pub(crate) fn adopt(leader: Option<Pid>, group: Group, other_children: Vec<Pid>) -> io::Result<Self> {
         let child_signal = unix::signal(SignalKind::child())?;
         Ok(Self {
             leader,
             leader_status: None,
             group,
-            strangers,
+            other_children,
             has_children: true,
             action: None,
             asked: Vec::new(),
@@ -99,7 +99,7 @@ impl Family {
         self.leader_status
     }
 
-    /// Whether no process of the family was left at the last [`reap`](Self::reap).
+    /// Whether no process of the tree was left at the last [`reap`](Self::reap).
     pub(crate) fn is_gone(&self) -> bool {
         !self.has_children
     }
@@ -110,7 +110,7 @@ impl Family {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
                     self.asked.retain(|asked| *asked != pid);
-                    self.strangers.retain(|stranger| *stranger != pid);
+                    self.other_children.retain(|child| *child != pid);
                     if self.leader == Some(pid) {
                         self.leader_status = Some(ExitStatus::from_raw(status.as_raw()));
                     }
@@ -119,8 +119,8 @@ impl Family {
                 Err(_) => break false,
             }
         };
-        // Without strangers the system itself says that no child is left, which is surer than a list.
-        self.has_children = has_any && (self.strangers.is_empty() || !self.children().is_empty());
+        // Without other_children the system itself says that no child is left, which is surer than a list.
+        self.has_children = has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }
 
     /// Passes on a signal that `quorlock` was sent, unless the terminal sent it to both.
@@ -217,7 +217,7 @@ impl Family {
 
     fn children(&self) -> Vec<Pid> {
         let mut children = children();
-        children.retain(|child| !self.strangers.contains(child));
+        children.retain(|child| !self.other_children.contains(child));
         children
     }
 }
