@@ -8,7 +8,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use quorlock_core::{Guard, GuardAction};
+use quorlock_core::{StopAction, StopSchedule};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, kill_process_group,
     set_child_subreaper, wait,
@@ -54,7 +54,7 @@ pub(crate) struct ProcessTree {
     /// Children that this process had before. They are not part of the tree.
     other_children: Vec<Pid>,
     has_children: bool,
-    action: Option<GuardAction>,
+    action: Option<StopAction>,
     /// Adopted processes outside the group that were asked to end.
     asked: Vec<Pid>,
     child_signal: unix::Signal,
@@ -131,24 +131,24 @@ impl ProcessTree {
         }
     }
 
-    /// Does what the guard says, also to processes that were adopted after it said so.
-    pub(crate) fn obey(&mut self, guard: &mut Guard) {
-        let action = guard.poll(clock::now());
-        if action == Some(GuardAction::Terminate) {
+    /// Does what is due by the schedule, also to processes adopted after it was due.
+    pub(crate) fn follow(&mut self, schedule: &mut StopSchedule) {
+        let action = schedule.poll(clock::now());
+        if action == Some(StopAction::Terminate) {
             self.terminate();
         }
         self.action = action.or(self.action);
         match self.action {
-            Some(GuardAction::Terminate) => self.terminate_adopted(),
-            Some(GuardAction::Kill) => self.kill(),
+            Some(StopAction::Terminate) => self.terminate_adopted(),
+            Some(StopAction::Kill) => self.kill(),
             None => {}
         }
     }
 
-    /// Waits until a process has ended, or until the guard has something to say.
-    pub(crate) async fn change(&mut self, guard: &Guard) {
+    /// Waits until a process has ended, or until the schedule's next action is due.
+    pub(crate) async fn change(&mut self, schedule: &StopSchedule) {
         let due = async {
-            match guard.poll_timeout() {
+            match schedule.poll_timeout() {
                 Some(due) => clock::reach(due).await,
                 None if self.has_children => sleep(KILL_AGAIN_EVERY).await,
                 None => pending().await,
@@ -160,15 +160,15 @@ impl ProcessTree {
         }
     }
 
-    /// Stops everything by the guard's schedule, and waits until nothing is left.
-    pub(crate) async fn end(&mut self, guard: &mut Guard) {
+    /// Stops everything by the schedule, and waits until nothing is left.
+    pub(crate) async fn end(&mut self, schedule: &mut StopSchedule) {
         loop {
             self.reap();
             if self.is_gone() {
                 return;
             }
-            self.obey(guard);
-            self.change(guard).await;
+            self.follow(schedule);
+            self.change(schedule).await;
         }
     }
 

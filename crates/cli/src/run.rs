@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
 use quorlock_core::quorum::Moment;
-use quorlock_core::{Guard, Ttl};
+use quorlock_core::{StopSchedule, Ttl};
 use rustix::process::Signal;
 
 use crate::args::Run;
@@ -33,7 +33,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
-    Guard::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
+    StopSchedule::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
     let quorum = match signals.unless(nodes.connect()).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::by(signal)),
@@ -187,7 +187,7 @@ async fn supervise(
         wait_all: args.wait_all,
         deadline: keeper.deadline(),
     };
-    let mut guard = begin.guard()?;
+    let mut schedule = begin.schedule()?;
     let environment = [
         ("QUORLOCK_KEY", args.key.clone()),
         ("QUORLOCK_FENCE", fence.to_string().into()),
@@ -208,23 +208,23 @@ async fn supervise(
                 Some(Report::Ended(status)) => return Ok(Ended::ByItself { status, is_asked }),
                 None => {
                     let now = clock::now();
-                    let is_overdue = now.has_reached(guard.overdue_at());
-                    guard.handle_abandoned(now);
-                    watchdog.replace(&mut guard).await?;
+                    let is_overdue = now.has_reached(schedule.overdue_at());
+                    schedule.handle_abandoned(now);
+                    watchdog.replace(&mut schedule).await?;
                     return Ok(if is_overdue { Ended::WithTheLock } else { Ended::WithTheWatchdog });
                 }
             },
-            () = clock::reach(guard.overdue_at()) => {
-                watchdog.replace(&mut guard).await?;
+            () = clock::reach(schedule.overdue_at()) => {
+                watchdog.replace(&mut schedule).await?;
                 return Ok(Ended::WithTheLock);
             }
             kept = keeper.next() => match kept {
                 Kept::Until(deadline) => {
-                    guard.handle_extended(deadline);
+                    schedule.handle_extended(deadline);
                     watchdog.order(&Order::Extended(deadline));
                 }
                 Kept::Lost => {
-                    guard.handle_lost(clock::now());
+                    schedule.handle_lost(clock::now());
                     watchdog.order(&Order::Lost);
                 }
             },

@@ -5,16 +5,16 @@
 //! - [`node`]: the leases of one server and the commands upon them.
 //! - [`quorum`]: one round over N nodes, and what its answers amount to.
 //! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
-//! - [`Guard`]: when a command that a lock protects is stopped.
+//! - [`StopSchedule`]: when a command that a lock protects is stopped.
 //! - [`Fence`], [`Ttl`]: what all of them speak of.
 
 pub mod client;
 mod fence;
-mod guard;
 pub mod node;
 pub mod quorum;
+mod stop_schedule;
 mod ttl;
 
 pub use fence::{Fence, InvalidFence};
-pub use guard::{GraceTooLong, Guard, GuardAction};
+pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

@@ -18,7 +18,7 @@ use std::os::unix::net;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use quorlock_core::Guard;
+use quorlock_core::StopSchedule;
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -91,12 +91,12 @@ impl Watchdog {
         report
     }
 
-    /// Ends the watchdog, and does its work: stops the command and all that it started by the guard's schedule.
-    pub(crate) async fn replace(self, guard: &mut Guard) -> io::Result<()> {
+    /// Ends the watchdog, and does its work: stops the command and all that it started by the schedule.
+    pub(crate) async fn replace(self, schedule: &mut StopSchedule) -> io::Result<()> {
         // It was not waited for, so that its process id is its own.
         let _ = kill_process(self.process, Signal::KILL);
         let _ = waitpid(Some(self.process), WaitOptions::empty());
-        ProcessTree::adopt(self.leader, self.group, self.other_children)?.end(guard).await;
+        ProcessTree::adopt(self.leader, self.group, self.other_children)?.end(schedule).await;
         Ok(())
     }
 }

@@ -50,8 +50,8 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<()> {
-        let mut guard = begin.guard()?;
-        if guard.poll(clock::now()).is_some() {
+        let mut schedule = begin.schedule()?;
+        if schedule.poll(clock::now()).is_some() {
             self.report(Report::TooLate);
             return Ok(());
         }
@@ -71,31 +71,31 @@ impl Watchdog {
         let mut is_abandoned = false;
         loop {
             tree.reap();
-            let waits_for_all = begin.wait_all || guard.has_acted();
+            let waits_for_all = begin.wait_all || schedule.has_acted();
             if let Some(status) = tree.leader_status()
                 && (!waits_for_all || tree.is_gone())
             {
                 self.report(Report::Ended(status));
                 return Ok(());
             }
-            tree.obey(&mut guard);
-            if guard.has_acted() && !is_reported {
+            tree.follow(&mut schedule);
+            if schedule.has_acted() && !is_reported {
                 is_reported = true;
                 self.report(Report::Stopping);
             }
             tokio::select! {
                 biased;
                 order = self.order(), if !is_abandoned => match order {
-                    Some(Order::Extended(deadline)) => guard.handle_extended(deadline),
-                    Some(Order::Lost) => guard.handle_lost(clock::now()),
+                    Some(Order::Extended(deadline)) => schedule.handle_extended(deadline),
+                    Some(Order::Lost) => schedule.handle_lost(clock::now()),
                     Some(Order::PassOn(signal)) => tree.pass_on(signal),
                     Some(Order::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
-                        guard.handle_abandoned(clock::now());
+                        schedule.handle_abandoned(clock::now());
                     }
                 },
-                () = tree.change(&guard) => {}
+                () = tree.change(&schedule) => {}
             }
         }
     }

@@ -8,7 +8,7 @@ use std::str::SplitWhitespace;
 use std::time::Duration;
 
 use quorlock_core::quorum::Moment;
-use quorlock_core::{Guard, Ttl};
+use quorlock_core::{StopSchedule, Ttl};
 use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal};
 use tokio::net::unix::OwnedWriteHalf;
@@ -72,8 +72,8 @@ impl From<io::Error> for Errno {
 
 impl Begin {
     /// The machine that decides when the command is stopped.
-    pub(crate) fn guard(&self) -> Result<Guard, quorlock_core::GraceTooLong> {
-        Guard::new(self.ttl, self.kill_after, self.deadline)
+    pub(crate) fn schedule(&self) -> Result<StopSchedule, quorlock_core::GraceTooLong> {
+        StopSchedule::new(self.ttl, self.kill_after, self.deadline)
     }
 }
 
