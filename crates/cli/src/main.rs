@@ -10,7 +10,7 @@
 //! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
-//! - [`keeper`]: the lock that it keeps.
+//! - [`lock_renewer`]: the lock that it renews.
 //! - [`watchdog`]: the process that starts the command, and stops it in time.
 //! - [`process_tree`]: the command and everything that it started.
 //! - [`clock`]: the clocks of a validity.
@@ -37,8 +37,8 @@ mod extend;
 mod fleet;
 mod handle;
 mod inspect;
-mod keeper;
 mod list;
+mod lock_renewer;
 mod manual;
 mod nodes;
 mod process_tree;

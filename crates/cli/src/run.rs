@@ -10,7 +10,7 @@ use quorlock_core::{StopSchedule, Ttl};
 use rustix::process::Signal;
 
 use crate::args::Run;
-use crate::keeper::{Keeper, Kept};
+use crate::lock_renewer::{LockRenewer, LockState};
 use crate::process_tree::Group;
 use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, Report, Watchdog};
@@ -70,16 +70,16 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
         say(format_args!("acquired after {after:.1?}, held on {coverage}, fence {}", lock.fence()));
     }
     let fence = lock.fence();
-    let mut keeper = Keeper::new(lock, args.ttl());
-    let (status, is_asked) = match supervise(&args, ttl, fence, &mut keeper, signals).await? {
+    let mut renewer = LockRenewer::new(lock, args.ttl());
+    let (status, is_asked) = match supervise(&args, ttl, fence, &mut renewer, signals).await? {
         Ended::ByItself { status, is_asked } => (status, is_asked),
         // Only now that it is gone: a reader of stderr that is stuck must not delay that.
         Ended::WithTheLock => {
-            say(format_args!("the command was stopped: {}", keeper.reason()));
+            say(format_args!("the command was stopped: {}", renewer.reason()));
             return Ok(ExitCode::from(exit::LOST));
         }
         Ended::BeforeItBegan => {
-            say(format_args!("the command was not started: {}", keeper.reason()));
+            say(format_args!("the command was not started: {}", renewer.reason()));
             return Ok(ExitCode::from(exit::LOST));
         }
         Ended::WithTheWatchdog => {
@@ -93,8 +93,8 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
         }
     };
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
-    let was_held = is_asked || hold(&mut keeper, hold_until, signals).await;
-    match keeper.release().await {
+    let was_held = is_asked || hold(&mut renewer, hold_until, signals).await;
+    match renewer.release().await {
         Ok(Released::Released) if args.verbose => {
             let after = clock::now().since(held_since);
             say(format_args!("released after {after:.1?}"));
@@ -177,7 +177,7 @@ async fn supervise(
     args: &Run,
     ttl: Ttl,
     fence: Fence,
-    keeper: &mut Keeper,
+    renewer: &mut LockRenewer,
     signals: &mut Signals,
 ) -> anyhow::Result<Ended> {
     let begin = Begin {
@@ -185,7 +185,7 @@ async fn supervise(
         kill_after: args.kill_after,
         group: Group::choose(),
         wait_all: args.wait_all,
-        deadline: keeper.deadline(),
+        deadline: renewer.deadline(),
     };
     let mut schedule = begin.schedule()?;
     let environment = [
@@ -218,12 +218,12 @@ async fn supervise(
                 watchdog.replace(&mut schedule).await?;
                 return Ok(Ended::WithTheLock);
             }
-            kept = keeper.next() => match kept {
-                Kept::Until(deadline) => {
+            state = renewer.next() => match state {
+                LockState::ValidUntil(deadline) => {
                     schedule.handle_extended(deadline);
                     watchdog.order(&Order::Extended(deadline));
                 }
-                Kept::Lost => {
+                LockState::Lost => {
                     schedule.handle_lost(clock::now());
                     watchdog.order(&Order::Lost);
                 }
@@ -237,13 +237,13 @@ async fn supervise(
 }
 
 /// Keeps the lock until `until`, or until a signal arrives: the command has ended, and gets none. Returns whether it was held to the end.
-async fn hold(keeper: &mut Keeper, until: Moment, signals: &mut Signals) -> bool {
+async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {
             biased;
             () = clock::reach(until) => return true,
             _ = signals.next() => return true,
-            kept = keeper.next() => if matches!(kept, Kept::Lost) { return false },
+            state = renewer.next() => if matches!(state, LockState::Lost) { return false },
         }
     }
 }

@@ -6,15 +6,18 @@
 //! - [`quorum`]: one round over N nodes, and what its answers amount to.
 //! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
 //! - [`StopSchedule`]: when a command that a lock protects is stopped.
+//! - [`Confirmation`]: whether the nodes still confirm the lock of that command.
 //! - [`Fence`], [`Ttl`]: what all of them speak of.
 
 pub mod client;
+mod confirmation;
 mod fence;
 pub mod node;
 pub mod quorum;
 mod stop_schedule;
 mod ttl;
 
+pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
 pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};
