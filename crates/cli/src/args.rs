@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed_and_every_argument_explained() {
+    fn command_line_is_well_formed_and_every_argument_explained() {
         let mut command = Args::command();
         command.build();
         command.clone().debug_assert();

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_others_cannot_command_the_terminal() {
+    fn key_or_label_cannot_control_the_terminal() {
         for (text, shown) in [
             ("orders/42", "orders/42"),
             ("Zürich 東京 it's \"ok\"", "Zürich 東京 it's \"ok\""),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_controls_a_terminal_is_shown() {
+    fn message_cannot_control_the_terminal() {
         for (text, shown) in [
             ("orders/42", "orders/42"),
             ("é 日本", "é 日本"),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn json_shows_no_character_that_commands_the_terminal() {
+    fn json_cannot_control_the_terminal() {
         let text = "\u{1b}[2J \u{202e} \u{9b} \u{e0041} ü \" \\ \n";
         let shown = json(&text).unwrap();
         assert!(shown.chars().all(|char| char == 'ü' || matches!(char, ' '..='~')), "{shown}");

@@ -232,7 +232,7 @@ fn interrupted_wait_leaves_the_lock_revoked() {
 }
 
 #[test]
-fn without_a_terminal_nothing_is_revoked_unless_yes_is_given() {
+fn revocation_without_a_terminal_needs_yes() {
     let masters = Masters::start(3);
     let held = common::Holder::start(&masters, &["--ttl", "30s"]);
     let output = on(&masters, "revoke").arg("k").output().unwrap();

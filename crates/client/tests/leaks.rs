@@ -152,7 +152,7 @@ fn waiters(masters: &Masters) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_locks_that_were_dropped_cancelled_or_cut_off_at_any_moment() {
+async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp()).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let (descriptors_before, tasks_before) = (descriptors(), Handle::current().metrics().num_alive_tasks());

@@ -43,7 +43,7 @@ fn calls(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
+async fn waiter_waits_on_one_server_and_holds_nothing() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -72,7 +72,7 @@ async fn held_by_somebody(masters: &Masters, key: &'static str) -> (Lock, usize)
 }
 
 #[tokio::test]
-async fn whoever_is_refused_hears_the_queue_node_before_it_waits_elsewhere() {
+async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
     let net = net(3).await;
     let (lock, node) = held_by_somebody(&net.masters, "k").await;
     // The others have long refused by then.
@@ -88,7 +88,7 @@ async fn whoever_is_refused_hears_the_queue_node_before_it_waits_elsewhere() {
 }
 
 #[tokio::test]
-async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
+async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     let net = net(3).await;
     let (lock, node) = held_by_somebody(&net.masters, "k").await;
     lock.release().await.unwrap();
@@ -117,7 +117,7 @@ async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
 }
 
 #[tokio::test]
-async fn callers_of_one_program_wait_in_the_program_but_for_one() {
+async fn one_caller_of_a_program_waits_on_the_network() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let got = Arc::new(AtomicUsize::new(0));
@@ -141,7 +141,7 @@ async fn callers_of_one_program_wait_in_the_program_but_for_one() {
 }
 
 #[tokio::test]
-async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
+async fn many_programs_take_turns_and_never_overlap() {
     let (masters, _) = quorum(5).await;
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -170,7 +170,7 @@ async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_over_says_so_in_time_and_leaves_the_queue() {
+async fn wait_ends_in_time_and_leaves_the_queue() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -182,7 +182,7 @@ async fn a_wait_that_is_over_says_so_in_time_and_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
+async fn wait_ends_in_time_whatever_the_nodes_do() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
@@ -208,7 +208,7 @@ async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
 }
 
 #[tokio::test]
-async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
+async fn dropped_wait_leaves_the_queue_within_100_ms() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -226,7 +226,7 @@ async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
 }
 
 #[tokio::test]
-async fn a_wait_dropped_at_any_moment_leaves_nothing() {
+async fn wait_dropped_at_any_moment_leaves_nothing() {
     let (masters, quorum) = quorum(3).await;
     let other = connect(masters.urls()).await;
     for n in 0..40_u64 {
@@ -247,7 +247,7 @@ async fn a_wait_dropped_at_any_moment_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
+async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
     for how in ["killed", "paused", "cut off"] {
         let mut net = net(3).await;
         let urls: Vec<_> = net.proxies.iter().map(quorlock_testkit::Proxy::url).collect();
@@ -284,7 +284,7 @@ async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
 }
 
 #[tokio::test]
-async fn a_plain_set_is_waited_for_too() {
+async fn key_of_a_plain_set_is_waited_for_too() {
     let (masters, quorum) = quorum(3).await;
     for master in &masters {
         redis::cmd("SET").arg("k").arg("old").arg("PX").arg(300).exec(&mut master.connection()).unwrap();

@@ -93,7 +93,7 @@ mod tests {
     use Severity::{Error, Warning};
 
     #[test]
-    fn nothing_is_found_on_nodes_that_are_well() {
+    fn healthy_nodes_have_no_findings() {
         assert_eq!(found(voting(3)), []);
         assert_eq!(found(voting(5)), []);
     }

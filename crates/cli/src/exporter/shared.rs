@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn callers_at_the_same_time_share_one_value_and_later_ones_do_not() {
+    async fn concurrent_callers_share_one_value_and_later_ones_do_not() {
         let (shared, made) = (Shared::<u32>::default(), Cell::new(0));
         let (go, gone) = oneshot::channel::<()>();
         let first = shared.get(async || {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_caller_goes_on_when_the_first_one_is_gone() {
+    async fn second_caller_continues_when_the_first_is_dropped() {
         let shared = Shared::<u32>::default();
         assert!(shared.get(pending).now_or_never().is_none());
         assert_eq!(shared.get(|| ready(7)).now_or_never(), Some(7));

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interval_grows_so_that_a_node_spends_less_than_a_hundredth_of_its_time() {
+    fn interval_keeps_the_load_of_a_node_below_a_hundredth() {
         let second = Duration::from_secs(1);
         assert_eq!(interval(second, Duration::ZERO), second);
         assert_eq!(interval(second, Duration::from_millis(8)), second);

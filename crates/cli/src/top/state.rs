@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn each_column_sorts_what_is_worth_a_look_first() {
+    fn each_column_sorts_locks_that_need_attention_first() {
         let mut app = app();
         let mut orders = Vec::new();
         for _ in 0..5 {
