@@ -8,11 +8,11 @@ use quorlock_core::client::{
 use tokio::time::sleep;
 
 use super::hold::LockInner;
-use super::local_queues::Turn;
+use super::local_queues::Permit;
 use super::releases::release_in_background;
 use super::shared::Shared;
 use super::timers::{reach, sleep_until};
-use crate::transport::{InFlight, Outgoing, Seat};
+use crate::transport::{InFlight, Outgoing, PooledConnection};
 
 /// The loop of an [`Acquire`]. Dropped before its end, it leaves the clean-up to the background.
 struct Call {
@@ -28,14 +28,14 @@ struct Call {
 /// A WAIT, or the connection for one.
 pub(super) enum Wait {
     /// There is no connection for it yet.
-    Opening(RequestId, BoxFuture<'static, Result<Seat, NodeError>>),
+    Opening(RequestId, BoxFuture<'static, Result<PooledConnection, NodeError>>),
     /// It was sent.
     Sent(RequestId, BoxFuture<'static, Response>),
 }
 
 /// What happens next to a [`Wait`].
 enum WaitEvent {
-    Opened(RequestId, Result<Seat, NodeError>),
+    Opened(RequestId, Result<PooledConnection, NodeError>),
     Answered(RequestId, Response),
 }
 
@@ -46,9 +46,9 @@ pub(crate) async fn acquire(
     wait: Option<Duration>,
 ) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
-    let turn = machine.takes_turn().then(|| shared.queues.enter(&machine.spec().keys));
+    let permit = machine.takes_turn().then(|| shared.queues.enter(&machine.spec().keys));
     // On the heap: it is large, and moved more often than it is used.
-    Box::new(Call::new(shared, machine)).run(turn).await
+    Box::new(Call::new(shared, machine)).run(permit).await
 }
 
 /// Swaps the token of a lock that another process detached.
@@ -69,26 +69,26 @@ impl Call {
         }
     }
 
-    /// From the turn in the local queue to the end.
-    async fn run(mut self: Box<Self>, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
-        let Some(mut turn) = turn else {
+    /// Runs the call from the permit of the local queue to the end.
+    async fn run(mut self: Box<Self>, permit: Option<Permit>) -> Result<Arc<LockInner>, Failure> {
+        let Some(mut permit) = permit else {
             self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
             return self.finish().await;
         };
-        if !turn.is_called() {
+        if !permit.is_called() {
             let deadline = self.machine.poll_timeout();
             tokio::select! {
                 biased;
-                _ = turn.called() => {}
+                _ = permit.called() => {}
                 () = sleep_until(deadline) => {
-                    // The call goes on without its turn, and leaves the local queue.
-                    drop(turn);
+                    // The call continues without its permit, and leaves the local queue.
+                    drop(permit);
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                     return self.finish().await;
                 }
             }
         }
-        let contended = turn.called().await;
+        let contended = permit.called().await;
         self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
         let shared = Arc::clone(&self.shared);
@@ -96,7 +96,7 @@ impl Call {
         if now_contended != contended {
             shared.queues.set_contended(&spec.keys, now_contended);
         }
-        drop(turn);
+        drop(permit);
         outcome
     }
 
@@ -154,7 +154,7 @@ impl Call {
                 Action::Send { id, connection, request } => self.send(id, connection, &request),
                 Action::Wait { id } => {
                     let pool = Arc::clone(&self.shared.nodes[id.node].pool);
-                    self.wait = Some(Wait::Opening(id, pool.seat().boxed()));
+                    self.wait = Some(Wait::Opening(id, pool.checkout().boxed()));
                 }
                 Action::StopWaiting { .. } => self.wait = None,
                 Action::Release(release) => {
@@ -182,13 +182,13 @@ impl Call {
 
     fn handle_wait(&mut self, event: WaitEvent) {
         match event {
-            WaitEvent::Opened(id, Ok(seat)) => {
+            WaitEvent::Opened(id, Ok(connection)) => {
                 self.wait = None;
                 let machine = &mut self.machine;
                 let request = self.shared.with_context(|ctx| machine.handle_wait_sent(id, ctx));
                 if let Some(request) = request {
                     let outgoing = Outgoing::new(self.machine.spec(), &request);
-                    self.wait = Some(Wait::Sent(id, seat.ask(outgoing).boxed()));
+                    self.wait = Some(Wait::Sent(id, connection.ask(outgoing).boxed()));
                 }
             }
             WaitEvent::Opened(id, Err(error)) => {

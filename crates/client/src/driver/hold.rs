@@ -16,7 +16,7 @@ use crate::{Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Relea
 
 /// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
 /// not.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const WAKE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock: shared by its handle, its watches, and the rounds that extend it.
 pub(crate) struct LockInner {
@@ -245,7 +245,7 @@ impl LockInner {
             };
             tokio::select! {
                 () = changed => {}
-                () = sleep(left.min(LOOK_EVERY)) => {}
+                () = sleep(left.min(WAKE_CHECK_EVERY)) => {}
             }
         }
     }
@@ -299,14 +299,14 @@ impl LockInner {
 
     /// Releases it in the background.
     pub(crate) fn drop_lock(self: &Arc<Self>) {
-        self.begin_release().1.leave();
+        self.begin_release().1.finish_later();
     }
 
     /// See [`crate::Lock::release`].
     pub(crate) async fn release(self: &Arc<Self>) -> Result<Released, ReleaseError> {
         let (standing, releasing) = self.begin_release();
         if let Standing::Lost(_) = standing {
-            releasing.leave();
+            releasing.finish_later();
             telemetry::released(self, Some(Released::AlreadyOver));
             return Ok(Released::AlreadyOver);
         }

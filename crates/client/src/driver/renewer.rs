@@ -15,7 +15,7 @@ use crate::clock;
 
 /// How often the clocks are checked while locks are renewed: timers stand still while a machine
 /// sleeps, and the locks' time does not.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const WAKE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The way to that task.
 pub(crate) struct Renewer {
@@ -62,7 +62,7 @@ impl Renewer {
 impl Renewing {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<Command>) {
         loop {
-            let next = self.renewals.next_due().map(|at| clock::now().until(at).min(LOOK_EVERY));
+            let next = self.renewals.next_due().map(|at| clock::now().until(at).min(WAKE_CHECK_EVERY));
             tokio::select! {
                 biased;
                 command = received.recv() => {

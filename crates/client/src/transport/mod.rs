@@ -10,7 +10,7 @@ mod inspection;
 mod protocol_vectors;
 mod revocation;
 
-pub(crate) use blocking_pool::{BlockingPool, Seat};
+pub(crate) use blocking_pool::{BlockingPool, PooledConnection};
 pub(crate) use command::{Outgoing, read_fence};
 pub(crate) use connection::{Connection, Endpoint, open};
 pub(crate) use in_flight::{Answered, InFlight};
