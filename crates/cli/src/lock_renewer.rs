@@ -48,7 +48,8 @@ impl LockRenewer {
 
     /// Waits for the next check. Never returns once the lock is lost.
     ///
-    /// Cancel safe.
+    /// # Cancel safety
+    /// Dropping the future loses no result.
     pub(crate) async fn next(&mut self) -> LockState {
         if self.confirmation.is_lost() {
             return pending().await;
@@ -92,7 +93,7 @@ impl LockRenewer {
     }
 }
 
-/// Prints a message in the background: standard error that nobody reads must not delay extensions.
+/// Prints a message in the background: a blocked standard error must not delay extensions.
 fn say_later(message: String) {
     thread::spawn(move || say(message));
 }

@@ -19,7 +19,7 @@ use tokio::time::sleep;
 
 use crate::clock;
 
-/// How often processes that were killed are looked for again, until none is left.
+/// How often the remaining processes are killed again, until none is left.
 const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
 
 /// The process group of the command.
@@ -34,7 +34,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// The terminal's, if this process is in its foreground.
+    /// Returns the terminal's group if this process is in its foreground.
     pub(crate) fn choose() -> Self {
         let own = getpgrp();
         let is_foreground =
@@ -47,7 +47,7 @@ impl Group {
 ///
 /// Only this process waits for them, so that a process id in here is not reused.
 pub(crate) struct ProcessTree {
-    /// The command; none if it is not known whether it was started.
+    /// The command; `None` while it is unknown whether it was started.
     leader: Option<Pid>,
     leader_status: Option<ExitStatus>,
     group: Group,
@@ -75,7 +75,7 @@ impl ProcessTree {
         Ok(tree)
     }
 
-    /// What the watchdog leaves behind when it is killed.
+    /// Adopts the processes of a watchdog that was killed.
     pub(crate) fn adopt(leader: Option<Pid>, group: Group, other_children: Vec<Pid>) -> io::Result<Self> {
         let child_signal = unix::signal(SignalKind::child())?;
         Ok(Self {
@@ -94,7 +94,7 @@ impl ProcessTree {
         self.leader
     }
 
-    /// The end of the command, if [`reap`](Self::reap) has seen it.
+    /// The exit status of the command, once [`reap`](Self::reap) has seen it.
     pub(crate) fn leader_status(&self) -> Option<ExitStatus> {
         self.leader_status
     }
@@ -104,7 +104,7 @@ impl ProcessTree {
         !self.has_children
     }
 
-    /// Takes note of processes that have ended.
+    /// Records processes that have ended.
     pub(crate) fn reap(&mut self) {
         let has_any = loop {
             match wait(WaitOptions::NOHANG) {
@@ -119,7 +119,7 @@ impl ProcessTree {
                 Err(_) => break false,
             }
         };
-        // Without other_children the system itself says that no child is left, which is surer than a list.
+        // Without other children, `wait` itself reports that no child is left, which is surer than a list.
         self.has_children = has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }
 
@@ -131,7 +131,7 @@ impl ProcessTree {
         }
     }
 
-    /// Does what is due by the schedule, also to processes adopted after it was due.
+    /// Carries out the schedule, also on processes that were adopted after an action was due.
     pub(crate) fn follow(&mut self, schedule: &mut StopSchedule) {
         let action = schedule.poll(clock::now());
         if action == Some(StopAction::Terminate) {
@@ -197,12 +197,12 @@ impl ProcessTree {
         }
     }
 
-    /// To a command that has ended just now it does nothing, which its exit status will tell.
+    /// Sends a signal to the command. Does nothing when the command has just ended.
     fn signal(&self, signal: Signal) {
         let Some(leader) = self.leader else { return };
         let is_unreaped = self.leader_status.is_none();
         let _ = match self.group {
-            // As long as a member was not waited for, the group's id is not reused.
+            // The id of the group is not reused while a member is unreaped.
             Group::Own if is_unreaped || self.children().iter().any(|child| self.is_in_own_group(*child)) => {
                 kill_process_group(leader, signal)
             }
@@ -227,7 +227,7 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// The children of this process; none where the system has no list of them.
+/// The children of this process; empty where the system has no list of them.
 pub(crate) fn children() -> Vec<Pid> {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists =

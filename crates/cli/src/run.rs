@@ -16,11 +16,10 @@ use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, Report, Watchdog};
 use crate::{advice, clock, exit, say};
 
-/// An extension that no node answers takes one node limit. A third of the ttl must leave time for several, and for the child
-/// to be stopped after the last.
+/// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third of the ttl must leave
+/// time for several, and to stop the child after the last.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
-/// How long nodes that do not answer are waited for at the end. What they were sent is on its way, and what they hold ends
-/// by its ttl.
+/// How long to wait for silent nodes at the end. Their requests are in flight, and what they hold ends by its ttl.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
@@ -73,7 +72,7 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
     let mut renewer = LockRenewer::new(lock, args.ttl());
     let (status, is_asked) = match supervise(&args, ttl, fence, &mut renewer, signals).await? {
         Ended::ByItself { status, is_asked } => (status, is_asked),
-        // Only now that it is gone: a reader of stderr that is stuck must not delay that.
+        // Only after the command is gone: a blocked standard error must not delay its end.
         Ended::WithTheLock => {
             say(format_args!("the command was stopped: {}", renewer.reason()));
             return Ok(ExitCode::from(exit::LOST));
@@ -111,7 +110,7 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
     Ok(exit::of(status))
 }
 
-/// Tries once, says what is in the way, and waits.
+/// Tries once, prints why the lock is not free, and waits for it.
 pub(crate) async fn acquire(
     wanted: &LockBuilder,
     wait: Duration,
@@ -128,7 +127,7 @@ pub(crate) async fn acquire(
     wanted.acquire().await
 }
 
-/// Whether it makes no sense to wait: so many nodes do not take what they are asked that the others are no majority.
+/// Whether waiting cannot help: too many nodes fail permanently to leave a majority.
 pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
@@ -146,8 +145,8 @@ pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
     }
 }
 
-/// Whether it is nothing but a lock that is in use: of interest to a person who wonders, and not to the mails of cron. So it
-/// is where a master is missing and not to blame, because a majority can vote without it.
+/// Whether the lock is merely in use. A person at a terminal wants to read that, and a mail from cron should not contain
+/// it. The same holds for a missing master while a majority votes.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
@@ -159,12 +158,12 @@ fn is_usual(error: &AcquireError) -> bool {
 enum Ended {
     ByItself {
         status: ExitStatus,
-        /// Whether a signal had asked `quorlock` to end.
+        /// Whether a signal asked `quorlock` to end before that.
         is_asked: bool,
     },
-    /// Because the lock was lost or not extended in time.
+    /// The lock was lost or not extended in time.
     WithTheLock,
-    /// Because its watchdog was killed.
+    /// Its watchdog was killed.
     WithTheWatchdog,
     /// It was not started: the lock had too little validity left.
     BeforeItBegan,
@@ -172,7 +171,7 @@ enum Ended {
     Never(io::Error),
 }
 
-/// Runs the command while the lock is kept, passes signals on to it, and has it stopped when the lock is lost.
+/// Runs the command while the lock is renewed. Passes signals on, and stops the command when the lock is lost.
 async fn supervise(
     args: &Run,
     ttl: Ttl,
@@ -236,7 +235,7 @@ async fn supervise(
     }
 }
 
-/// Keeps the lock until `until`, or until a signal arrives: the command has ended, and gets none. Returns whether it was held to the end.
+/// Renews the lock until `until`, or until a signal arrives. Returns whether it was held to the end.
 async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {

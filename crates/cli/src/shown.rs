@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The most characters of a key or a label that are shown; JSON has all of them.
+/// How many characters of a key or a label are shown. JSON has all of them.
 const SHOWN_MAX: usize = 200;
 
-/// A key, a label or a name that a client has sent, as it may reach a terminal: without control
-/// characters, escape sequences, marks that reorder or hide text, and line ends. Bytes that are not
-/// UTF-8 are shown in hexadecimal.
+/// Escapes a key, a label or a name from a client for a terminal: control characters, escape
+/// sequences, marks that reorder or hide text, and line ends. Shows bytes that are not UTF-8 in
+/// hexadecimal.
 pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
     let mut shown = String::new();
     let mut left = SHOWN_MAX;
@@ -34,8 +34,8 @@ pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
     shown
 }
 
-/// A message with escapes in place of characters that control a terminal, reorder or hide text. It
-/// may be applied twice. Keys and labels are for [`escaped`].
+/// Escapes characters of a message that control a terminal, reorder or hide text. Changes nothing
+/// when it is applied twice. For keys and labels use [`escaped`].
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -53,13 +53,13 @@ fn is_control(c: char) -> bool {
     !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
 }
 
-/// A message whose lines are [`printable`]. Further lines are indented, so that no text of a server
+/// Makes each line of a message [`printable`]. Indents further lines, so that no text of a server
 /// looks like a message of this program.
 pub(crate) fn printable_lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
 
-/// An owner label, or what to say where there is none.
+/// An owner label, or a placeholder for a missing one.
 pub(crate) fn owner(label: Option<&str>) -> String {
     label.map_or_else(|| "an unnamed owner".to_owned(), escaped)
 }
@@ -99,7 +99,8 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     lines
 }
 
-/// JSON in one line. Characters that are not printable are escaped, so that it may reach a terminal.
+/// Formats a value as JSON in one line. Escapes characters that are not printable, so that it is safe
+/// for a terminal.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     let mut shown = String::new();
     for char in serde_json::to_string(value)?.chars() {
@@ -115,7 +116,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Prints what was asked for. That nobody reads it is no reason to fail.
+/// Prints the result on standard output. A closed standard output is ignored.
 pub(crate) fn print(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
     let _ = stdout().flush();

@@ -62,7 +62,7 @@ fn held_lock_exits_with_121_and_the_command_never_runs() {
     }
     assert!(!trace.exists());
     assert!(holding(&masters) >= 2, "those who were refused have not freed it");
-    holder.let_go();
+    holder.release();
     assert_eq!(holding(&masters), 0);
 }
 
@@ -71,7 +71,7 @@ fn waiting_run_acquires_the_lock_when_the_holder_ends() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &PATIENT);
     let waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
-    holder.let_go();
+    holder.release();
     let output = waiting.end();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
 }
@@ -98,7 +98,7 @@ fn owner_of_the_lock_is_shown_by_lock_inspect() {
         let holder = Holder::start(&masters, options);
         let inspected: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut masters[0].connection()).unwrap();
-        holder.let_go();
+        holder.release();
         format!("{inspected:?}")
     };
     assert!(owner_seen_with(&["--owner", "the night watch"]).contains("the night watch"));
@@ -161,17 +161,17 @@ fn standard_streams_are_the_commands_own() {
 fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &["--ttl", "2s", "--node-limit", "200ms"]);
-    // Waiting longer than the ttl would be enough if nobody kept the lock.
+    // A wait longer than the ttl would be enough without renewals.
     let output = run_script(&masters, &["--wait", "2500ms"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (121, ""));
-    holder.let_go();
+    holder.release();
 }
 
 #[test]
 fn runs_of_the_same_key_never_overlap() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
-    // Only one can make the folder: whoever comes while it is there has overlapped, and fails.
+    // Only one run can make the folder: a run that overlaps finds it, and fails.
     let script = format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let run_some = || {
         for _ in 0..5 {
@@ -266,7 +266,7 @@ fn password_is_never_shown() {
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
     let address = guarded.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
     let nodes = [
-        // The wrong one, nobody there, and what is not a URL at all.
+        // A wrong password, no server, and text that is not a URL.
         format!("redis://:hunter2@{address}"),
         format!("redis://default:hunter2@{address}/0"),
         "redis://:hunter2@127.0.0.1:1".to_owned(),

@@ -72,7 +72,7 @@ fn signal_ends_the_wait_for_a_lock() {
         let output = waiting.end();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""));
     }
-    holder.let_go();
+    holder.release();
     assert_eq!(holding(&masters), 0);
 }
 

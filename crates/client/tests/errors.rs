@@ -291,7 +291,7 @@ async fn clock_that_is_far_behind_is_named() {
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
-/// A server that introduces itself as a node, and then answers nonsense.
+/// A server that introduces itself as a node, and then sends unexpected replies.
 fn impostor() -> String {
     fn serve(stream: &TcpStream) -> Option<()> {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);

@@ -251,7 +251,7 @@ async fn dropped_acquire_on_a_faulty_network_leaves_nothing() {
 
 #[tokio::test]
 async fn without_a_validity_check_an_expired_lock_is_granted() {
-    // A twin: plain SET NX PX through the same late network is answered OK after the key has gone.
+    // The harm without it: plain SET NX PX through the same late network is answered OK after the key has gone.
     let server = Server::builder().start().unwrap();
     let proxy = quorlock_testkit::Proxy::start(server.url());
     let client = redis::Client::open(proxy.url()).unwrap();

@@ -27,7 +27,7 @@ fn abstains(master: &Server) -> bool {
     info.contains("lock_state:abstaining")
 }
 
-/// Takes the lock, checks its fence against the last one, and gives it back.
+/// Acquires the lock, checks its fence against the last one, and releases it.
 async fn take(quorum: &Quorum, last: &mut Option<Fence>) {
     let lock = patiently(quorum).acquire().await.unwrap();
     assert!(Some(lock.fence()) > *last, "{} after {last:?}", lock.fence());

@@ -1,4 +1,4 @@
-//! What docs/fencing.md says to write is right: its SQL and its script refuse who comes late, and nobody else.
+//! The SQL and the script of docs/fencing.md refuse late writers, and no others.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

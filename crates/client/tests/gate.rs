@@ -20,7 +20,7 @@ fn same_holder_passes_again_and_an_earlier_one_does_not() {
     assert_eq!(gate.check(fence(9)), Ok(()), "fences may leave out numbers");
     let stale = Stale { fence: fence(7), largest: fence(9) };
     assert_eq!(gate.check(fence(7)), Err(stale));
-    assert_eq!(gate.largest(), fence(9), "whoever was refused leaves no trace");
+    assert_eq!(gate.largest(), fence(9), "a refused fence leaves no trace");
     assert!(stale.to_string().contains('7') && stale.to_string().contains('9'), "{stale}");
 }
 

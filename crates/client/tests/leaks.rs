@@ -1,7 +1,7 @@
-//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, and whenever: no key after the largest ttl, no
-//! task, no file descriptor, nobody in a queue.
+//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, at any moment: no key after the largest ttl, no
+//! task, no file descriptor, no waiter in a queue.
 //!
-//! `cargo test` has it go on for some seconds; `make test-leaks` for a million acquires.
+//! `cargo test` runs it for some seconds, and `make test-leaks` for a million acquires.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -101,7 +101,7 @@ async fn let_go(mut lock: Lock, how: u32, quorum: &Quorum) {
             let handover = lock.detach();
             drop(quorum.attach(handover).await);
         }
-        // Until nobody takes it by its deadline.
+        // No process attaches it, so that it ends by its deadline.
         _ => drop(lock.detach()),
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
-/// Somebody else holds the lock there.
+/// Another client holds the lock there.
 fn hold(master: &Server, key: &str, time: Duration) {
     let ms = u64::try_from(time.as_millis()).unwrap();
     let set = redis::cmd("SET").arg(key).arg("another").arg("NX").arg("PX").arg(ms).to_owned();

@@ -1,4 +1,4 @@
-//! Several keys as one lock on a quorum: all of them or none, and nobody waits for who waits for it.
+//! Several keys as one lock on a quorum: all of them or none, without deadlock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -77,7 +77,8 @@ async fn waiter_for_several_keys_leaves_the_free_ones_to_others() {
     let other = ours.clone();
     let waiting = tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
     eventually_async(PATIENCE, "it waits on a server", async || waiters(&masters) == 1).await;
-    // Also within one program, and by whoever holds what the other waits for: else the two would wait for each other.
+    // Also within one program, and for the holder of a key that another call waits for: otherwise the two calls would
+    // wait for each other.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
     assert!(!waiting.is_finished());
     held.release().await.unwrap();
@@ -96,7 +97,7 @@ fn waiters(masters: &Masters) -> u64 {
     masters.iter().map(on_one).sum()
 }
 
-/// What is behind the locks: who is inside for each key, and the largest fence that it has seen.
+/// The resource behind the locks: the holder inside for each key, and the largest fence that it has seen.
 #[derive(Default)]
 struct Guarded {
     inside: HashMap<&'static str, (bool, Option<Fence>)>,
@@ -143,13 +144,13 @@ async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
             done.unwrap();
         }
     };
-    timeout(Duration::from_secs(60), all).await.expect("everybody has its turns");
+    timeout(Duration::from_secs(60), all).await.expect("every client has its turns");
     for key in ["a", "b", "c"] {
         nothing_is_left(&masters, key).await;
     }
 }
 
-/// The twin of the one before: one lock after the other, in opposite orders.
+/// The harm that the test before prevents: one lock after the other, in opposite orders.
 #[tokio::test]
 async fn single_locks_in_opposite_orders_deadlock() {
     let masters = Masters::start(3);

@@ -25,13 +25,13 @@ fn all_waiters(masters: &Masters) -> u64 {
     masters.iter().filter(|master| master.is_running()).map(waiters).sum()
 }
 
-async fn somebody_waits(masters: &Masters, n: u64) {
+async fn clients_wait(masters: &Masters, n: u64) {
     eventually_async(PATIENCE, "they wait on a server", async || all_waiters(masters) == n).await;
 }
 
-/// The index of the server on which somebody waits.
+/// The index of the server on which a client waits.
 fn queue_node(masters: &Masters) -> usize {
-    (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("somebody waits")
+    (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("a client waits")
 }
 
 /// How many commands of ours a server has carried out.
@@ -49,7 +49,7 @@ async fn waiter_waits_on_one_server_and_holds_nothing() {
     all_hold(&masters, "k").await;
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
-    somebody_waits(&masters, 1).await;
+    clients_wait(&masters, 1).await;
     let before: u64 = masters.iter().map(calls).sum();
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "nothing is asked while waiting");
@@ -58,30 +58,30 @@ async fn waiter_waits_on_one_server_and_holds_nothing() {
     assert!(waiting.await.unwrap() > fence);
 }
 
-/// Somebody's lock on a key on all masters, and the key's queue node, which is the same for all clients.
-async fn held_by_somebody(masters: &Masters, key: &'static str) -> (Lock, usize) {
+/// Another client's lock on a key on all masters, and the key's queue node, which is the same for all clients.
+async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) {
     let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
     let lock = holder.lock(key).acquire().await.unwrap();
     all_hold(masters, key).await;
     let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
-    somebody_waits(masters, 1).await;
+    clients_wait(masters, 1).await;
     let node = queue_node(masters);
     waiting.abort();
-    somebody_waits(masters, 0).await;
+    clients_wait(masters, 0).await;
     (lock, node)
 }
 
 #[tokio::test]
 async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
     let net = net(3).await;
-    let (lock, node) = held_by_somebody(&net.masters, "k").await;
+    let (lock, node) = held_by_another(&net.masters, "k").await;
     // The others have long refused by then.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
-    somebody_waits(&net.masters, 1).await;
+    clients_wait(&net.masters, 1).await;
     assert_eq!(queue_node(&net.masters), node);
     lock.release().await.unwrap();
     waiting.await.unwrap().release().await.unwrap();
@@ -90,7 +90,7 @@ async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
 #[tokio::test]
 async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     let net = net(3).await;
-    let (lock, node) = held_by_somebody(&net.masters, "k").await;
+    let (lock, node) = held_by_another(&net.masters, "k").await;
     lock.release().await.unwrap();
     eventually_async(PATIENCE, "it is released", async || holding(&net.masters, "k") == 0).await;
 
@@ -109,7 +109,7 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
-    somebody_waits(&net.masters, 1).await;
+    clients_wait(&net.masters, 1).await;
     assert_eq!((queue_node(&net.masters), holding(&net.masters, "k")), (node, 1), "it asks nobody else");
     let released: i64 = redis::cmd("LOCK.RELEASE").arg("k").arg("somebody").query(&mut queue).unwrap();
     assert_eq!(released, 1);
@@ -130,7 +130,7 @@ async fn one_caller_of_a_program_waits_on_the_network() {
             lock.release().await.unwrap();
         });
     }
-    somebody_waits(&masters, 1).await;
+    clients_wait(&masters, 1).await;
     lock.release().await.unwrap();
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
@@ -178,7 +178,7 @@ async fn wait_ends_in_time_and_leaves_the_queue() {
     let error = other.lock("k").wait(Duration::from_millis(300)).acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     assert!(started.elapsed() >= Duration::from_millis(295), "{:?}", started.elapsed());
-    somebody_waits(&masters, 0).await;
+    clients_wait(&masters, 0).await;
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         let started = Instant::now();
         let waiting =
             tokio::spawn(async move { quorum.lock("k").wait(Duration::from_millis(400)).acquire().await });
-        somebody_waits(&net.masters, 1).await;
+        clients_wait(&net.masters, 1).await;
         for proxy in &net.proxies {
             proxy.hold(Direction::ToClient);
         }
@@ -202,7 +202,7 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         for proxy in &net.proxies {
             proxy.heal();
         }
-        somebody_waits(&net.masters, 0).await;
+        clients_wait(&net.masters, 0).await;
     }
     assert!(fastest < Duration::from_millis(450), "{fastest:?}");
 }
@@ -216,10 +216,10 @@ async fn dropped_wait_leaves_the_queue_within_100_ms() {
     for _ in 0..5 {
         let builder = other.lock("k").wait(Duration::from_secs(60));
         let waiting = tokio::spawn(async move { builder.acquire().await });
-        somebody_waits(&masters, 1).await;
+        clients_wait(&masters, 1).await;
         waiting.abort();
         let dropped = Instant::now();
-        somebody_waits(&masters, 0).await;
+        clients_wait(&masters, 0).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "{fastest:?}");
@@ -261,7 +261,7 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
                 lock.release().await.unwrap();
             });
         }
-        somebody_waits(&net.masters, 4).await;
+        clients_wait(&net.masters, 4).await;
         let gone = queue_node(&net.masters);
         match how {
             "killed" => net.masters[gone].kill(),
@@ -272,7 +272,7 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
         holder.release().await.unwrap();
         while let Some(done) = timeout(PATIENCE, tasks.join_next())
             .await
-            .unwrap_or_else(|_| panic!("{how}: somebody is forgotten"))
+            .unwrap_or_else(|_| panic!("{how}: a waiter is forgotten"))
         {
             done.unwrap();
         }

@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use crate::shown::{self, printable};
 
-/// The longest time that is told apart, in nanoseconds: 10 minutes.
+/// The longest time that the histogram records, in nanoseconds: 10 minutes.
 const LONGEST_NS: u64 = 600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// All that was measured.
+/// All measurements.
 pub(super) struct Report {
     pub(super) nodes: usize,
     pub(super) tasks: u16,
     pub(super) parts: Vec<Part>,
 }
 
-/// What the tasks of one part have done.
+/// The measurements of one part.
 pub(super) struct Part {
     name: &'static str,
     pub(super) took: Duration,

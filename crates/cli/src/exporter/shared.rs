@@ -1,10 +1,10 @@
-//! One gathering for all who ask meanwhile.
+//! One gathering for all concurrent scrapes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 
-/// A value that is made anew for each caller, unless it is being made already: then they share it.
+/// A value that is made for each caller. Callers share a value that is already being made.
 pub(super) struct Shared<T>(Mutex<Arc<OnceCell<T>>>);
 
 impl<T> Default for Shared<T> {
@@ -23,7 +23,7 @@ impl<T: Clone> Shared<T> {
         let value = current.get_or_init(make).await.clone();
         let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::ptr_eq(&latest, &current) {
-            // The next caller is to have a fresh one.
+            // The next caller gets a fresh value.
             *latest = Arc::default();
         }
         value

@@ -17,12 +17,12 @@ const INDENT: usize = 2;
 
 const HEADINGS: [&str; 9] =
     ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
-/// These are numbers.
+/// The columns from here on are numbers.
 const FIRST_RIGHT_ALIGNED: usize = 5;
 /// The columns that are shortened, in this order, each to this width at least.
 const SHORTENED: [(usize, usize); 4] = [(0, 20), (4, 8), (3, 8), (0, 10)];
 
-/// The table, and below each node that does not vote why, and for how long.
+/// The table. Below each node that does not vote, it says why and for how long.
 pub(super) fn of(report: &Report) -> String {
     let rows: Vec<_> = report.iter().map(|(node, state)| cells(node, state)).collect();
     let widths = widths(&rows);
@@ -30,7 +30,7 @@ pub(super) fn of(report: &Report) -> String {
     for (row, state) in rows.iter().zip(&report.states) {
         text += &line(row, &widths);
         for part in reason(state).iter().flat_map(|reason| wrap(reason, COLUMNS - INDENT)) {
-            // Nothing goes wrong when writing to a string.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{:INDENT$}{part}", "");
         }
     }

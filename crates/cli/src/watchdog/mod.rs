@@ -5,7 +5,7 @@
 //! where the terminal's signals do not reach it.
 //!
 //! - [`process`]: the watchdog itself.
-//! - [`wire`]: what the two tell each other.
+//! - [`wire`]: the messages between the two.
 
 mod process;
 mod wire;
@@ -32,7 +32,7 @@ use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 pub(crate) use process::{VERB, main};
 pub(crate) use wire::{Begin, Order, Report};
 
-/// This program, also after its file was replaced.
+/// The running program, even after its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// The watchdog, as `quorlock run` sees it.
@@ -54,7 +54,7 @@ impl Watchdog {
         command: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, OsString)>,
     ) -> io::Result<Self> {
-        // If the watchdog is killed, this process is the parent of what it leaves behind.
+        // If the watchdog is killed, this process becomes the parent of its children.
         become_subreaper()?;
         let other_children = children();
         let (ours, theirs) = net::UnixStream::pair()?;
@@ -65,7 +65,7 @@ impl Watchdog {
         }
         watchdog.stdin(OwnedFd::from(theirs)).process_group(0);
         let process = Pid::from_child(&watchdog.spawn()?);
-        // Its copy of the other end is closed with it.
+        // Closes this process's copy of the other end.
         drop(watchdog);
         send_stdin(&ours)?;
         ours.set_nonblocking(true)?;
@@ -76,12 +76,15 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// A watchdog that does not read its orders is overdue in the end, and is replaced.
+    /// Sends an order. A watchdog that reads none becomes overdue, and is replaced.
     pub(crate) fn order(&self, order: &Order) {
         wire::send(&self.orders, order);
     }
 
-    /// The next report; `None` when the watchdog has gone. Nothing is lost when this is not awaited to its end.
+    /// Waits for the next report; `None` when the watchdog is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no report.
     pub(crate) async fn report(&mut self) -> Option<Report> {
         let line = self.reports.next_line().await.ok()??;
         let report = Report::parse(&line);
@@ -91,9 +94,9 @@ impl Watchdog {
         report
     }
 
-    /// Ends the watchdog, and does its work: stops the command and all that it started by the schedule.
+    /// Kills the watchdog and takes over: stops the command and all that it started by the schedule.
     pub(crate) async fn replace(self, schedule: &mut StopSchedule) -> io::Result<()> {
-        // It was not waited for, so that its process id is its own.
+        // Not reaped yet, so that its process id is not reused.
         let _ = kill_process(self.process, Signal::KILL);
         let _ = waitpid(Some(self.process), WaitOptions::empty());
         ProcessTree::adopt(self.leader, self.group, self.other_children)?.end(schedule).await;
@@ -101,7 +104,7 @@ impl Watchdog {
     }
 }
 
-/// Passes this process's standard input on, in whose place the watchdog has its end of the connection.
+/// Sends this process's standard input to the watchdog, whose own is its end of the connection.
 fn send_stdin(connection: &net::UnixStream) -> io::Result<()> {
     let stdin = stdin();
     let descriptors = [stdin.as_fd()];

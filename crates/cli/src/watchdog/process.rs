@@ -26,9 +26,9 @@ const NAME: &CStr = c"quorlock-watch";
 
 /// Runs the command for `quorlock run`, which is at the other end of standard input.
 pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
-    // What a service manager or `killall` sends to all processes is passed on by `quorlock run`.
+    // `quorlock run` passes on a signal that a service manager or `killall` sends to all processes.
     let _signals = Signals::listen()?;
-    // What `top` shows; by default it is the name of the link in /proc.
+    // The name that `top` shows. By default it is that of the link in /proc.
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
     let stdin = receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
@@ -100,7 +100,7 @@ impl Watchdog {
         }
     }
 
-    /// The next order; `None` when `quorlock run` has gone.
+    /// Waits for the next order; `None` when `quorlock run` is gone.
     async fn order(&mut self) -> Option<Order> {
         Order::parse(&self.orders.next_line().await.ok()??)
     }
@@ -114,7 +114,7 @@ impl Watchdog {
 fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // One byte: what follows is read by others.
+    // One byte: the rest are orders.
     recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let descriptor = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),

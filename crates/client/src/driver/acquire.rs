@@ -20,26 +20,26 @@ struct Call {
     machine: Acquire,
     in_flight: InFlight,
     wait: Option<Wait>,
-    /// The last request that was built: most go to several nodes.
+    /// The last request that was built. Most requests go to several nodes.
     last_built: Option<(Request, Outgoing)>,
     ended: bool,
 }
 
-/// A WAIT, or the connection for one.
+/// A WAIT, or the connection for it.
 pub(super) enum Wait {
-    /// There is no connection for it yet.
+    /// The connection is being opened.
     Opening(RequestId, BoxFuture<'static, Result<PooledConnection, NodeError>>),
-    /// It was sent.
+    /// The WAIT was sent.
     Sent(RequestId, BoxFuture<'static, Response>),
 }
 
-/// What happens next to a [`Wait`].
+/// The next event of a [`Wait`].
 enum WaitEvent {
     Opened(RequestId, Result<PooledConnection, NodeError>),
     Answered(RequestId, Response),
 }
 
-/// Acquires a lock within `wait`, or whenever it is granted.
+/// Acquires a lock within `wait`, or without a limit.
 pub(crate) async fn acquire(
     shared: &Arc<Shared>,
     spec: Spec,
@@ -92,7 +92,7 @@ impl Call {
         self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
         let shared = Arc::clone(&self.shared);
-        let (outcome, now_contended) = self.finish_and_look().await;
+        let (outcome, now_contended) = self.finish_with_contention().await;
         if now_contended != contended {
             shared.queues.set_contended(&spec.keys, now_contended);
         }
@@ -101,11 +101,11 @@ impl Call {
     }
 
     async fn finish(self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
-        self.finish_and_look().await.0
+        self.finish_with_contention().await.0
     }
 
-    /// To the end; and whether the lock is contended.
-    async fn finish_and_look(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
+    /// Runs the call to its end. Also returns whether the lock is contended.
+    async fn finish_with_contention(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed = None;
@@ -146,7 +146,7 @@ impl Call {
         self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
     }
 
-    /// Carries out everything that the machine says. Returns the outcome when there is one.
+    /// Carries out all actions of the machine. Returns the outcome when there is one.
     fn act(&mut self) -> Option<Outcome> {
         let mut outcome = None;
         while let Some(action) = self.machine.poll() {

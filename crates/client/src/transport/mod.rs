@@ -1,4 +1,4 @@
-//! Bytes to the nodes and back, on redis-rs. Nothing here decides when, to which node or how often.
+//! Sends and receives bytes with redis-rs. Decides nothing about when, to which node or how often.
 
 mod batches;
 mod blocking_pool;
