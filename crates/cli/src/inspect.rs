@@ -60,7 +60,7 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(summary.kind.code()))
 }
 
-/// What the answers of the nodes amount to.
+/// The verdict on the answers of the nodes.
 pub(crate) struct Summary<'a> {
     pub(crate) kind: Kind,
     pub(crate) held: Option<&'a HeldLock>,
@@ -212,7 +212,7 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
     lines
 }
 
-/// A waiter with its address, to find it by.
+/// A waiter with its address.
 fn named(waiter: &WaiterInfo) -> String {
     let owner = shown::owner(waiter.owner.as_deref());
     match &waiter.address {

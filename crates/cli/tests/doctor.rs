@@ -43,7 +43,7 @@ fn careful(builder: ServerBuilder) -> Server {
 }
 
 #[test]
-fn nothing_is_found_on_a_fleet_that_is_well() {
+fn healthy_fleet_has_no_findings() {
     // A short max-ttl, so that an honest abstention is over soon.
     let masters = Masters::start_with(3, |index, master| {
         let master = master.arg("lock.set", format!("eu {} 1,2,3", index + 1));

@@ -63,7 +63,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
 }
 
 #[test]
-fn a_wrong_command_line_has_a_code_of_its_own_and_points_to_help() {
+fn wrong_command_line_exits_with_125_and_points_to_help() {
     for wrong in
         [["run"].as_slice(), &["run", "k"], &["run", "k", "true"], &["walk"], &["run", "--ttl", "10", "k"]]
     {

@@ -108,7 +108,7 @@ fn longer_command_is_not_held_for() {
 }
 
 #[test]
-fn loss_during_the_hold_is_told_and_changes_no_exit_code() {
+fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
     let masters = Masters::start(1);
     let options = ["--hold-at-least", "1h", "--ttl", "1s"];
     let mut running = Running::start(&mut run_script(&masters, &options, "echo $$; exit 7"));

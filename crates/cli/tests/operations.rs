@@ -95,7 +95,7 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
                 assert_eq!(container["envFrom"][0]["secretRef"]["name"], "quorlock");
                 let words =
                     container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
-                // Nobody waits for a minute here.
+                // This test does not wait for a minute.
                 let words: Vec<_> = words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
                 let end = words.iter().position(|word| *word == "--").unwrap();
                 let mut command = quorlock();

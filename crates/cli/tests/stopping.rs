@@ -69,7 +69,7 @@ fn grace_that_leaves_no_time_to_extend_is_refused() {
 }
 
 #[test]
-fn doubt_is_told_once_and_so_is_its_end() {
+fn unconfirmed_lock_is_reported_once_and_so_is_its_end() {
     let net = Net::start();
     let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
     assert_eq!(running.line(), "held");
@@ -157,7 +157,7 @@ fn in_background(shell: &str, go: &str) -> String {
 }
 
 #[test]
-fn command_runs_on_when_one_or_two_of_five_masters_are_lost_at_any_moment() {
+fn command_survives_the_loss_of_two_of_five_masters_at_any_moment() {
     let mut masters = Masters::start(5);
     let options = ["--ttl", "1s", "--node-limit", "100ms"];
     let mut running = Running::start(&mut run_script(&masters, &options, "echo held; read go; echo done"));

@@ -183,5 +183,5 @@ fn revocation_is_asked_for_and_its_interruption_says_that_it_stands() {
     terminal.press(CTRL_C);
     terminal.shows("interrupted: the revocation stands, and the lock ends within ");
     assert_eq!(terminal.shows("status"), "status 130");
-    holder.let_go();
+    holder.release();
 }

@@ -157,7 +157,7 @@ fn locks_come_and_go_and_q_restores_the_terminal() {
 }
 
 #[test]
-fn text_of_others_does_not_act_on_the_terminal() {
+fn text_of_clients_cannot_control_the_terminal() {
     let masters = Masters::start(1);
     acquire(&masters, "\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
     let terminal = Terminal::start(&masters, "$TOP");
@@ -252,7 +252,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
 }
 
 #[test]
-fn without_a_terminal_it_says_what_to_use() {
+fn missing_terminal_is_an_error_that_says_what_to_use() {
     let masters = Masters::start(1);
     let output = quorlock().args(["top", "--nodes"]).arg(masters[0].url()).output().unwrap();
     assert_eq!(code(output.status), 125);

@@ -80,7 +80,7 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
 }
 
 #[test]
-fn stopped_quorlock_without_its_watchdog_leaves_the_command_beyond_its_lock() {
+fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let pair = Pair::start(STUBBORN);
     let watchdog = pair.watchdog();
     pair.holder.signal(Signal::STOP);
@@ -103,7 +103,7 @@ fn killed_quorlock_leaves_no_command_beyond_its_lock() {
 }
 
 #[test]
-fn killed_quorlock_without_its_watchdog_leaves_the_command_beyond_its_lock() {
+fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let pair = Pair::start(STUBBORN);
     let watchdog = pair.watchdog();
     pair.holder.signal(Signal::STOP);
@@ -188,7 +188,7 @@ fn watchdog_ends_with_the_command_and_ignores_signals() {
 }
 
 #[test]
-fn watchdog_is_not_for_people() {
+fn watchdog_refuses_to_start_without_quorlock_run() {
     let output = common::quorlock().args(["__watchdog", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("only `quorlock run` starts a watchdog"), "{}", stderr(&output));

@@ -259,7 +259,7 @@ async fn node_that_may_not_vote_says_why() {
 }
 
 #[tokio::test]
-async fn key_of_another_type_is_refused_in_the_nodes_own_words() {
+async fn key_of_another_type_is_refused_with_the_answer_of_the_node() {
     let server = Server::with_module().start().unwrap();
     let _: () = server.connection().rpush("k", "x").unwrap();
     let NodeError::Refused(words) = why_not(&server).await else { panic!("it is a list") };
@@ -291,7 +291,7 @@ async fn clock_that_is_far_behind_is_named() {
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
-/// A server that introduces itself as a node, and then answers nonsense.
+/// A server that introduces itself as a node, and then sends unexpected replies.
 fn impostor() -> String {
     fn serve(stream: &TcpStream) -> Option<()> {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);

@@ -56,7 +56,7 @@ fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
 }
 
 #[test]
-fn of_a_fleet_one_does_the_job() {
+fn one_machine_of_a_fleet_runs_the_job() {
     let mut printed = run("cron", 4, &[]);
     printed.sort_unstable();
     assert_eq!(printed[0], "42 pages\n");
@@ -80,7 +80,7 @@ fn leaders_take_turns_with_growing_fences() {
 }
 
 #[test]
-fn a_stock_is_counted_down_by_many_and_a_late_write_is_refused() {
+fn stock_is_counted_down_by_many_and_a_late_write_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stock.sqlite");
     let database = rusqlite::Connection::open(&path).unwrap();
@@ -104,7 +104,7 @@ fn workers_do_each_job_once() {
 }
 
 #[test]
-fn a_program_without_tokio_takes_locks() {
+fn program_without_tokio_acquires_locks() {
     let printed = run("blocking", 1, &[]);
     assert!(printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"), "{printed:?}");
 }

@@ -23,7 +23,7 @@ fn worked() -> Duration {
 
 #[tokio::test]
 #[ignore = "a measurement, which needs a machine to itself"]
-async fn ten_thousand_kept_locks_on_five_nodes_cost_less_than_a_tenth_of_a_core() {
+async fn ten_thousand_renewed_locks_cost_less_than_a_tenth_of_a_core() {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp()).unwrap();
     let quorum =
         Quorum::builder().nodes(masters.urls()).node_timeout(Duration::from_secs(1)).connect().await.unwrap();

@@ -101,7 +101,7 @@ async fn end(mut lock: Lock, how: u32, quorum: &Quorum) {
             let handover = lock.detach();
             drop(quorum.attach(handover).await);
         }
-        // Not attached again: its deadline ends it.
+        // No process attaches it, so that it ends by its deadline.
         _ => drop(lock.detach()),
     }
 }
@@ -142,7 +142,7 @@ fn waiters(fleet: &Fleet) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_locks_dropped_cancelled_or_cut_off_at_any_moment() {
+async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp()).unwrap();
     let (descriptors_before, tasks_before) = (descriptors(), Handle::current().metrics().num_alive_tasks());
 

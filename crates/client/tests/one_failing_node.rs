@@ -90,7 +90,7 @@ async fn waiter_goes_ahead_when_the_queue_node_missed_the_release() {
 }
 
 #[tokio::test]
-async fn orphan_on_the_queue_node_keeps_nobody_out() {
+async fn orphan_on_the_queue_node_blocks_no_client() {
     let (masters, first) = quorum(3).await;
     // Whichever of them is the queue node: the other two are free.
     for orphan in 0..3 {
@@ -110,7 +110,7 @@ async fn orphan_on_the_queue_node_keeps_nobody_out() {
 }
 
 #[tokio::test]
-async fn connections_are_mended_as_long_as_any_handle_lives() {
+async fn connections_recover_as_long_as_any_handle_lives() {
     const TTL: Duration = Duration::from_secs(1);
     let (masters, first) = quorum(3).await;
     let builder = first.lock("other").ttl(TTL);

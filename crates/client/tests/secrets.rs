@@ -1,4 +1,4 @@
-//! A token is a capability: whoever knows it can release the lock. It is nowhere to be seen but in a handover's text.
+//! A token is a capability: a program that knows it can release the lock. Only the text of a detached lock shows it.
 
 #![allow(clippy::format_push_string, reason = "what is shown is gathered bit by bit")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]

@@ -21,7 +21,7 @@ fn example(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_late_write_is_the_last_one_without_a_fence_and_is_refused_with_it() {
+fn late_write_wins_without_a_fence_and_is_refused_with_it() {
     let told = Command::new(example("fence_sqlite")).output().unwrap();
     let story = String::from_utf8(told.stdout).unwrap();
     assert!(told.status.success(), "{story}\n{}", String::from_utf8_lossy(&told.stderr));

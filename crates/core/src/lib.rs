@@ -7,16 +7,19 @@
 //! - [`node`]: the leases of one server and the commands on them.
 //! - [`quorum`]: one round over N nodes, and its verdict.
 //! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
-//! - [`Guard`]: when to stop a command that runs under a lock.
+//! - [`StopSchedule`]: when a command that a lock protects is stopped.
+//! - [`Confirmation`]: whether the nodes still confirm the lock of that command.
 //! - [`Fence`], [`Ttl`]: the values that all of them share.
 
 pub mod client;
+mod confirmation;
 mod fence;
-mod guard;
 pub mod node;
 pub mod quorum;
+mod stop_schedule;
 mod ttl;
 
+pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
-pub use guard::{GraceTooLong, Guard, GuardAction};
+pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

@@ -229,9 +229,13 @@ mod admission {
     fn client_with_too_few_or_too_many_nodes_is_refused() {
         assert_eq!(admitted(&["eu 1 1,2,3", "eu 2 1,2,3"]), "RR");
         assert_eq!(admitted(&["eu 1 1,2", "eu 2 1,2", "?"]), "RR?");
-        let says = "its lock.set is \"eu 1 1,2,3\", but the client was given 2 nodes; give the \
-                    client every member of the set and no other node";
-        assert_eq!(refusal(None, &["eu 1 1,2,3", "?"], 0), says);
+        for (nodes, given) in [(&["eu 1 1,2,3", "?"][..], "2 nodes"), (&["eu 1 1,2,3"], "1 node")] {
+            let says = format!(
+                "its lock.set is \"eu 1 1,2,3\", but the client was given {given}; give the client \
+                 every member of the set and no other node"
+            );
+            assert_eq!(refusal(None, nodes, 0), says);
+        }
     }
 
     #[test]

@@ -16,10 +16,10 @@ use std::{iter, mem, thread};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-/// Longer than anything here takes, shorter than anybody's patience.
+/// A limit for every wait: longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// So that healthy masters are waited for, however busy the machine.
+/// Waits for healthy masters, however busy the machine is.
 pub(crate) const PATIENT: [&str; 2] = ["--node-limit", "1s"];
 
 pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
@@ -152,7 +152,7 @@ impl Running {
     }
 }
 
-/// The lines of a pipe as they come, read by a thread: so that whoever waits for one does not wait for ever.
+/// The lines of a pipe as they come, read by a thread: so that a test does not wait for ever.
 pub(crate) struct Lines(Receiver<String>);
 
 impl Lines {
@@ -202,7 +202,7 @@ impl Drop for Running {
     }
 }
 
-/// A run of the key `k` that holds the lock until it is let go.
+/// A run of the key `k` that holds the lock until it is released.
 pub(crate) struct Holder(Running);
 
 impl Holder {
@@ -212,7 +212,7 @@ impl Holder {
         Self(running)
     }
 
-    pub(crate) fn let_go(mut self) {
+    pub(crate) fn release(mut self) {
         self.0.say("go");
         let output = self.0.end();
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
@@ -232,7 +232,7 @@ pub(crate) fn stderr(output: &Output) -> &str {
     str::from_utf8(&output.stderr).expect("it is text")
 }
 
-/// A zombie is gone, too: who reaps it is none of our business.
+/// Whether the process runs. A zombie does not.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let state = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;

@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 /// Into how many parts the keys are divided, so that calls for different locks rarely meet.
 const SHARDS: usize = 16;
 
-/// The calls of one program that want the same lock: one of them at a time is on the network.
+/// The calls of one program for the same lock: one of them at a time uses the network.
 ///
 /// The same lock is the same key, or all of the same keys. Locks that only share a key meet on the
-/// servers: a call that kept the others of a program from one key while it waits for another might
+/// servers: a call that blocked the others of a program on one key while it waits for another could
 /// wait for one of them.
 pub(crate) struct LocalQueues {
     shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
@@ -21,17 +21,18 @@ pub(crate) struct LocalQueues {
 struct Queue {
     line: Line,
     called: HashMap<u64, oneshot::Sender<()>>,
-    /// The last call that was on the network had to wait.
+    /// Whether the last call on the network had to wait.
     contended: bool,
 }
 
-/// A call's turn, or its place in the line for one. The next call's turn begins when it is dropped.
-pub(crate) struct Turn {
+/// The permit of a call to use the network, or its place in the line for one. Dropping it passes the
+/// permit to the next call.
+pub(crate) struct Permit {
     queues: Arc<LocalQueues>,
     keys: Keys,
     /// Its number in the line, until it is called.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
-    /// Whether the last call that was on the network before this one had to wait.
+    /// Whether the last call on the network before this one had to wait.
     contended: bool,
 }
 
@@ -49,7 +50,7 @@ impl LocalQueues {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys) -> Turn {
+    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys) -> Permit {
         let mut shard = self.shard(keys);
         let queue = queue_of(&mut shard, keys);
         let in_line = match queue.line.enter() {
@@ -61,10 +62,10 @@ impl LocalQueues {
             }
         };
         let contended = queue.contended;
-        Turn { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
+        Permit { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
-    /// Other clients want this lock, too.
+    /// Records whether other clients want this lock, too.
     pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
         queue_of(&mut self.shard(keys), keys).contended = contended;
     }
@@ -81,8 +82,8 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
     })
 }
 
-impl Turn {
-    /// Waits for the turn. Returns whether the lock is contended.
+impl Permit {
+    /// Waits for the permit. Returns whether the lock is contended.
     ///
     /// # Cancel safety
     /// Dropping the future keeps the place in the line.
@@ -97,13 +98,13 @@ impl Turn {
         self.contended
     }
 
-    /// Whether it can begin at once.
+    /// Whether the call can begin at once.
     pub(crate) fn is_called(&self) -> bool {
         self.in_line.is_none()
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut shard = self.queues.shard(&self.keys);
         let Some(queue) = shard.get_mut(&self.keys) else { return };

@@ -18,7 +18,7 @@ use super::timers::sleep_until;
 use crate::transport::{Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
-/// What a node answered: which request of which lock, and how.
+/// The response of a node to one request of one lock.
 type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
 /// See [`crate::Lock::extend`].
@@ -29,7 +29,7 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
             ExtendError::Lost { nodes }
         }
     };
-    // What has ended here is not asked for again: it may be another's by now.
+    // A lock that has ended here is not extended: another client may hold it by now.
     if !lock.is_extensible().map_err(lost)? {
         if lock.is_revoked() {
             return Err(ExtendError::Revoked { nodes: lock.report() });
@@ -40,7 +40,7 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
     let verdict = lock.next_verdict();
     let shared = Arc::clone(&lock.shared);
     shared.spawn(round(Arc::clone(&shared), vec![Arc::clone(lock)]));
-    // The round goes on for stragglers and repairs.
+    // The round continues for stragglers and repairs.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
         (_, Err(end)) => Err(lost(end)),
@@ -52,7 +52,7 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
     }
 }
 
-/// Extends locks. Ends when all nodes have answered, or when it is time for the next round.
+/// Extends locks. Ends when all nodes have answered, or when the next round is due.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
     let longest = locks.iter().map(|lock| lock.spec.ttl.duration()).max().unwrap_or_default();
     let end = clock::now().plus(longest / 3);

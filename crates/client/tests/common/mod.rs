@@ -7,7 +7,7 @@ use std::time::Duration;
 use quorlock_client::Quorum;
 use quorlock_testkit::{Masters, Proxy, eventually_async};
 
-/// Longer than anything here takes, shorter than anybody's patience.
+/// A limit for every wait: longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Net {

@@ -226,8 +226,9 @@ pub enum NotAdmitted {
     },
     /// The set has no list with as many members as the client has nodes.
     #[error(
-        "its lock.set is \"{set}\", but the client was given {nodes} nodes; give the client every \
-         member of the set and no other node"
+        "its lock.set is \"{set}\", but the client was given {}; give the client every member of \
+         the set and no other node",
+        count(*nodes)
     )]
     WrongNodeCount {
         /// The set that the node reports.
@@ -313,6 +314,11 @@ pub struct Agreement {
     pub agreed: Option<AgreedSet>,
     /// Whether each node is admitted, in the order of the client's list.
     pub nodes: Vec<Admission>,
+}
+
+/// `1 node`, `3 nodes`.
+fn count(nodes: usize) -> String {
+    format!("{nodes} node{}", if nodes == 1 { "" } else { "s" })
 }
 
 /// Decides which of a client's nodes are admitted.

@@ -8,7 +8,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use quorlock_core::{Guard, GuardAction};
+use quorlock_core::{StopAction, StopSchedule};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, kill_process_group,
     set_child_subreaper, wait,
@@ -19,7 +19,7 @@ use tokio::time::sleep;
 
 use crate::clock;
 
-/// How often processes that were killed are looked for again, until none is left.
+/// How often the remaining processes are killed again, until none is left.
 const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
 
 /// The process group of the command.
@@ -34,7 +34,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// The terminal's, if this process is in its foreground.
+    /// Returns the terminal's group if this process is in its foreground.
     pub(crate) fn choose() -> Self {
         let own = getpgrp();
         let is_foreground =
@@ -46,24 +46,24 @@ impl Group {
 /// The command and its descendants, of which this process is the parent or the subreaper.
 ///
 /// Only this process waits for them, so that a process id in here is not reused.
-pub(crate) struct Family {
-    /// The command; none if it is not known whether it was started.
+pub(crate) struct ProcessTree {
+    /// The command; `None` while it is unknown whether it was started.
     leader: Option<Pid>,
     leader_status: Option<ExitStatus>,
     group: Group,
-    /// Children that this process had before. They do not belong to the family.
-    strangers: Vec<Pid>,
+    /// Children that this process had before. They are not part of the tree.
+    other_children: Vec<Pid>,
     has_children: bool,
-    action: Option<GuardAction>,
+    action: Option<StopAction>,
     /// Adopted processes outside the group that were asked to end.
     asked: Vec<Pid>,
     child_signal: unix::Signal,
 }
 
-impl Family {
+impl ProcessTree {
     /// Starts the command, and makes this process the subreaper of what it starts.
     pub(crate) fn spawn(command: &[OsString], group: Group) -> io::Result<Self> {
-        let mut family = Self::adopt(None, group, Vec::new())?;
+        let mut tree = Self::adopt(None, group, Vec::new())?;
         become_subreaper()?;
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
@@ -71,18 +71,18 @@ impl Family {
             Group::Own => 0,
             Group::Terminals(group) => group.as_raw_pid(),
         });
-        family.leader = Some(Pid::from_child(&command.spawn()?));
-        Ok(family)
+        tree.leader = Some(Pid::from_child(&command.spawn()?));
+        Ok(tree)
     }
 
-    /// What the watchdog leaves behind when it is killed.
-    pub(crate) fn adopt(leader: Option<Pid>, group: Group, strangers: Vec<Pid>) -> io::Result<Self> {
+    /// Adopts the processes of a watchdog that was killed.
+    pub(crate) fn adopt(leader: Option<Pid>, group: Group, other_children: Vec<Pid>) -> io::Result<Self> {
         let child_signal = unix::signal(SignalKind::child())?;
         Ok(Self {
             leader,
             leader_status: None,
             group,
-            strangers,
+            other_children,
             has_children: true,
             action: None,
             asked: Vec::new(),
@@ -94,23 +94,23 @@ impl Family {
         self.leader
     }
 
-    /// The end of the command, if [`reap`](Self::reap) has seen it.
+    /// The exit status of the command, once [`reap`](Self::reap) has seen it.
     pub(crate) fn leader_status(&self) -> Option<ExitStatus> {
         self.leader_status
     }
 
-    /// Whether no process of the family was left at the last [`reap`](Self::reap).
+    /// Whether no process of the tree was left at the last [`reap`](Self::reap).
     pub(crate) fn is_gone(&self) -> bool {
         !self.has_children
     }
 
-    /// Takes note of processes that have ended.
+    /// Records processes that have ended.
     pub(crate) fn reap(&mut self) {
         let has_any = loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
                     self.asked.retain(|asked| *asked != pid);
-                    self.strangers.retain(|stranger| *stranger != pid);
+                    self.other_children.retain(|child| *child != pid);
                     if self.leader == Some(pid) {
                         self.leader_status = Some(ExitStatus::from_raw(status.as_raw()));
                     }
@@ -119,8 +119,8 @@ impl Family {
                 Err(_) => break false,
             }
         };
-        // Without strangers the system itself says that no child is left, which is surer than a list.
-        self.has_children = has_any && (self.strangers.is_empty() || !self.children().is_empty());
+        // Without other children, `wait` itself reports that no child is left, which is surer than a list.
+        self.has_children = has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }
 
     /// Passes on a signal that `quorlock` was sent, unless the terminal sent it to both.
@@ -131,24 +131,24 @@ impl Family {
         }
     }
 
-    /// Does what the guard says, also to processes that were adopted after it said so.
-    pub(crate) fn obey(&mut self, guard: &mut Guard) {
-        let action = guard.poll(clock::now());
-        if action == Some(GuardAction::Terminate) {
+    /// Carries out the schedule, also on processes that were adopted after an action was due.
+    pub(crate) fn follow(&mut self, schedule: &mut StopSchedule) {
+        let action = schedule.poll(clock::now());
+        if action == Some(StopAction::Terminate) {
             self.terminate();
         }
         self.action = action.or(self.action);
         match self.action {
-            Some(GuardAction::Terminate) => self.terminate_adopted(),
-            Some(GuardAction::Kill) => self.kill(),
+            Some(StopAction::Terminate) => self.terminate_adopted(),
+            Some(StopAction::Kill) => self.kill(),
             None => {}
         }
     }
 
-    /// Waits until a process has ended, or until the guard has something to say.
-    pub(crate) async fn change(&mut self, guard: &Guard) {
+    /// Waits until a process has ended, or until the schedule's next action is due.
+    pub(crate) async fn change(&mut self, schedule: &StopSchedule) {
         let due = async {
-            match guard.poll_timeout() {
+            match schedule.poll_timeout() {
                 Some(due) => clock::reach(due).await,
                 None if self.has_children => sleep(KILL_AGAIN_EVERY).await,
                 None => pending().await,
@@ -160,15 +160,15 @@ impl Family {
         }
     }
 
-    /// Stops everything by the guard's schedule, and waits until nothing is left.
-    pub(crate) async fn end(&mut self, guard: &mut Guard) {
+    /// Stops everything by the schedule, and waits until nothing is left.
+    pub(crate) async fn end(&mut self, schedule: &mut StopSchedule) {
         loop {
             self.reap();
             if self.is_gone() {
                 return;
             }
-            self.obey(guard);
-            self.change(guard).await;
+            self.follow(schedule);
+            self.change(schedule).await;
         }
     }
 
@@ -197,12 +197,12 @@ impl Family {
         }
     }
 
-    /// To a command that has ended just now it does nothing, which its exit status will tell.
+    /// Sends a signal to the command. Does nothing when the command has just ended.
     fn signal(&self, signal: Signal) {
         let Some(leader) = self.leader else { return };
         let is_unreaped = self.leader_status.is_none();
         let _ = match self.group {
-            // As long as a member was not waited for, the group's id is not reused.
+            // The id of the group is not reused while a member is unreaped.
             Group::Own if is_unreaped || self.children().iter().any(|child| self.is_in_own_group(*child)) => {
                 kill_process_group(leader, signal)
             }
@@ -217,7 +217,7 @@ impl Family {
 
     fn children(&self) -> Vec<Pid> {
         let mut children = children();
-        children.retain(|child| !self.strangers.contains(child));
+        children.retain(|child| !self.other_children.contains(child));
         children
     }
 }
@@ -227,7 +227,7 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// The children of this process; none where the system has no list of them.
+/// The children of this process; empty where the system has no list of them.
 pub(crate) fn children() -> Vec<Pid> {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists =

@@ -18,7 +18,7 @@ const LOST_GRACE_PER_TTL: u32 = 20;
 /// process that extends it is gone. It is killed after a grace, and before the validity ends. An
 /// extension after the termination does not save it.
 #[derive(Clone, Debug)]
-pub struct Guard {
+pub struct StopSchedule {
     ttl: Ttl,
     /// The time from the termination to the kill.
     grace: Duration,
@@ -39,7 +39,7 @@ enum Stage {
 
 /// What to do with the command and all processes that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuardAction {
+pub enum StopAction {
     /// Ask it to end: SIGTERM.
     Terminate,
     /// End it: SIGKILL.
@@ -54,8 +54,8 @@ pub struct GraceTooLong {
     pub longest: Duration,
 }
 
-impl Guard {
-    /// Starts a guard for a command under a lock of `ttl` that is valid until `deadline`.
+impl StopSchedule {
+    /// Starts the schedule of a command under a lock of `ttl` that is valid until `deadline`.
     ///
     /// `kill_after` is the grace between termination and kill. The default is as much as the
     /// validity allows if the lock is not extended for a third of the ttl.
@@ -67,9 +67,9 @@ impl Guard {
             return Err(GraceTooLong { longest });
         }
         let (terminate_at, kill_at) = (deadline, deadline);
-        let mut guard = Self { ttl, grace, terminate_at, kill_at, stage: Stage::Running };
-        guard.handle_extended(deadline);
-        Ok(guard)
+        let mut schedule = Self { ttl, grace, terminate_at, kill_at, stage: Stage::Running };
+        schedule.handle_extended(deadline);
+        Ok(schedule)
     }
 
     /// The lock was extended.
@@ -99,17 +99,17 @@ impl Guard {
     }
 
     /// Returns what to do now.
-    pub fn poll(&mut self, now: Moment) -> Option<GuardAction> {
+    pub fn poll(&mut self, now: Moment) -> Option<StopAction> {
         match self.stage {
             Stage::Killed => None,
             _ if now.has_reached(self.kill_at) => {
                 self.stage = Stage::Killed;
-                Some(GuardAction::Kill)
+                Some(StopAction::Kill)
             }
             Stage::Running | Stage::Ending if now.has_reached(self.terminate_at) => {
                 self.stage = Stage::Terminated;
                 self.kill_at = earliest(self.kill_at, now.plus(self.grace));
-                Some(GuardAction::Terminate)
+                Some(StopAction::Terminate)
             }
             _ => None,
         }
@@ -165,20 +165,20 @@ mod tests {
         Moment::default().plus(Duration::from_millis(ms))
     }
 
-    fn guard(kill_after_ms: Option<u64>) -> Guard {
-        Guard::new(TTL, kill_after_ms.map(Duration::from_millis), at(10_000)).unwrap()
+    fn schedule(kill_after_ms: Option<u64>) -> StopSchedule {
+        StopSchedule::new(TTL, kill_after_ms.map(Duration::from_millis), at(10_000)).unwrap()
     }
 
-    /// When a guard that hears nothing more terminates and kills.
-    fn schedule(mut guard: Guard, mut now: Moment) -> (Option<Moment>, Moment) {
+    /// When a schedule without further events terminates and kills.
+    fn times(mut schedule: StopSchedule, mut now: Moment) -> (Option<Moment>, Moment) {
         let mut terminated = None;
         loop {
-            match guard.poll(now) {
-                Some(GuardAction::Terminate) => terminated = Some(now),
-                Some(GuardAction::Kill) => return (terminated, now),
+            match schedule.poll(now) {
+                Some(StopAction::Terminate) => terminated = Some(now),
+                Some(StopAction::Kill) => return (terminated, now),
                 None => {
-                    let next = guard.poll_timeout().unwrap();
-                    assert!(!now.has_reached(next), "{guard:?} does nothing at {now:?}");
+                    let next = schedule.poll_timeout().unwrap();
+                    assert!(!now.has_reached(next), "{schedule:?} does nothing at {now:?}");
                     now = next;
                 }
             }
@@ -188,59 +188,59 @@ mod tests {
     #[test]
     fn missing_extension_leaves_a_grace_of_a_third_less_the_margin() {
         let third_left = before(at(10_000), TTL.duration() / 3);
-        assert_eq!(schedule(guard(None), at(0)), (Some(third_left), at(9500)));
+        assert_eq!(times(schedule(None), at(0)), (Some(third_left), at(9500)));
     }
 
     #[test]
     fn kill_after_is_the_grace_and_sets_when_the_termination_is_due() {
-        assert_eq!(schedule(guard(Some(4000)), at(0)), (Some(at(5500)), at(9500)));
-        assert_eq!(schedule(guard(Some(1000)), at(0)), (Some(at(8500)), at(9500)));
-        assert_eq!(schedule(guard(Some(0)), at(0)), (None, at(9500)));
+        assert_eq!(times(schedule(Some(4000)), at(0)), (Some(at(5500)), at(9500)));
+        assert_eq!(times(schedule(Some(1000)), at(0)), (Some(at(8500)), at(9500)));
+        assert_eq!(times(schedule(Some(0)), at(0)), (None, at(9500)));
     }
 
     #[test]
     fn grace_that_leaves_no_time_to_extend_is_refused() {
-        let error = Guard::new(TTL, Some(Duration::from_millis(4001)), at(10_000)).unwrap_err();
+        let error = StopSchedule::new(TTL, Some(Duration::from_millis(4001)), at(10_000)).unwrap_err();
         assert_eq!(error.longest, Duration::from_secs(4));
     }
 
     #[test]
     fn extension_moves_both_until_the_command_is_terminated() {
-        let mut extended = guard(None);
+        let mut extended = schedule(None);
         extended.handle_extended(at(20_000));
         assert_eq!(extended.poll(at(19_000 - 2500)), None);
-        assert_eq!(schedule(extended.clone(), at(0)).1, at(19_500));
+        assert_eq!(times(extended.clone(), at(0)).1, at(19_500));
 
-        assert_eq!(extended.poll(at(16_700)), Some(GuardAction::Terminate));
+        assert_eq!(extended.poll(at(16_700)), Some(StopAction::Terminate));
         extended.handle_extended(at(30_000));
-        assert_eq!(schedule(extended, at(16_700)).1, at(19_500));
+        assert_eq!(times(extended, at(16_700)).1, at(19_500));
     }
 
     #[test]
     fn late_termination_does_not_delay_the_kill() {
-        assert_eq!(schedule(guard(Some(1000)), at(9000)), (Some(at(9000)), at(9500)));
-        assert_eq!(schedule(guard(Some(1000)), at(9500)), (None, at(9500)));
-        assert_eq!(schedule(guard(None), at(60_000)), (None, at(60_000)));
+        assert_eq!(times(schedule(Some(1000)), at(9000)), (Some(at(9000)), at(9500)));
+        assert_eq!(times(schedule(Some(1000)), at(9500)), (None, at(9500)));
+        assert_eq!(times(schedule(None), at(60_000)), (None, at(60_000)));
     }
 
     #[test]
     fn lost_lock_leaves_a_short_grace_and_an_abandoned_one_the_whole() {
-        let mut lost = guard(None);
+        let mut lost = schedule(None);
         lost.handle_lost(at(1000));
         lost.handle_extended(at(20_000));
-        assert_eq!(schedule(lost, at(1000)), (Some(at(1000)), at(1500)));
+        assert_eq!(times(lost, at(1000)), (Some(at(1000)), at(1500)));
 
-        let mut bounded = guard(Some(100));
+        let mut bounded = schedule(Some(100));
         bounded.handle_lost(at(1000));
-        assert_eq!(schedule(bounded, at(1000)), (Some(at(1000)), at(1100)));
+        assert_eq!(times(bounded, at(1000)), (Some(at(1000)), at(1100)));
 
-        let mut abandoned = guard(Some(2000));
+        let mut abandoned = schedule(Some(2000));
         abandoned.handle_abandoned(at(1000));
-        assert_eq!(schedule(abandoned, at(1000)), (Some(at(1000)), at(3000)));
+        assert_eq!(times(abandoned, at(1000)), (Some(at(1000)), at(3000)));
 
-        let mut late = guard(Some(2000));
+        let mut late = schedule(Some(2000));
         late.handle_abandoned(at(9000));
-        assert_eq!(schedule(late, at(9000)), (Some(at(9000)), at(9500)));
+        assert_eq!(times(late, at(9000)), (Some(at(9000)), at(9500)));
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -250,7 +250,7 @@ mod tests {
         Abandoned,
     }
 
-    /// A run of a guard on two clocks, one of them fast, with timers that are late.
+    /// A run of a schedule on clocks of which one is fast, with timers that are late.
     #[derive(Clone, Debug)]
     struct Run {
         ttl: Ttl,
@@ -287,18 +287,18 @@ mod tests {
             let ttl = self.ttl.duration();
             let (mut us, mut events) = (0, self.events.iter());
             let mut valid_until = self.moment(us).plus(ttl);
-            let mut guard = Guard::new(self.ttl, self.kill_after, valid_until).unwrap();
+            let mut schedule = StopSchedule::new(self.ttl, self.kill_after, valid_until).unwrap();
             let (mut terminated, mut is_over) = (None, false);
             let mut next = events.next().map(|(after, event)| (after * self.ttl.us() / 20, event));
             loop {
                 let now = self.moment(us);
-                let overdue = guard.overdue_at();
-                match guard.poll(now) {
-                    Some(GuardAction::Terminate) => (terminated, is_over) = (Some(now), true),
-                    Some(GuardAction::Kill) => return (terminated, now, overdue, valid_until),
+                let overdue = schedule.overdue_at();
+                match schedule.poll(now) {
+                    Some(StopAction::Terminate) => (terminated, is_over) = (Some(now), true),
+                    Some(StopAction::Kill) => return (terminated, now, overdue, valid_until),
                     None => {}
                 }
-                let due = guard.poll_timeout().expect("it was not killed");
+                let due = schedule.poll_timeout().expect("it was not killed");
                 let left_us = u64::try_from(now.until(due).as_micros()).unwrap();
                 let timer = us + left_us + 1 + self.timers_late * self.ttl.us() / 1000;
                 let Some((at, event)) = next.filter(|(at, _)| *at < timer) else {
@@ -311,10 +311,10 @@ mod tests {
                     Event::Extended if is_over || now.has_reached(valid_until) => {}
                     Event::Extended => {
                         valid_until = now.plus(ttl);
-                        guard.handle_extended(valid_until);
+                        schedule.handle_extended(valid_until);
                     }
-                    Event::Lost => guard.handle_lost(now),
-                    Event::Abandoned => guard.handle_abandoned(now),
+                    Event::Lost => schedule.handle_lost(now),
+                    Event::Abandoned => schedule.handle_abandoned(now),
                 }
                 is_over |= !matches!(event, Event::Extended);
                 next = events.next().map(|(after, event)| (us + after * self.ttl.us() / 20, event));
