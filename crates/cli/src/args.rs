@@ -99,7 +99,7 @@ pub(crate) struct Run {
     #[arg(skip)]
     default_wait: Option<Duration>,
 
-    /// The exit code when another has the lock
+    /// The exit code when another client holds the lock
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 

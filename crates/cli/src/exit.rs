@@ -25,14 +25,15 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Shown by `--help`.
 pub(crate) const RUN_HELP: &str = "Exit codes:
   the command's own, or 128 + the signal that killed it;
-  128 + the signal, too, when one ended the wait for the lock
+  128 + the signal that ended the wait for the lock
   120  the lock was lost; the command was stopped
-  121  another has the lock; the command was not started (-E replaces this code)
+  121  another client holds the lock; the command was not started (-E replaces
+       this code)
   122  no majority of the masters voted: they are down, abstain or refuse;
        the command was not started
-  125  quorlock itself failed, or its arguments are not understood, or so many
-       masters refuse for good that waiting does not help: a wrong password,
-       an unknown certificate, no module, a replica
+  125  quorlock itself failed, its arguments are not understood, or too many
+       masters refuse permanently: a wrong password, an unknown certificate,
+       no module, a replica
   126  the command could not be run
   127  the command was not found";
 

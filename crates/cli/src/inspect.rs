@@ -158,7 +158,7 @@ impl<'a> Summary<'a> {
     fn meaning(&self) -> String {
         let next = match self.waiters {
             0 => "The next client that asks acquires it",
-            _ => "The first of those that wait acquires it",
+            _ => "The first waiter acquires it",
         };
         match self.kind {
             Kind::Free => "A client that asks for the lock acquires it.".to_owned(),
@@ -173,7 +173,7 @@ impl<'a> Summary<'a> {
                     .to_owned()
             }
             Kind::NoMajority => {
-                "Somebody may hold it: ask again when a majority of the nodes can be reached.".to_owned()
+                "A client may hold it: ask again when a majority of the nodes can be reached.".to_owned()
             }
             Kind::Divided => {
                 "Clients are acquiring or releasing the lock just now, or nodes kept what a client left \

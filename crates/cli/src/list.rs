@@ -68,7 +68,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         shown::print(&table(&rows));
         for (node, error) in failed {
             if let Some(error) = error {
-                say(format_args!("{node} listed less than all its locks: {}", escaped(error.to_string())));
+                say(format_args!("{node} did not list all its locks: {}", escaped(error.to_string())));
             }
         }
     }

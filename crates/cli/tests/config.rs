@@ -57,7 +57,7 @@ fn succeeds(output: &Output) {
     assert_eq!((code(output.status), stderr(output)), (0, ""));
 }
 
-/// It has used the nodes at [`NOBODY`].
+/// Asserts that the program used the nodes at [`NOBODY`].
 #[track_caller]
 fn finds_nobody(output: &Output) {
     assert_ne!(code(output.status), 0);
@@ -73,7 +73,7 @@ fn fails(output: &Output, hints: &[&str]) {
     assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
 }
 
-/// Masters on which only this user, with this password, may do anything.
+/// Masters that accept only this user with this password.
 fn with_password() -> Masters {
     let masters = Masters::start(3);
     for master in &masters {

@@ -107,7 +107,7 @@ fn node_that_is_down_is_named_with_the_reason() {
     let listed = list(&masters, &[]);
     assert_eq!(code(listed.status), 0);
     assert!(stdout(&listed).contains("held by web-1 on 2 of 3 nodes"), "{}", stdout(&listed));
-    assert!(stderr(&listed).contains("listed less than all its locks"), "{}", stderr(&listed));
+    assert!(stderr(&listed).contains("did not list all its locks"), "{}", stderr(&listed));
 
     masters[2].kill();
     let output = inspect(&masters, &["k"]);

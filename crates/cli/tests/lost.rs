@@ -13,12 +13,12 @@ use common::{Net, PATIENCE, Running, code, is_alive, run_script, stderr, stdout}
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-/// A twentieth of it, the time before its end at which the command is killed, is long on a busy machine, too.
+/// A twentieth of it, the margin of the kill, must be long enough on a busy machine.
 const TTL: [&str; 2] = ["--ttl", "5s"];
 
-/// Says its process id, and ends when it is told to.
+/// Prints its process id, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
-/// Says its process id, and goes on when it is told to end.
+/// Prints its process id, and ignores SIGTERM.
 const STUBBORN: &str = "trap 'echo TERM' TERM; echo $$; while :; do sleep 0.01; done";
 
 #[test]
@@ -48,7 +48,7 @@ fn command_that_ignores_sigterm_is_killed_before_the_lock_is_free() {
 #[test]
 fn descendants_of_the_command_are_killed_with_it() {
     let net = Net::start();
-    // The command itself ends when it is told to; its child does not.
+    // The command itself ends on SIGTERM; its child does not.
     let script = format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\""));
     let mut running = net.run(&TTL, &script);
     let grandchild = running.pid_line();
@@ -71,7 +71,7 @@ fn majority_that_comes_back_in_time_is_no_loss() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    // Longer than the ttl: it has been extended since.
+    // Longer than the ttl: the lock was extended since.
     let mut second = run_script(&net.masters, &["--wait", "5500ms"], "echo ran");
     assert_eq!(code(second.output().unwrap().status), 121);
     running.say("go");

@@ -21,7 +21,7 @@ fn pages() -> BTreeMap<PathBuf, String> {
     paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// What stands in fences of this language.
+/// The code blocks in this language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
@@ -63,7 +63,7 @@ fn every_page_is_in_the_table_of_contents() {
     }
 }
 
-/// The containers of an object of Kubernetes, wherever they are in it.
+/// The containers of a Kubernetes object, at any depth.
 fn containers(object: &Value) -> Vec<&Value> {
     match object {
         Value::Object(fields) => fields

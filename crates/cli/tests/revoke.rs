@@ -20,12 +20,12 @@ use rustix::process::Signal;
 
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-limit", "300ms"];
 
-/// Runs until it is stopped, and ends slowly. Says whether it is alone.
+/// Runs until it is stopped, and ends slowly. Prints whether it is alone.
 fn holder(file: &Path) -> String {
     alone(file, "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.02; done")
 }
 
-/// Does not end when it is asked to.
+/// Ignores SIGTERM.
 fn stubborn(file: &Path) -> String {
     alone(file, "trap '' TERM; while :; do sleep 0.02; done")
 }

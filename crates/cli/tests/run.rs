@@ -135,7 +135,7 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
     assert_eq!(try_with(None, &urls), 0);
     assert_eq!(try_with(Some(&urls), nobody), 0);
     assert_eq!(try_with(Some(nobody), &urls), 122);
-    // As people write lists.
+    // With spaces and an empty entry, as users write lists.
     assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
 }
 
@@ -283,7 +283,7 @@ fn password_is_never_shown() {
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
         }
-        // Nor where something else is wrong.
+        // Nor in other errors.
         let output = run_on([&node]).args(["--nonsense", "k", "--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));

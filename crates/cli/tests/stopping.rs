@@ -49,7 +49,7 @@ fn kill_after_bounds_the_grace_and_leaves_the_command_more_time() {
     let started = Instant::now();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    // By default it would come when a third is left: 2.7 s after the last extension.
+    // The default SIGTERM would come when a third is left: 2.7 s after the last extension.
     assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
     net.ends_before_the_lock(command);
     let output = running.end();
@@ -147,7 +147,7 @@ fn loss_ends_background_processes_in_sessions_of_their_own() {
     assert_eq!(code(running.end().status), 120);
 }
 
-/// A command that leaves a process behind, which says its process id and ends when a file appears.
+/// A command that leaves a process behind, which prints its process id and ends when a file appears.
 fn in_background(shell: &str, go: &str) -> String {
     // The command ends only when the other has begun.
     format!(

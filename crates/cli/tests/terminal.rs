@@ -135,7 +135,7 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
 #[test]
 fn command_that_is_stopped_beyond_its_lock_is_killed_and_never_continued() {
     let masters = Masters::start(3);
-    // The loop would say so if it ran on; SIGTERM finds it stopped.
+    // The loop would print if it continued; SIGTERM finds it stopped.
     let script = "$Q k -- sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.01; done'
                   echo stopped $?; read line; fg >/dev/null; echo status $?";
     let mut terminal = Terminal::start(&masters, "--ttl 1500ms", script);

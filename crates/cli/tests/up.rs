@@ -96,7 +96,7 @@ fn no_masters_and_too_many_are_refused() {
     }
 }
 
-/// Starts masters in a folder, and returns their line and what was said.
+/// Starts masters in a folder, and returns the line of standard output and the messages.
 fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
     let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
     let line = up.line();

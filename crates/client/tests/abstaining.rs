@@ -1,4 +1,4 @@
-//! Masters that abstain, because they may have forgotten who holds what.
+//! Masters that abstain, because they may have forgotten locks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,12 +13,12 @@ use quorlock_testkit::{Masters, eventually_async};
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
-/// A lock whose nodes have all the time that they need, on a machine that is busy.
+/// A lock with a node timeout that is long enough for a busy machine.
 fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
     quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
 
-/// Five masters, of which the first so many abstain.
+/// Five masters, of which the first `n` abstain.
 async fn of_five_abstain(abstaining: usize) -> (Masters, Quorum) {
     let masters = Masters::start_with(5, |index, builder| {
         if index < abstaining { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }

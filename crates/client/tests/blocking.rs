@@ -1,4 +1,4 @@
-//! The same without tokio, and inside a program that uses it.
+//! The blocking API, without tokio and inside a program that uses it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

@@ -1,4 +1,4 @@
-//! A lock that one process gives to another.
+//! A lock that one process hands to another.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -37,7 +37,7 @@ async fn lock_is_handed_to_another_process_as_text_and_never_free() {
 #[tokio::test]
 async fn node_whose_fences_are_ahead_is_swapped_too() {
     let mut masters = Masters::start(3);
-    // Fences begin at the clock of the start, and then some.
+    // Fences begin above the wall clock of the start.
     masters[2].restart().unwrap();
     let quorum = connect(masters.urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -131,7 +131,7 @@ async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
     let lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     all_hold(&masters, "k").await;
     let text = lock.detach();
-    // It is cut off before the attachment, so that no request for the new token is sent to it.
+    // The node is cut off before the attachment, so that it gets no request for the new token.
     proxies[2].cut();
     eventually_async(PATIENCE, "it is cut off", async || connected(&quorum).1 == 2).await;
     let mut lock = quorum.attach(text).await.unwrap();

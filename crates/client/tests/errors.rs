@@ -1,4 +1,4 @@
-//! One short example of each error that a caller can meet, in the order of src/api/error.rs.
+//! One short example of each error of the API, in the order of src/api/error.rs.
 //!
 //! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`, `Misconfigured`,
 //! `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs, and
@@ -79,7 +79,7 @@ async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
     let wait = Duration::from_millis(100);
     let error = net.quorum.lock("k").wait(wait).acquire().await.unwrap_err();
     let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
-    // The last look at the nodes comes a few round trips before the end.
+    // The last request to the nodes comes a few round trips before the end.
     assert!(*waited >= wait * 9 / 10, "{error}");
     held.release().await.unwrap();
 
@@ -111,7 +111,7 @@ async fn extend_errors_tell_a_lost_lock_from_one_that_is_still_held() {
     silence(&net);
     let error = lock.extend().await.unwrap_err();
     let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    // An answer to the grant may still have been on its way.
+    // An answer to the grant may still have been in flight.
     assert!(nodes.failed().count() >= 2, "{nodes}");
     assert!(!lock.remaining().is_zero());
     heal(&net);

@@ -1,4 +1,4 @@
-//! The examples do what they say, on real masters.
+//! The examples work as documented, on real masters.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -14,7 +14,7 @@ use quorlock_client::blocking::Quorum;
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The example of that name, which cargo builds together with the tests, unless it is asked for this one only.
+/// The example of that name. Cargo builds it with the tests, unless it builds only this test.
 fn example(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
@@ -34,7 +34,7 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Runs as many of them at the same time on masters of their own. Returns what each has printed.
+/// Runs this many copies at the same time on new masters. Returns the output of each.
 fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
     let masters = Masters::start(3);
     let path = example(name);

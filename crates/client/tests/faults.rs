@@ -1,4 +1,4 @@
-//! What masters and networks do to a lock, and what must hold all the same.
+//! Faults of masters and networks, and what must hold in spite of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,9 +13,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
-/// A limit that a decision would be seen to wait for.
+/// A time limit so long that a decision that waits for it is noticed.
 const LONG_LIMIT: Duration = Duration::from_secs(4);
-/// Far less than that.
+/// Far less than that limit.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn master_that_answers_garbage_delays_nothing() {
     nothing_is_left(&masters, "k").await;
 }
 
-/// Ten locks at once and one after the other are acquired, extended and released, without waiting for the sick node.
+/// Ten locks at once and one after the other are acquired, extended and released, without waiting for the faulty node.
 async fn delays_nothing(quorum: &Quorum) {
     let started = Instant::now();
     let ten = (0..10).map(|n| {

@@ -1,4 +1,4 @@
-//! Fences over a quorum of real masters: one round trip when nothing is wrong, and growing whatever is.
+//! Fences over a quorum of real masters: one round trip without faults, and growing with any fault.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -12,7 +12,7 @@ use quorlock_testkit::{
     Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually, eventually_async,
 };
 
-/// What a real client would lose to a slow machine is not what is tested here.
+/// Long enough that a slow machine does not fail these tests.
 fn patiently(quorum: &Quorum) -> LockBuilder {
     quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
@@ -51,7 +51,7 @@ async fn uncontended_lock_costs_one_round_trip() {
         eventually_async(PATIENCE, "all have answered", async || lock.coverage().held == 3).await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let round_trips: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
-        // Now and then the client looks after a connection, and that is counted with it.
+        // The client sometimes checks a connection, which counts as well.
         counted += u32::from(round_trips == [1, 1, 1]);
         lock.release().await.unwrap();
         nothing_is_left(&masters, "k").await;
@@ -121,7 +121,7 @@ async fn master_restarted_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
 
 #[tokio::test]
 async fn masters_with_different_fences_agree_after_one_round() {
-    // Each began to count at another moment; with the third one gone, a lock needs both.
+    // Each began to count at a different moment. Without the third one, a lock needs both.
     let mut masters = Masters::start(3);
     masters[0].kill();
     let quorum = Quorum::connect(masters.urls()).await.unwrap();

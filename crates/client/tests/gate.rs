@@ -1,4 +1,4 @@
-//! What a gate lets pass, and what it refuses.
+//! The fences that a gate accepts and refuses.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

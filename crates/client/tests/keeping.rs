@@ -1,4 +1,4 @@
-//! Locks that are extended by themselves, and what is done under them.
+//! Locks that are renewed in the background, and the work under them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -68,7 +68,7 @@ async fn released_lock_is_not_extended() {
     lock.release().await.unwrap();
     let before = extends(&masters[0]);
     sleep(TTL * 2).await;
-    // Six it would be. One may have been on its way.
+    // Six extensions would be sent. One may have been in flight.
     let since = extends(&masters[0]) - before;
     assert!(since <= 1, "{since} extensions of a lock that was released");
 }
@@ -247,7 +247,7 @@ async fn coverage_rises_again_after_a_node_comes_back() {
     }
     eventually_async(PATIENCE, "all have it again", async || lock.coverage().held == 5).await;
     assert_eq!(holding(&masters, "k"), 5);
-    // With what was repaired alone there is a majority.
+    // The repaired nodes alone are a majority.
     masters[0].kill();
     masters[1].kill();
     sleep(TTL * 2).await;
@@ -316,7 +316,7 @@ async fn work_is_not_polled_after_the_loss_of_the_lock() {
                     late.fetch_add(1, Ordering::SeqCst);
                 }
                 if !std::mem::replace(&mut blocked, true) {
-                    // As a process that is paused: no timer goes off meanwhile.
+                    // Like a paused process: no timer fires in the meantime.
                     std::thread::sleep(Duration::from_millis(400));
                 }
                 cx.waker().wake_by_ref();

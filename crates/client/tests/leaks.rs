@@ -26,9 +26,9 @@ const NODES: usize = 5;
 const WORKERS: usize = 64;
 const KEYS: u32 = 256;
 const TTL_MAX: Duration = Duration::from_secs(2);
-/// How long the test runs by default.
+/// The default length of the test.
 const BRIEFLY: Duration = Duration::from_secs(6);
-/// How long a busy machine may take for what is due at once, and longer than any accident.
+/// How long a busy machine may take for an action that is due at once, and longer than any accident.
 const SLACK: Duration = Duration::from_secs(20);
 
 /// When the test ends.
@@ -57,7 +57,7 @@ fn millis(rng: &mut impl Rng, at_most: u64) -> Duration {
     Duration::from_micros(rng.random_range(0..=at_most * 1000))
 }
 
-/// One worker: acquires locks, and ends each in one of many ways.
+/// One worker: acquires, and ends the lock in one of many ways.
 async fn work(quorum: Quorum, goal: Arc<Goal>) {
     let mut rng: StdRng = rand::make_rng();
     while !goal.is_reached() {

@@ -11,7 +11,7 @@ use quorlock_client::{AcquireError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::time::Instant;
 
-/// A quorum of three masters that are so far away, with the default settings.
+/// A quorum of three masters at this distance, with the default settings.
 async fn far_away(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
     let masters = Masters::start(3);
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();

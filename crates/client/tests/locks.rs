@@ -32,7 +32,7 @@ async fn held_lock_is_refused_with_the_answer_of_each_node() {
         panic!("it is held")
     };
     assert_eq!(nodes.0.len(), 3, "{nodes}");
-    // That of the queue node decides by itself.
+    // The answer of the queue node decides by itself.
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 }
 
@@ -55,7 +55,7 @@ async fn waiting_ends_with_the_lock_or_at_its_end() {
     let started = Instant::now();
     let timed_out = quorum.lock("k").wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(timed_out, Err(AcquireError::TimedOut { .. })));
-    // The last look at the nodes comes a few round trips before the end.
+    // The last request to the nodes comes a few round trips before the end.
     assert!(started.elapsed() >= Duration::from_millis(90));
 
     let waiter = tokio::spawn({
@@ -201,7 +201,7 @@ fn connecting_without_a_runtime_fails() {
     assert!(matches!(error, ConnectError::NoRuntime));
 }
 
-/// Commands that wait for a place in a connection's queue may be overtaken by what undoes them.
+/// Commands that wait for a place in a connection's queue may be overtaken by their own releases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_of_many_concurrent_tasks_is_free_on_every_node_at_the_end() {
     let (masters, quorum) = quorum(3).await;

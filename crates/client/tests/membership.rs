@@ -62,7 +62,7 @@ async fn votes(node: &Server) {
     .await;
 }
 
-/// What all clients do meanwhile.
+/// What all clients do during the changes.
 #[derive(Default)]
 struct Load {
     holders: AtomicUsize,

@@ -1,4 +1,4 @@
-//! The ways to a node: addresses, users, certificates, and what happens to connections.
+//! Connections to nodes: addresses, users, certificates, and faults of connections.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -35,7 +35,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A master that speaks TLS on the second port that is returned, and wants a certificate of its clients if told so.
+/// A master, and its TLS port. Requires client certificates on request.
 fn tls_master(dir: &Path, wants_certificate: bool) -> (Server, u16) {
     let port = free_port();
     let file = |name: &str| dir.join(name).display().to_string();
@@ -225,7 +225,7 @@ async fn all_grant(quorum: &Quorum) -> bool {
     lock.release().await.is_ok() && all
 }
 
-/// How long it takes, in the best of a few tries, until all nodes take part again after `heal`.
+/// The time until all nodes vote again after `heal`, in the best of a few tries.
 async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMut()) -> Duration {
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -264,7 +264,7 @@ async fn node_votes_again_within_a_second_after_it_hung() {
 async fn silent_connection_is_replaced_by_one_beside_it() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
-    // What is lost in the middle of a connection leaves it open and useless for ever.
+    // Bytes lost in the middle of a connection leave it open and useless for ever.
     let took = back_after(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
 }

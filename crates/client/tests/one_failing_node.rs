@@ -11,7 +11,7 @@ use quorlock_client::{Lock, Ownership, Quorum};
 use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// Waits until so many clients wait on the masters, together.
+/// Waits until this many clients wait on the masters, in total.
 async fn waiting(masters: &Masters, count: u64) {
     let waiters = |master: &quorlock_testkit::Server| -> u64 {
         let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
@@ -132,7 +132,7 @@ async fn connections_recover_as_long_as_any_handle_lives() {
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
     builder.acquire().await.unwrap().release().await.unwrap();
     drop((lock, builder));
-    // The watch alone keeps them: what was dropped is released through them.
+    // Only the watch keeps the connections open. The dropped lock is released through them.
     common::nothing_is_left(&masters, "k").await;
     assert!(watch.ended().await.is_none());
 }

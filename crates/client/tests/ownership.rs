@@ -1,4 +1,4 @@
-//! Whether a lock is held: what its holder is told, whatever the nodes and the network do.
+//! Ownership: what a holder learns about its lock, whatever the nodes and the network do.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

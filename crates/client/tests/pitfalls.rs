@@ -1,5 +1,5 @@
-//! What went wrong with other clients, as claims about this one. Each test has the number of the case that it was made
-//! from, R1 to R25; R6 was no fault.
+//! Faults of other clients, as claims about this one. The name of each test begins with the number of its case, R1 to
+//! R25; R6 was no fault.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -15,7 +15,7 @@ use quorlock_client::{
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// What is decided before this is decided at once: the limits that it could wait for are longer.
+/// A decision within this time is immediate: all limits that it could wait for are longer.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 

@@ -16,7 +16,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Everything that is told to `tracing`, by whatever crate and at whatever level, as one text.
+/// All events of `tracing`, of every crate and level, as one text.
 #[derive(Clone, Default)]
 struct Everything(Arc<Mutex<String>>);
 
@@ -77,7 +77,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
-    // An error of each kind, with each node's words.
+    // An error of each kind, with the answer of each node.
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
     let handover = lock.detach();

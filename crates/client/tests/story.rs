@@ -1,11 +1,11 @@
-//! The example that tells why a lock needs a fence comes to both of its ends.
+//! The example that shows why a lock needs a fence reaches both of its endings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The example beside this test. Cargo builds it with the tests, unless it is told to build only some of them.
+/// The example of this test. Cargo builds it with the tests, unless it builds only some of them.
 fn example(name: &str) -> PathBuf {
     let this = std::env::current_exe().unwrap();
     let profile = this.parent().unwrap().parent().unwrap();

@@ -1,4 +1,4 @@
-//! What a call reports is true: programs branch on it.
+//! Calls report the truth, since programs branch on it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -48,7 +48,7 @@ async fn no_caller_of_a_key_reports_held_when_no_node_answers() {
     }
 }
 
-/// What a call with a long wait reports, and that it does so at once.
+/// The error of a call with a long wait, which must come at once.
 async fn at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
     let quorum = Quorum::connect(urls).await.unwrap();
     let started = Instant::now();

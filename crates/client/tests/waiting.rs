@@ -34,7 +34,7 @@ fn queue_node(masters: &Masters) -> usize {
     (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("a client waits")
 }
 
-/// How many commands of ours a server has carried out.
+/// The number of this module's commands that a server has run.
 fn calls(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let ours = info.lines().filter(|line| line.starts_with("cmdstat_lock."));
@@ -75,7 +75,7 @@ async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) 
 async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
     let net = net(3).await;
     let (lock, node) = held_by_another(&net.masters, "k").await;
-    // The others have long refused by then.
+    // The other nodes have refused long before that.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
@@ -98,7 +98,7 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     let granted: Option<u64> =
         redis::cmd("LOCK.ACQUIRE").arg("k").arg("somebody").arg(60_000).query(&mut queue).unwrap();
     granted.unwrap();
-    // Its nil comes when the others have granted.
+    // Its nil arrives after the other nodes have granted.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let lock = net.quorum.lock("k").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -1,5 +1,5 @@
-//! What the tests of the program share: the program itself, in a process group of its own as a service has it, and the
-//! masters' own view of a lock.
+//! Shared by the tests of the program: runs it in its own process group, as a service has, and asks the masters about a
+//! lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -26,7 +26,7 @@ pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
 
 /// The program, without anything that the tests' own environment says about it.
 pub(crate) fn quorlock() -> Command {
-    // A shell that runs the tests in the background has them ignore SIGINT, and all that they start.
+    // A shell that runs the tests in the background makes them and their children ignore SIGINT.
     let mut command = Command::new("env");
     command.args(["--default-signal", QUORLOCK]);
     for variable in ["NODES", "KEY", "FENCE", "CONFIG", "USER", "PASSWORD"] {
@@ -38,7 +38,7 @@ pub(crate) fn quorlock() -> Command {
     command
 }
 
-/// `quorlock run` with these nodes; the key and the rest are to follow.
+/// `quorlock run` with these nodes. The caller adds the key and the command.
 pub(crate) fn run_on<S: AsRef<str>>(urls: impl IntoIterator<Item = S>) -> Command {
     let urls: Vec<_> = urls.into_iter().map(|url| url.as_ref().to_owned()).collect();
     let mut command = quorlock();
@@ -136,7 +136,7 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Waits for its end, and that of all who write where it wrote; the output is what was not yet read of it.
+    /// Waits for its end, and for that of all other writers to its output. Returns the output that was not read yet.
     #[track_caller]
     pub(crate) fn end(mut self) -> Output {
         let mut status = None;
@@ -289,8 +289,7 @@ pub(crate) fn becomes_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
 }
 
-/// Masters, and proxies before them that let nothing through any more when they are told so: neither
-/// extensions nor releases.
+/// Masters behind proxies that can drop everything: extensions as well as releases.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
     pub(crate) proxies: Vec<Proxy>,
@@ -317,7 +316,7 @@ impl Net {
         }
     }
 
-    /// Waits until a process has ended. It never runs when the masters have the lock no more.
+    /// Waits until a process has ended, and asserts that it never runs after the lock has ended on the masters.
     #[track_caller]
     pub(crate) fn ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {
