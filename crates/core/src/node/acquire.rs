@@ -132,7 +132,8 @@ impl Node {
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes both.
     ///
-    /// # Errors If the server refuses one of the mirrors. Then nothing is granted.
+    /// # Errors
+    /// If the server refuses one of the mirrors. Then nothing is granted.
     pub(super) fn grant<K: Keyspace>(
         &mut self,
         now: Now,

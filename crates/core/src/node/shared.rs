@@ -114,7 +114,8 @@ impl Node {
 
     /// Grants a shared lock of a key that is free or already shared.
     ///
-    /// # Errors If the server refuses the mirror of a key that was free. Then nothing is granted.
+    /// # Errors
+    /// If the server refuses the mirror of a key that was free. Then nothing is granted.
     pub(super) fn grant_shared<K: Keyspace>(
         &mut self,
         now: Now,
