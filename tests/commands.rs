@@ -116,8 +116,8 @@ fn inspect_shows_everything_but_the_token() {
     assert_eq!((owner, shown), (&text("worker-7"), &Int(fence)));
     assert!((1..=60_000).contains(ttl) && (0..5000).contains(held));
     let rest: Vec<_> = rest.iter().map(|(_, value)| value.clone()).collect();
-    let nobody = Array(Vec::new());
-    assert_eq!(rest, [text("exclusive"), Int(1), Int(0), nobody.clone(), nobody, Int(1), Int(0)]);
+    let none = Array(Vec::new());
+    assert_eq!(rest, [text("exclusive"), Int(1), Int(0), none.clone(), none, Int(1), Int(0)]);
 
     let Array(flat) = resp2.reply("LOCK.INSPECT k") else { panic!("an array in RESP2") };
     assert_eq!(flat.len(), 22, "{flat:?}");
@@ -277,7 +277,11 @@ fn new_token_alone_holds_the_lock() {
     assert!(cli.expires_at_ms("k") >= expires_at - 1, "it did not become shorter");
 
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.EXTEND k a 60000 TOKEN c"), Nil, "of two who take it over, one succeeds");
+    assert_eq!(
+        cli.reply("LOCK.EXTEND k a 60000 TOKEN c"),
+        Nil,
+        "of two clients that take it over, one succeeds"
+    );
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0));
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Int(second));
     assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));

@@ -227,15 +227,15 @@ fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
     let mut cli = Cli::new(&server);
     // From now on the server removes an expired key only when a command uses it.
     cli.reply("DEBUG SET-ACTIVE-EXPIRE 0");
-    for somebody in ["PING", "PERSIST k"] {
+    for line in ["PING", "PERSIST k"] {
         cli.reply("MULTI");
         cli.reply("LOCK.ACQUIRE k a 20");
-        cli.reply(somebody);
+        cli.reply(line);
         assert_ne!(cli.reply("EXEC"), Nil);
         eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
         // Valkey's own command for a key that it expires itself.
         let last = appended(&server).pop().unwrap();
-        assert!(matches!(&last.join(" ")[..], "DEL k" | "UNLINK k"), "{somebody}: {last:?}");
+        assert!(matches!(&last.join(" ")[..], "DEL k" | "UNLINK k"), "{line}: {last:?}");
     }
 }
 

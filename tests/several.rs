@@ -358,7 +358,7 @@ fn wait_for_several_keys_ends_as_any_other() {
     let killed = waits(60_000);
     assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.id)), Int(1));
     assert!(killed.answer.join().unwrap().is_err());
-    eventually(PATIENCE, "nobody waits", || field(&server, "lock_waiters") == 0);
+    eventually(PATIENCE, "no client waits", || field(&server, "lock_waiters") == 0);
     let sent_away = waits(60_000);
     cli.reply("SWAPDB 0 1");
     let error = sent_away.answer.join().unwrap().unwrap_err();

@@ -89,7 +89,8 @@ fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
 
 /// Removes the ticket of the client for which the server made this context.
 ///
-/// # Safety The context is live, and belongs to a client that was blocked.
+/// # Safety
+/// The context is live, and belongs to a client that was blocked.
 unsafe fn take_ticket_of(ctx: *mut raw::RedisModuleCtx) -> Option<Ticket> {
     // SAFETY: the caller's promise.
     take_ticket(unsafe { api!(RedisModule_GetBlockedClientHandle(ctx)) })

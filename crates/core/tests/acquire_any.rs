@@ -143,7 +143,7 @@ fn newcomers_overtake_no_waiter() {
     server.take_away(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
-    assert_eq!(server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1, 1, "which nobody waits for");
+    assert_eq!(server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1, 1, "the key without waiters");
     server.turn();
     assert_eq!(granted(&server), [ticket]);
 }
@@ -198,7 +198,7 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     let behind = waits(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
-    assert_eq!(granted(&server), [behind], "it stands in nobody's way");
+    assert_eq!(granted(&server), [behind], "it delays no other waiter");
     server.turn();
     assert!(server.told.contains(&(ticket, Told::Dismissed)));
 }

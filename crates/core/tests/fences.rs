@@ -188,7 +188,7 @@ fn client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
     let hints = FenceProposals::default();
     let wrong = hints.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
     let Outcome { verdict, tells } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
-    assert!(tells > 0, "nobody believed it, so each gave a number of its own");
+    assert!(tells > 0, "no node accepted it, so each granted a fence of its own");
     hints.learn(wrong, verdict.unwrap().fence);
     release(&mut servers, b"t");
     pass_ms(&mut servers, 2);

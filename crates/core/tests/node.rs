@@ -225,7 +225,7 @@ fn nodes_that_decide_alike_are_equal_whatever_their_history() {
     one.extend(b"a", b"t", 2000).unwrap();
     assert!(one.node() == other.node());
     one.acquire_or_wait(b"a", b"w", 1000, 5000);
-    assert!(one.node() != other.node() && hash(&one) != hash(&other), "somebody waits");
+    assert!(one.node() != other.node() && hash(&one) != hash(&other), "a client waits");
 }
 
 /// An event on a server.

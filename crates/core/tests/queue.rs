@@ -62,7 +62,7 @@ fn newcomer_without_wait_is_refused_while_others_wait() {
     let first = waits(&mut server, b"k", b"b", 5000);
     server.memory.keys.take(0, b"k");
     server.hear_key(b"k", KeyEvent::Removed);
-    assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but somebody waits");
+    assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
     server.turn();
     assert_eq!(granted(&server), [first]);
 }

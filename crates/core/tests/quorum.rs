@@ -187,7 +187,7 @@ fn attempt_is_lost_once_no_majority_can_agree() {
     attempt.vote(2, Vote::Silent, at(ms(1)));
     assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "nobody is left who could change that");
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "no remaining node can change that");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn late_grant_is_told_what_the_others_are_about_to_agree_on() {
     attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
     assert!(
         matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)),
-        "whoever is first counts"
+        "the first answer counts"
     );
 }
 

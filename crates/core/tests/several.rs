@@ -581,7 +581,7 @@ proptest! {
                             is_one(waits.keys) && waits.keys & who.keys != 0
                                 && other < ticket && now_us < waits.until_us
                         });
-                        prop_assert!(!passed, "got past who waits for one of its keys alone");
+                        prop_assert!(!passed, "overtook a waiter for one of its keys alone");
                         let until_us = now_us + who.ttl_ms * 1000;
                         beliefs.granted(Belief { token: who.token, keys: who.keys, fence, until_us })?;
                     }

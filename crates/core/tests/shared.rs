@@ -535,7 +535,7 @@ fn revoked_shared_lock_that_lets_others_in_never_ends() {
         break_rule(None);
         !revoked
     };
-    assert!(revoke(None), "those that came later hold another lock");
+    assert!(revoke(None), "later holders hold another lock");
     assert!(!revoke(Some(Mutant::RevokedLetsIn)));
 }
 
@@ -605,7 +605,7 @@ fn reader_that_is_gone_before_its_answer_leaves_nothing() {
 fn reload_and_unload_know_shared_locks() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 10_000, None).unwrap();
-    assert!(!server.node().may_be_forgotten(server.now().monotonic), "nobody else knows its holders");
+    assert!(!server.node().may_be_forgotten(server.now().monotonic), "only the node knows its holders");
     server.hear(&ServerEvent::LoadingBegins);
     server.hear(&ServerEvent::LoadingEnds);
     server.turn();

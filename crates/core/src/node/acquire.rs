@@ -56,7 +56,7 @@ impl Node {
             }
             let lack = match state {
                 KeyState::Free | KeyState::Ended { .. } => {
-                    self.is_spoken_for(now, hash, db, key).then_some(Lack::Behind)
+                    self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind)
                 }
                 _ => self.lack(now, state, keyspace, entry),
             };
@@ -125,14 +125,15 @@ impl Node {
     /// Whether a waiter for this key alone has time left.
     ///
     /// It comes before all newcomers, also between the end of a lock and its handover.
-    pub(super) fn is_spoken_for(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+    pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.is_spoken_for(queue, now.monotonic))
+        queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))
     }
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes both.
     ///
-    /// # Errors If the server refuses one of the mirrors. Then nothing is granted.
+    /// # Errors
+    /// If the server refuses one of the mirrors. Then nothing is granted.
     pub(super) fn grant<K: Keyspace>(
         &mut self,
         now: Now,
@@ -182,7 +183,7 @@ impl Node {
         if self.queues.waiters() > 0 {
             let mut lease = first;
             for _ in hashes {
-                self.look_at_deadline(lease);
+                self.check_at_deadline(lease);
                 lease = self.leases.next_key(lease);
             }
         }
@@ -190,12 +191,12 @@ impl Node {
     }
 
     /// Plans a check of the lease's key at its deadline, for the key's waiters.
-    pub(super) fn look_at_deadline(&mut self, lease: u32) {
+    pub(super) fn check_at_deadline(&mut self, lease: u32) {
         let lease = self.leases.get(lease);
         let deadline = lease.deadline;
         if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
-            self.queues.saw_no_foreign(queue);
-            self.queues.postpone_look(queue, deadline);
+            self.queues.found_no_foreign(queue);
+            self.queues.postpone_check(queue, deadline);
         }
     }
 

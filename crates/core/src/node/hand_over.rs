@@ -37,10 +37,10 @@ impl Node {
                 return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
             }
             if let Some(lack) = self.lack(now, state, keyspace, &entry) {
-                self.queues.saw_taken(queue, lack);
+                self.queues.found_taken(queue, lack);
                 return false;
             }
-            self.queues.saw_no_foreign(queue);
+            self.queues.found_no_foreign(queue);
             let place = match self.next_in_turn(now, queue, budget) {
                 None => return false,
                 Some(Candidate::Several(place)) => place,
@@ -82,22 +82,22 @@ impl Node {
         loop {
             match self.next_shared_waiter(now, queue, budget) {
                 Scan::Found(_) if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() => {
-                    self.queues.look_at(queue, now.monotonic);
+                    self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
                 Scan::Found(place) => {
                     budget.spend(GRANT_UNITS);
                     granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
                 }
-                Scan::Nobody => {
+                Scan::NotFound => {
                     let lack = self.lack(now, key.state, keyspace, key.entry);
                     if let Some(lack) = lack {
-                        self.queues.saw_taken(queue, lack);
+                        self.queues.found_taken(queue, lack);
                     }
                     return granted;
                 }
                 Scan::Spent => {
-                    self.queues.look_at(queue, now.monotonic);
+                    self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
             }
@@ -115,8 +115,8 @@ impl Node {
     fn next_in_turn(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
         loop {
             match self.queues.next_candidate(queue, now.monotonic, budget) {
-                Scan::Nobody => {
-                    self.queues.forget_look(queue);
+                Scan::NotFound => {
+                    self.queues.cancel_check(queue);
                     return None;
                 }
                 Scan::Found(Candidate::Several(place)) if !budget.is_spent() => {
@@ -127,7 +127,7 @@ impl Node {
                 }
                 Scan::Found(Candidate::Several(_)) | Scan::Spent => {
                     // A job continues from here, in this turn or in the next.
-                    self.queues.look_at(queue, now.monotonic);
+                    self.queues.check_at(queue, now.monotonic);
                     return None;
                 }
                 Scan::Found(single) => return Some(single),

@@ -121,27 +121,27 @@ impl Node {
             None => u64::from(!self.leases.get(lease).ended_with_another()),
         };
         while let Some(other) = self.leases.end_next(lease) {
-            self.look_soon(other);
+            self.check_now(other);
             keys += 1;
         }
-        self.look_soon(lease);
+        self.check_now(lease);
         self.leases.remove(lease);
         keys
     }
 
     /// Checks the key of this lease for its waiters at once.
-    fn look_soon(&mut self, lease: u32) {
-        self.look_by(lease, Monotonic::default());
+    fn check_now(&mut self, lease: u32) {
+        self.check_by(lease, Monotonic::default());
     }
 
     /// Checks the key of this lease by that time, if it has waiters.
-    pub(super) fn look_by(&mut self, lease: u32, at: Monotonic) {
+    pub(super) fn check_by(&mut self, lease: u32, at: Monotonic) {
         if self.queues.waiters() == 0 {
             return;
         }
         let lease = self.leases.get(lease);
         if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
-            self.queues.look_if_wanted(queue, at);
+            self.queues.check_if_wanted(queue, at);
         }
     }
 }

@@ -32,7 +32,8 @@ pub trait Keyspace {
 
     /// Writes a string with an expiry. If the server refuses either, the key is gone.
     ///
-    /// # Errors If the server refuses the write.
+    /// # Errors
+    /// If the server refuses the write.
     fn set(
         &mut self,
         entry: &mut Self::Entry,
@@ -42,7 +43,8 @@ pub trait Keyspace {
 
     /// Changes when the string expires.
     ///
-    /// # Errors If the server refuses the write.
+    /// # Errors
+    /// If the server refuses the write.
     fn expire(&mut self, entry: &mut Self::Entry, expires_at_ms: u64) -> Result<(), WriteRefused>;
 
     /// Deletes the key.

@@ -70,7 +70,8 @@ impl Node {
 
     /// Carries out a command: reads its keys, decides, writes, and propagates. Returns the reply.
     ///
-    /// # Errors If the command is not carried out.
+    /// # Errors
+    /// If the command is not carried out.
     pub fn execute<K: Keyspace>(
         &mut self,
         now: Now,

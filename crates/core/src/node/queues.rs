@@ -82,7 +82,7 @@ struct Queue {
     /// Until then the key may hold a value that is not the mirror of a lease.
     foreign_until: Monotonic,
     /// When to check whether the key has become free.
-    look: Option<Look>,
+    check: Option<PlannedCheck>,
 }
 
 /// A planned check of a queue's key.
@@ -90,7 +90,7 @@ struct Queue {
 /// Of keys that became free at the same time, the node first checks the one whose first waiter
 /// arrived first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
+struct PlannedCheck {
     at: Monotonic,
     /// The arrival of the first candidate.
     arrival: u64,
@@ -112,7 +112,7 @@ pub(super) struct Queues {
     by_token: HashIndex,
     by_ticket: BTreeMap<Ticket, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
-    looks: BTreeSet<(Monotonic, u64, u32)>,
+    checks: BTreeSet<(Monotonic, u64, u32)>,
     arrivals: u64,
     /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<Ticket>,
@@ -133,7 +133,7 @@ pub(super) enum Candidate {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scan<T> {
     Found(T),
-    Nobody,
+    NotFound,
     /// The budget is spent.
     Spent,
 }
@@ -170,7 +170,7 @@ impl Queues {
             by_token: HashIndex::new(shards),
             by_ticket: BTreeMap::new(),
             time_outs: BTreeSet::new(),
-            looks: BTreeSet::new(),
+            checks: BTreeSet::new(),
             arrivals: 0,
             dismissed: BTreeSet::new(),
             sweep_from: None,
@@ -238,7 +238,7 @@ impl Queues {
             self.by_token.insert(token_hash, place);
             if is_any {
                 self.stand_alone(place, queue);
-                self.look_when(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
+                self.check_when_free(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
             } else if let (None, Some(lack)) = (lacking, lacks) {
                 lacking = Some((queue, lack));
             }
@@ -257,7 +257,7 @@ impl Queues {
             }
             self.stand_in(place, queue);
         }
-        self.look_when(queue, lack);
+        self.check_when_free(queue, lack);
     }
 
     fn open(&mut self, hash: u64, db: u32, key: Key) -> u32 {
@@ -270,7 +270,7 @@ impl Queues {
             candidates: BTreeMap::new(),
             several: BTreeMap::new(),
             foreign_until: Monotonic::default(),
-            look: None,
+            check: None,
         });
         self.by_key.insert(hash, slot);
         slot
@@ -284,7 +284,7 @@ impl Queues {
         single.insert(arrival, place);
         *latest_time_out = until.max(*latest_time_out);
         self.places[place].candidate_in = queue;
-        self.rank_look(queue);
+        self.rank_check(queue);
     }
 
     /// Makes a waiter for several keys a candidate in `queue` only.
@@ -292,7 +292,7 @@ impl Queues {
         let arrival = self.places[place].arrival;
         self.by_slot[queue].candidates.insert(arrival, place);
         self.places[place].candidate_in = queue;
-        self.rank_look(queue);
+        self.rank_check(queue);
     }
 
     /// Moves a waiter for several keys to the queue of a key that it lacks.
@@ -301,9 +301,9 @@ impl Queues {
         if candidate_in != queue {
             self.by_slot[candidate_in].candidates.remove(&arrival);
             self.stand_in(place, queue);
-            self.rank_look(candidate_in);
+            self.rank_check(candidate_in);
         }
-        self.look_when(queue, lack);
+        self.check_when_free(queue, lack);
     }
 
     /// Why a key is known not to be free for a waiter, without opening the key.
@@ -325,18 +325,18 @@ impl Queues {
             Scan::Found(first) => self.places[first].arrival,
             // None of the scanned waiters is in time; the next may be.
             Scan::Spent => 0,
-            Scan::Nobody => return None,
+            Scan::NotFound => return None,
         };
         (first < arrival).then_some(Lack::Behind)
     }
 
     /// Records that the key of this queue holds no foreign value.
-    pub(super) fn saw_no_foreign(&mut self, queue: u32) {
+    pub(super) fn found_no_foreign(&mut self, queue: u32) {
         self.by_slot[queue].foreign_until = Monotonic::default();
     }
 
     /// Records that the key of this queue is not free. The next check is when it may be.
-    pub(super) fn saw_taken(&mut self, queue: u32, lack: Lack) {
+    pub(super) fn found_taken(&mut self, queue: u32, lack: Lack) {
         let at = match lack {
             Lack::Held(until) => until,
             Lack::Foreign(until) => {
@@ -345,7 +345,7 @@ impl Queues {
             }
             Lack::Behind => return,
         };
-        self.postpone_look(queue, at);
+        self.postpone_check(queue, at);
     }
 
     /// The first candidate in this queue whose wait has not timed out.
@@ -357,7 +357,7 @@ impl Queues {
     ) -> Scan<Candidate> {
         let single = match self.first_single(queue, now, budget) {
             Scan::Found(place) => Some(place),
-            Scan::Nobody => None,
+            Scan::NotFound => None,
             Scan::Spent => return Scan::Spent,
         };
         let several = loop {
@@ -373,7 +373,7 @@ impl Queues {
             budget.spend(1);
             // It leaves its queues when a job refuses it.
             self.by_slot[queue].candidates.pop_first();
-            self.rank_look(queue);
+            self.rank_check(queue);
         };
         match (single, several) {
             (Some(single), Some(several)) if self.places[several].arrival < self.places[single].arrival => {
@@ -381,14 +381,14 @@ impl Queues {
             }
             (Some(single), _) => Scan::Found(Candidate::Single(single)),
             (None, Some(several)) => Scan::Found(Candidate::Several(several)),
-            (None, None) => Scan::Nobody,
+            (None, None) => Scan::NotFound,
         }
     }
 
     /// Whether a waiter for this key alone has time left: it comes before all newcomers.
-    pub(super) fn is_spoken_for(&self, queue: u32, now: Monotonic) -> bool {
+    pub(super) fn has_single_waiter(&self, queue: u32, now: Monotonic) -> bool {
         let mut budget = Budget::units(COMMAND_UNITS);
-        !matches!(self.first_single(queue, now, &mut budget), Scan::Nobody)
+        !matches!(self.first_single(queue, now, &mut budget), Scan::NotFound)
     }
 
     /// Since when the first waiter for this key alone with time left has waited.
@@ -396,7 +396,7 @@ impl Queues {
         let mut budget = Budget::units(COMMAND_UNITS);
         match self.first_single(queue, now, &mut budget) {
             Scan::Found(place) => Some(self.places[place].waiter.since),
-            Scan::Nobody | Scan::Spent => None,
+            Scan::NotFound | Scan::Spent => None,
         }
     }
 
@@ -410,7 +410,7 @@ impl Queues {
     pub(super) fn first_single(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> Scan<u32> {
         let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
         if *latest_time_out <= now {
-            return Scan::Nobody;
+            return Scan::NotFound;
         }
         for (scanned, &place) in single.values().enumerate() {
             if now < self.places[place].waiter.until {
@@ -423,7 +423,7 @@ impl Queues {
                 }
             }
         }
-        Scan::Nobody
+        Scan::NotFound
     }
 
     /// The earliest time-out, and the place of its waiter.
@@ -474,12 +474,12 @@ impl Queues {
     }
 
     /// Plans a check of the key for when the given reason may be over.
-    fn look_when(&mut self, queue: u32, lack: Lack) {
+    fn check_when_free(&mut self, queue: u32, lack: Lack) {
         match lack {
-            Lack::Held(until) => self.look_by(queue, until),
+            Lack::Held(until) => self.check_by(queue, until),
             Lack::Foreign(until) => {
                 self.by_slot[queue].foreign_until = until;
-                self.look_by(queue, until);
+                self.check_by(queue, until);
             }
             // `remove` plans a check when the waiter that arrived first leaves.
             Lack::Behind => {}
@@ -487,18 +487,18 @@ impl Queues {
     }
 
     /// Plans a check of the key by that time, if it has a candidate.
-    pub(super) fn look_if_wanted(&mut self, queue: u32, at: Monotonic) {
+    pub(super) fn check_if_wanted(&mut self, queue: u32, at: Monotonic) {
         if self.has_candidates(queue) {
-            self.look_by(queue, at);
+            self.check_by(queue, at);
         }
     }
 
     /// Plans a check of the key at that time and not before, if it has a candidate.
-    pub(super) fn postpone_look(&mut self, queue: u32, at: Monotonic) {
+    pub(super) fn postpone_check(&mut self, queue: u32, at: Monotonic) {
         if self.has_candidates(queue) {
-            self.look_at(queue, at);
+            self.check_at(queue, at);
         } else {
-            self.forget_look(queue);
+            self.cancel_check(queue);
         }
     }
 
@@ -508,36 +508,36 @@ impl Queues {
     }
 
     /// Plans a check of the key at that time, or keeps an earlier one.
-    fn look_by(&mut self, queue: u32, at: Monotonic) {
-        if self.by_slot[queue].look.is_none_or(|planned| at < planned.at) {
-            self.look_at(queue, at);
+    fn check_by(&mut self, queue: u32, at: Monotonic) {
+        if self.by_slot[queue].check.is_none_or(|planned| at < planned.at) {
+            self.check_at(queue, at);
         }
     }
 
     /// Plans a check of the key at that time, and not before.
-    pub(super) fn look_at(&mut self, queue: u32, at: Monotonic) {
+    pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
         let arrival = self.first_arrival(queue).unwrap_or(u64::MAX);
-        if let Some(planned) = self.by_slot[queue].look.replace(Look { at, arrival }) {
-            self.looks.remove(&(planned.at, planned.arrival, queue));
+        if let Some(planned) = self.by_slot[queue].check.replace(PlannedCheck { at, arrival }) {
+            self.checks.remove(&(planned.at, planned.arrival, queue));
         }
-        self.looks.insert((at, arrival, queue));
+        self.checks.insert((at, arrival, queue));
     }
 
     /// Cancels the planned check of the key.
-    pub(super) fn forget_look(&mut self, queue: u32) {
-        if let Some(planned) = self.by_slot[queue].look.take() {
-            self.looks.remove(&(planned.at, planned.arrival, queue));
+    pub(super) fn cancel_check(&mut self, queue: u32) {
+        if let Some(planned) = self.by_slot[queue].check.take() {
+            self.checks.remove(&(planned.at, planned.arrival, queue));
         }
     }
 
     /// Ranks the planned check again, because the candidates have changed.
     ///
     /// A queue without candidates needs no check.
-    fn rank_look(&mut self, queue: u32) {
-        let Some(planned) = self.by_slot[queue].look else { return };
+    fn rank_check(&mut self, queue: u32) {
+        let Some(planned) = self.by_slot[queue].check else { return };
         match self.first_arrival(queue) {
-            None => self.forget_look(queue),
-            Some(arrival) if arrival != planned.arrival => self.look_at(queue, planned.at),
+            None => self.cancel_check(queue),
+            Some(arrival) if arrival != planned.arrival => self.check_at(queue, planned.at),
             Some(_) => {}
         }
     }
@@ -550,12 +550,12 @@ impl Queues {
     }
 
     /// The first queue to check, and when.
-    pub(super) fn next_look(&self) -> Option<(Monotonic, u32)> {
-        self.looks.first().map(|&(at, _, queue)| (at, queue))
+    pub(super) fn next_check(&self) -> Option<(Monotonic, u32)> {
+        self.checks.first().map(|&(at, _, queue)| (at, queue))
     }
 
     /// Starts a sweep over all queues, because any of their keys may have become free.
-    pub(super) fn look_at_all(&mut self) {
+    pub(super) fn check_all(&mut self) {
         if !self.by_slot.is_empty() {
             self.sweep_from = Some(0);
         }
@@ -571,8 +571,8 @@ impl Queues {
         let end = self.by_slot.slots_end().min(from.saturating_add(slots));
         for slot in from..end {
             if self.by_slot.get(slot).is_some() {
-                self.saw_no_foreign(slot);
-                self.look_if_wanted(slot, Monotonic::default());
+                self.found_no_foreign(slot);
+                self.check_if_wanted(slot, Monotonic::default());
             }
         }
         self.sweep_from = (end < self.by_slot.slots_end()).then_some(end);
@@ -601,11 +601,11 @@ impl Queues {
                 self.close(slot);
             } else if is_single {
                 if queues.len() == 1 || self.may_be_had_behind(slot) {
-                    self.look_by(slot, Monotonic::default());
+                    self.check_by(slot, Monotonic::default());
                 }
-                self.rank_look(slot);
+                self.rank_check(slot);
             } else if slot == candidate_in {
-                self.rank_look(slot);
+                self.rank_check(slot);
             }
         }
         waiter
@@ -624,8 +624,8 @@ impl Queues {
     fn close(&mut self, slot: u32) {
         let queue = self.by_slot.remove(slot);
         self.by_key.remove(queue.hash, slot);
-        if let Some(planned) = queue.look {
-            self.looks.remove(&(planned.at, planned.arrival, slot));
+        if let Some(planned) = queue.check {
+            self.checks.remove(&(planned.at, planned.arrival, slot));
         }
     }
 
@@ -648,7 +648,7 @@ impl Queues {
                     candidates: _,
                     several,
                     foreign_until,
-                    look,
+                    check,
                 } = queue;
                 let mut waiters: Vec<_> = single.iter().chain(several).collect();
                 waiters.sort_unstable();
@@ -656,7 +656,7 @@ impl Queues {
                     let Place { waiter, candidate_in, .. } = &self.places[place];
                     (waiter.in_order(), *candidate_in == slot)
                 });
-                (*db, &key[..], *foreign_until, look.map(|look| look.at), waiters.collect())
+                (*db, &key[..], *foreign_until, check.map(|check| check.at), waiters.collect())
             })
             .collect();
         queues.sort_unstable();

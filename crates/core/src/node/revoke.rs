@@ -77,8 +77,8 @@ impl Node {
         if keyspace.kind(&entry) == Kind::Missing
             && let Some(queue) = self.queues.find(hash, db, key.as_ref())
         {
-            self.queues.saw_no_foreign(queue);
-            self.queues.look_if_wanted(queue, Monotonic::default());
+            self.queues.found_no_foreign(queue);
+            self.queues.check_if_wanted(queue, Monotonic::default());
         }
         written.map_err(|_| CommandError::NotWritten)?;
         self.stats.revoked += 1;

@@ -112,7 +112,7 @@ impl Node {
                 self.loading = false;
                 self.propagation.doubt();
                 self.leases.doubt_all_mirrors();
-                self.queues.look_at_all();
+                self.queues.check_all();
             }
             ServerEvent::Demoted => {
                 self.abstention.set_replica(true);
@@ -158,8 +158,8 @@ impl Node {
         self.settle_flush();
         let hash = self.leases.hash(db, key);
         if let Some(queue) = self.queues.find(hash, db, key) {
-            self.queues.saw_no_foreign(queue);
-            self.queues.look_if_wanted(queue, Monotonic::default());
+            self.queues.found_no_foreign(queue);
+            self.queues.check_if_wanted(queue, Monotonic::default());
         }
         let Some(slot) = self.find_lease(hash, db, key) else { return };
         let lease = self.leases.get(slot);
@@ -220,7 +220,7 @@ impl Node {
             Flushed::Database(db) => Some(db),
             Flushed::All => None,
         });
-        self.queues.look_at_all();
+        self.queues.check_all();
     }
 
     fn abstain(&mut self, now: Now, reason: Reason) {

@@ -56,7 +56,7 @@ impl Node {
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
         let behind = || Lack::Behind;
         let lack = lack.or_else(|| {
-            let waits = self.is_spoken_for(now, hash, db, name.as_ref());
+            let waits = self.has_single_waiter(now, hash, db, name.as_ref());
             let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
             (waits && !passes).then(behind)
         });
@@ -114,7 +114,8 @@ impl Node {
 
     /// Grants a shared lock of a key that is free or already shared.
     ///
-    /// # Errors If the server refuses the mirror of a key that was free. Then nothing is granted.
+    /// # Errors
+    /// If the server refuses the mirror of a key that was free. Then nothing is granted.
     pub(super) fn grant_shared<K: Keyspace>(
         &mut self,
         now: Now,
@@ -221,7 +222,7 @@ impl Node {
     /// Stops at the first waiter that wants the key for itself.
     pub(super) fn next_shared_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Scan<u32> {
         match self.queues.first_single(queue, now.monotonic, budget) {
-            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => Scan::Nobody,
+            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => Scan::NotFound,
             found => found,
         }
     }
@@ -269,7 +270,7 @@ impl Node {
             return true;
         }
         let deadline = self.leases.get(lease).deadline;
-        self.look_by(lease, deadline);
+        self.check_by(lease, deadline);
         self.follow_last_deadline(now, lease, old, name, entry, Author::Client, keyspace);
         false
     }

@@ -116,7 +116,7 @@ impl Node {
             let _ = self.release_within(now, &release, budget, keyspace);
             return Some(Job::Released);
         }
-        if let Some((at, queue)) = self.queues.next_look()
+        if let Some((at, queue)) = self.queues.next_check()
             && at <= now.monotonic
         {
             budget.spend(WRITE_UNITS);
@@ -276,8 +276,8 @@ impl Node {
         let write_at = if self.answers.has_work() || self.queues.is_sweeping() {
             at_once
         } else {
-            let look_at = self.queues.next_look().map(|(at, _)| at);
-            [look_at, self.leases.next_step()].into_iter().flatten().min()
+            let check_at = self.queues.next_check().map(|(at, _)| at);
+            [check_at, self.leases.next_step()].into_iter().flatten().min()
         };
         let work_at = [write_at, self.abstention.until()].into_iter().flatten().min();
         let work_at = work_at.map(|at| self.paused_until.map_or(at, |until| at.max(until)));

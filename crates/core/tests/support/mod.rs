@@ -72,7 +72,7 @@ pub(crate) enum Verb {
 }
 
 /// Replaces the token in the mirror of a revoked lock.
-pub(crate) const UNKNOWN: &[u8] = b"a value that nobody knows";
+pub(crate) const UNKNOWN: &[u8] = b"a value that no client knows";
 
 /// The fields that INSPECT shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
