@@ -1,5 +1,6 @@
-//! Runs the node's jobs at the end of each turn of the server's loop: the one place, besides a
-//! command, where keys may be written.
+//! Runs the node's jobs at the end of each turn of the server's loop.
+//!
+//! Keys may be written only here and in a command.
 
 use quorlock_core::node::{Budget, Job};
 
@@ -13,7 +14,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         let mut keyspace = ServerKeyspace::of_jobs(ctx);
         let mut budget = Budget::turn();
         while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
-            // A replica whose abstention is over abstains as a replica.
+            // A replica whose abstention is over still abstains as a replica.
             if let Job::Rejoined(reason) = job
                 && state.node.abstains(now.monotonic).is_none()
             {

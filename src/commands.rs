@@ -157,7 +157,7 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(
     answer(ctx, acquired, waits);
 }
 
-/// Takes the lock of any of several keys, and says which.
+/// Acquires the lock of any of several keys, and replies with that key.
 fn acquire_any<'a>(ctx: &'a Ctx<'a>, named: Result<Named<'a, Vec<Name<'a>>>, CommandError>) {
     let acquired = named.and_then(|Named { keys, token, rest }| {
         let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), Sharing::Refused)?;
@@ -227,7 +227,7 @@ fn execute<'a>(
     Ok(module::state().node.execute(now, command, keyspace)?)
 }
 
-/// Replies to a command. With WAIT, the reply to a grant says how long the client waited.
+/// Replies to a command. With WAIT, the reply to a grant includes how long the client waited.
 fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
     match reply {
         Ok(Reply::Granted(fence)) if waits => reply_granted(ctx, fence, 0),
@@ -242,13 +242,13 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
     }
 }
 
-/// Answers a client that waited and was unblocked.
+/// Replies to a client that waited and was unblocked.
 pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
     let reply = ticket.and_then(|ticket| module::with(|state| state.node.answer(ticket)));
     reply_waited(ctx, reply);
 }
 
-/// Answers a client that waited.
+/// Replies to a client that waited.
 pub(crate) fn reply_waited(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
         Some(WaitReply::Granted { fence, waited_us, key: None }) => reply_granted(ctx, fence, waited_us),

@@ -1,5 +1,7 @@
-//! What an operator can set, and its limits. The same names, limits and defaults hold in redis.conf, for `CONFIG SET` and
-//! for the module's arguments.
+//! The settings of an operator, and their limits.
+//!
+//! The same names, limits and defaults apply in redis.conf, to `CONFIG SET`, and to the module's
+//! arguments.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -15,10 +17,10 @@ use crate::module;
 const WEEK_MS: i64 = Ttl::MAX_MS.cast_signed();
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// What the names begin with in redis.conf, and may begin with as arguments.
+/// The prefix of the names in redis.conf. Module arguments may omit it.
 const PREFIX: &[u8] = b"lock.";
 
-/// Stands for the largest ttl.
+/// The value of `lock.rejoin-delay` that stands for `lock.max-ttl`.
 const AS_MAX_TTL: i64 = -1;
 
 /// The largest ttl of a lock, in milliseconds.
@@ -31,7 +33,7 @@ static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, 
 /// How many clients may wait, for all locks together.
 static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, false, set_max_waiters);
 
-/// The set of nodes that this one belongs to: `NAME ID MEMBERS`.
+/// The set to which this node belongs: `NAME ID MEMBERS`.
 static SET: Text = Text::new(c"set", normalize_set);
 
 static NUMBERS: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS, &MAX_WAITERS];
@@ -47,7 +49,7 @@ const fn number(
     Number { name, default, min, max, fixed_at_start, changed, value: AtomicI64::new(default) }
 }
 
-/// Reads the module's arguments and then redis.conf, which has the last word.
+/// Reads the module's arguments and then redis.conf, which overrides them.
 pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
     let mut defaults = NUMBERS.map(|number| number.default);
     let mut given = [false; NUMBERS.len()];
@@ -87,8 +89,10 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
     if registered && config::load(ctx) { Ok(()) } else { Err(ConfigError::Refused) }
 }
 
-/// The set of the module's argument at `index`, and how many arguments it takes: one in quotes, or three words.
-/// `CONFIG REWRITE` drops the quotes of a module's arguments.
+/// The set in the module argument at `index`, and the number of arguments that it spans.
+///
+/// It is one quoted argument or three words: `CONFIG REWRITE` drops the quotes of a module's
+/// arguments.
 fn set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), ConfigError> {
     let first = args.get(index).map_or(&[][..], Arg::as_bytes);
     let words = if first.contains(&b' ') { 1 } else { 3 };
@@ -98,7 +102,7 @@ fn set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), Config
     Ok((set.ok_or(ConfigError::NoSet)?, words))
 }
 
-/// `None` for an empty value: this node belongs to no set.
+/// Returns `None` for an empty value: this node belongs to no set.
 fn parse_set(value: &[u8]) -> Result<Option<NodeSet>, InvalidSet> {
     if value.trim_ascii().is_empty() {
         return Ok(None);
@@ -113,7 +117,7 @@ fn normalize_set(value: &[u8]) -> Result<String, String> {
     }
 }
 
-/// The set of nodes that this one belongs to, if there is one.
+/// The set to which this node belongs, if any.
 pub(crate) fn node_set() -> Option<NodeSet> {
     SET.with_value(parse_set).expect("the server holds only values that were checked")
 }
@@ -145,7 +149,7 @@ fn set_max_clock_skew(ms: i64) {
     module::with(|state| state.node.set_max_clock_skew_ms(ms.unsigned_abs()));
 }
 
-/// Why the module is not loaded.
+/// Why the configuration prevents the module from being loaded.
 pub(crate) enum ConfigError {
     UnknownName,
     Repeated(&'static CStr),
@@ -153,7 +157,7 @@ pub(crate) enum ConfigError {
     /// The module argument `set` has no value.
     NoSet,
     InvalidSet(InvalidSet),
-    /// The server has logged why.
+    /// The server has logged the reason.
     Refused,
 }
 
@@ -161,11 +165,11 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownName => {
-                write!(f, "unknown module argument; there are:")?;
+                write!(f, "unknown module argument; the arguments are:")?;
                 NUMBERS.iter().try_for_each(|number| write!(f, " {}", text(number.name)))?;
                 write!(f, " {}", text(SET.name()))
             }
-            Self::Repeated(name) => write!(f, "the module argument {} is there twice", text(name)),
+            Self::Repeated(name) => write!(f, "the module argument {} is given twice", text(name)),
             Self::BadValue(number) => write!(
                 f,
                 "the module argument {} must be a whole number between {} and {}",
@@ -178,7 +182,7 @@ impl fmt::Display for ConfigError {
             }
             Self::InvalidSet(error) => error.fmt(f),
             Self::Refused => {
-                write!(f, "a value in the configuration is not allowed; there may be:")?;
+                write!(f, "a configuration value is not allowed; the limits are:")?;
                 NUMBERS.iter().try_for_each(|number| {
                     write!(f, " lock.{} {} to {}", text(number.name), number.min, number.max)
                 })?;

@@ -1,9 +1,9 @@
-//! What `COMMAND DOCS` and the hints of redis-cli say. Arguments are shown by their names, so those are for people.
+//! The text of `COMMAND DOCS` and of redis-cli's hints, which show arguments by name.
 
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
 
-const LOGARITHMIC: &std::ffi::CStr = c"O(1) without waiters, O(log N) with N clients that wait";
-const FOR_EACH_KEY: &std::ffi::CStr = c"O(K) for K keys without waiters, O(K log N) with N clients that wait";
+const LOGARITHMIC: &std::ffi::CStr = c"O(1) without waiters, O(log N) with N waiting clients";
+const FOR_EACH_KEY: &std::ffi::CStr = c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
 const SINCE: &std::ffi::CStr = c"0.1.0";
 
 const KEY: ArgSpec = ArgSpec { name: c"key", kind: ArgKind::Key, summary: c"The lock", option: None };
@@ -16,7 +16,7 @@ const NUMKEYS: ArgSpec = ArgSpec {
 const KEYS: ArgSpec = ArgSpec {
     name: c"key",
     kind: ArgKind::Keys,
-    summary: c"The keys of the lock, in any order; one that is named twice counts once",
+    summary: c"The keys of the lock, in any order; a repeated key counts once",
     option: None,
 };
 const TOKEN: ArgSpec = ArgSpec {
@@ -47,21 +47,21 @@ const WAIT: ArgSpec = ArgSpec {
 const OWNER: ArgSpec = ArgSpec {
     name: c"label",
     kind: ArgKind::Text,
-    summary: c"Who asks, for LOCK.INSPECT to show: at most 256 bytes of UTF-8",
+    summary: c"The client's label, which LOCK.INSPECT shows: at most 256 bytes of UTF-8",
     option: Some(c"OWNER"),
 };
 const SHARED: ArgSpec = ArgSpec {
     name: c"shared",
     kind: ArgKind::Flag,
-    summary: c"Others may hold the lock as well, if they share it; no exclusive lock beside them",
+    summary: c"Allows other shared holders, and no exclusive one at the same time",
     option: Some(c"SHARED"),
 };
 const SHARE: ArgSpec = ArgSpec {
-    summary: c"Makes an exclusive lock a shared one, and lets in those that wait to share it; never the other way round",
+    summary: c"Turns an exclusive lock into a shared one, and grants it to waiters that share it; never the reverse",
     ..SHARED
 };
 const ANY_KEYS: ArgSpec = ArgSpec {
-    summary: c"The keys, of which the first that is free is locked; one that is named twice counts once",
+    summary: c"The keys, of which the first free one is locked; a repeated key counts once",
     ..KEYS
 };
 const NEW_TOKEN: ArgSpec = ArgSpec {
@@ -73,7 +73,7 @@ const NEW_TOKEN: ArgSpec = ArgSpec {
 const CURSOR: ArgSpec = ArgSpec {
     name: c"cursor",
     kind: ArgKind::Integer,
-    summary: c"Where to go on: 0 at first, and then what the last call returned",
+    summary: c"0 at first, and then the cursor that the last call returned",
     option: None,
 };
 const MATCH: ArgSpec = ArgSpec {
@@ -85,7 +85,7 @@ const MATCH: ArgSpec = ArgSpec {
 const COUNT: ArgSpec = ArgSpec {
     name: c"count",
     kind: ArgKind::Integer,
-    summary: c"How many locks to look at: 1 to 1000, 10 by default",
+    summary: c"How many locks to examine: 1 to 1000, 10 by default",
     option: Some(c"COUNT"),
 };
 const NOW: ArgSpec = ArgSpec {
@@ -98,7 +98,7 @@ const NOW: ArgSpec = ArgSpec {
 pub(crate) const ACQUIRE: Spec = Spec {
     name: c"lock.acquire",
     flags: c"write deny-oom blocking fast",
-    summary: c"Takes a lock: its fence when granted, nil when another holds it",
+    summary: c"Acquires a lock: its fence when granted, nil when another token holds it",
     complexity: LOGARITHMIC,
     since: SINCE,
     arity: -4,
@@ -112,7 +112,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
 pub(crate) const ACQUIRE_ALL: Spec = Spec {
     name: c"lock.macquire",
     flags: c"write deny-oom blocking getkeys-api",
-    summary: c"Takes several keys as one lock, all or none: its fence when granted, nil when another holds one of them",
+    summary: c"Acquires several keys as one lock, all or none: its fence when granted, nil when another token holds one of them",
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
@@ -123,7 +123,7 @@ pub(crate) const ACQUIRE_ALL: Spec = Spec {
 pub(crate) const ACQUIRE_ANY: Spec = Spec {
     name: c"lock.acquireany",
     flags: c"write deny-oom blocking getkeys-api",
-    summary: c"Takes the lock of the first of several keys that is free: its fence and the key, nil when others hold all of them",
+    summary: c"Acquires the lock of the first free key of several: its fence and the key, nil when other tokens hold all of them",
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
@@ -134,7 +134,7 @@ pub(crate) const ACQUIRE_ANY: Spec = Spec {
 pub(crate) const EXTEND: Spec = Spec {
     name: c"lock.extend",
     flags: c"write fast",
-    summary: c"Moves the end of a held lock forward: its fence, or nil when the token does not hold it",
+    summary: c"Extends a held lock: its fence, or nil when the token does not hold it",
     complexity: LOGARITHMIC,
     since: SINCE,
     arity: -4,
@@ -148,7 +148,8 @@ pub(crate) const EXTEND: Spec = Spec {
 pub(crate) const EXTEND_ALL: Spec = Spec {
     name: c"lock.mextend",
     flags: c"write getkeys-api",
-    summary: c"Moves the end of a held lock of several keys forward: its fence, or nil when the token does not hold all of them",
+    summary:
+        c"Extends a held lock of several keys: its fence, or nil when the token does not hold all of them",
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
@@ -159,7 +160,7 @@ pub(crate) const EXTEND_ALL: Spec = Spec {
 pub(crate) const RELEASE: Spec = Spec {
     name: c"lock.release",
     flags: c"write fast",
-    summary: c"Gives a lock back: 1 when the token held it, 0 when not; safe to repeat",
+    summary: c"Releases a lock: 1 when the token held it, 0 when not; safe to repeat",
     complexity: LOGARITHMIC,
     since: SINCE,
     arity: 3,
@@ -173,7 +174,8 @@ pub(crate) const RELEASE: Spec = Spec {
 pub(crate) const RELEASE_ALL: Spec = Spec {
     name: c"lock.mrelease",
     flags: c"write getkeys-api",
-    summary: c"Gives back whatever the token holds of several keys: 1 when there was anything, 0 when not; safe to repeat",
+    summary:
+        c"Releases those of several keys that the token holds: 1 when it held any, 0 when not; safe to repeat",
     complexity: FOR_EACH_KEY,
     arity: -4,
     keys: Keys::Counted,
@@ -185,7 +187,7 @@ pub(crate) const INSPECT: Spec = Spec {
     name: c"lock.inspect",
     flags: c"readonly fast",
     summary:
-        c"Says who holds a lock, with which fence and for how long; nil when it is free; never the token",
+        c"Describes the holder of a lock, its fence and the time left; nil when it is free; never shows the token",
     complexity: c"O(1)",
     since: SINCE,
     arity: 2,
@@ -199,7 +201,7 @@ pub(crate) const INSPECT: Spec = Spec {
 pub(crate) const REVOKE: Spec = Spec {
     name: c"lock.revoke",
     flags: c"write admin",
-    summary: c"Takes a lock back: it can no longer be extended, and ends by its deadline; 1 when there was one, 0 when not",
+    summary: c"Revokes a lock: it can no longer be extended, and ends by its deadline; 1 when there was one, 0 when not",
     complexity: FOR_EACH_KEY,
     since: SINCE,
     arity: -2,
@@ -213,7 +215,7 @@ pub(crate) const REVOKE: Spec = Spec {
 pub(crate) const SCAN: Spec = Spec {
     name: c"lock.scan",
     flags: c"readonly admin",
-    summary: c"Lists the locks of the selected database, a slice in each call: the next cursor, and what LOCK.INSPECT says of each",
+    summary: c"Lists the locks of the selected database, a slice in each call: the next cursor, and the fields of LOCK.INSPECT for each",
     complexity: c"O(1) for each call, O(N) for all of N locks",
     since: SINCE,
     arity: -2,
@@ -227,7 +229,7 @@ pub(crate) const SCAN: Spec = Spec {
 pub(crate) const HELP: Spec = Spec {
     name: c"lock.help",
     flags: c"fast allow-loading allow-stale",
-    summary: c"Says what the commands of the module are: a list of lines",
+    summary: c"Describes the commands of the module: an array of lines",
     complexity: c"O(1)",
     since: SINCE,
     arity: 1,

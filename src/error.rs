@@ -1,4 +1,4 @@
-//! Every error that a command answers: the code that programs look at comes first, then what to do.
+//! Every error reply: first the code that programs check, then what to do.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use quorlock_core::node::{self, FenceError, KEYS_MAX, PATTERN_BYTES_MAX, Reason,
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CommandError {
-    /// The server words this one itself.
+    /// The server supplies this text itself.
     Arity,
     NotAnInteger,
     NumKeys,
@@ -24,7 +24,7 @@ pub(crate) enum CommandError {
     },
     Fence(FenceError),
     UnknownOption {
-        /// The argument after which options may come.
+        /// The argument after which options may follow.
         after: &'static str,
         takes: &'static str,
     },
@@ -79,7 +79,7 @@ impl fmt::Display for CommandError {
             }
             Self::OtherKeys => write!(
                 f,
-                "ERR the token holds these keys, but they are not one lock: name all keys of the lock, and no other \
+                "ERR the token holds these keys, but not as one lock: name exactly the keys of the lock \
                  (LOCK.MEXTEND)"
             ),
             Self::Ttl(error) => write!(f, "ERR {error} (lock.max-ttl)"),
@@ -99,18 +99,18 @@ impl fmt::Display for CommandError {
             }
             Self::QueueFull { max_waiters } => write!(
                 f,
-                "QUEUEFULL {max_waiters} clients wait already (lock.max-waiters): try again later, or raise it"
+                "QUEUEFULL {max_waiters} clients already wait (lock.max-waiters): try again later, or raise it"
             ),
             Self::Fence(error) => write!(f, "BADFENCE {error}"),
             Self::UnknownOption { after, takes } => {
-                write!(f, "ERR syntax error: after the {after} there may be {takes}")
+                write!(f, "ERR syntax error: only {takes} may follow the {after}")
             }
             Self::Cursor => {
-                write!(f, "ERR invalid cursor: begin with 0, and go on with what the last call replied")
+                write!(f, "ERR invalid cursor: begin with 0, and continue with the cursor of the last reply")
             }
             Self::PatternLength => write!(f, "ERR MATCH must be at most {PATTERN_BYTES_MAX} bytes"),
             Self::CountRange => write!(f, "ERR COUNT must be between 1 and {SCAN_COUNT_MAX}"),
-            Self::RepeatedOption => write!(f, "ERR syntax error: an option is there twice; name each once"),
+            Self::RepeatedOption => write!(f, "ERR syntax error: an option is repeated; name each once"),
             Self::WrongType => write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value"),
             Self::Abstaining { reason, left_ms } => {
                 let why = match reason {
@@ -142,14 +142,14 @@ impl fmt::Display for CommandError {
             Self::TokenInUse => {
                 write!(
                     f,
-                    "ERR the new token holds this lock already: use at least 16 random bytes, new every time"
+                    "ERR the new token already holds this lock: use at least 16 random bytes, new every time"
                 )
             }
             Self::NoExpiry => write!(
                 f,
                 "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL"
             ),
-            Self::NotWritten => write!(f, "ERR the server did not take the key; nothing was locked"),
+            Self::NotWritten => write!(f, "ERR the server refused to write the key; nothing was locked"),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What `LOCK.HELP` says: how each command is written, and what it is for.
+//! The reply of `LOCK.HELP`: the syntax and the purpose of each command.
 
 use std::ffi::CStr;
 
 use crate::docs;
 use crate::ffi::command::{ArgKind, ArgSpec, Spec};
 
-/// The lines, as those of HELP of the server's own commands: a description is indented.
+/// The lines, formatted like HELP of the server's own commands: descriptions are indented.
 pub(crate) fn lines() -> Vec<String> {
     let mut lines = vec!["LOCK.<command> [<arg> [value] [opt] ...]. Commands are:".to_owned()];
     for spec in docs::ALL {

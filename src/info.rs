@@ -1,4 +1,4 @@
-//! What `INFO lock` says. docs/operations/configuration.md has the same names.
+//! The fields of `INFO lock`, which docs/operations/configuration.md explains.
 
 use crate::ffi::clock;
 use crate::ffi::info::Section;

@@ -1,4 +1,4 @@
-//! What `LOCK.INSPECT` and `LOCK.SCAN` show of a lock. docs/commands.md has the same fields.
+//! The reply of `LOCK.INSPECT` and `LOCK.SCAN`. docs/commands.md explains its fields.
 
 use quorlock_core::node::{Holder, Inspected, Listed, Mode, Scanned, ShownWaiter};
 
@@ -86,7 +86,7 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
     ctx.reply_integer(shown.revoked.into());
 }
 
-/// The holder of a key as it is shown.
+/// The holder of a key in the form that clients see.
 #[derive(Default)]
 struct Shown<'a> {
     owners: &'a [Option<Box<[u8]>>],

@@ -156,15 +156,14 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     }
 }
 
-/// The event of the node that a keyspace event of this name is. `None` for those that do not
-/// concern locks.
+/// Translates the name of a keyspace event; `None` if it does not concern locks.
 pub(crate) fn key_event(name: &[u8]) -> Option<KeyEvent> {
     match name {
         b"expired" => Some(KeyEvent::Expired),
         b"evicted" => Some(KeyEvent::Evicted),
         b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
         b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
-        // Also the only trace of a SET with an expiry.
+        // A SET with an expiry sends no other distinctive event.
         b"expire" => Some(KeyEvent::ExpirySet { value_bytes: None }),
         _ => None,
     }

@@ -1,23 +1,22 @@
 //! Distributed locks as native commands of Redis and Valkey: the server module.
 //!
-//! Everything is decided in `quorlock_core::node`. This crate carries bytes between it and the
-//! server.
+//! `quorlock_core::node` makes every decision. This crate carries bytes between it and the server.
 //!
 //! - [`commands`]: the handler of each command.
 //! - [`inspection`]: what `LOCK.INSPECT` and `LOCK.SCAN` show.
 //! - [`request`]: parses arguments.
 //! - [`error`]: the text of every error.
-//! - [`help`]: what `LOCK.HELP` says.
-//! - [`docs`]: what `COMMAND DOCS` and redis-cli show.
+//! - [`help`]: the reply of `LOCK.HELP`.
+//! - [`docs`]: the text of `COMMAND DOCS` and of redis-cli's hints.
 //! - [`keyspace`]: the server's keys, as the node sees them.
-//! - [`server_events`]: passes on what the server reports.
+//! - [`server_events`]: passes the server's events on to the node.
 //! - [`before_sleep`]: runs the node's jobs at the end of each turn of the server's loop.
 //! - [`module`]: the state while the module is loaded.
-//! - [`config`]: what an operator can set.
+//! - [`config`]: the settings of an operator.
 //! - [`info`]: the fields of `INFO lock`.
-//! - [`ffi`]: everything that is unsafe.
+//! - [`ffi`]: all unsafe code.
 
-// A library that only a server loads has no readers but the people who work on it.
+// Only contributors read the docs of a library that a server loads.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod before_sleep;

@@ -20,10 +20,10 @@ const fn number(digits: &str) -> i32 {
     number
 }
 
-/// A fixed number of fence counters: so few that they stay in a processor's cache, and so many that keys seldom share one.
+/// The number of fence counters: they fit a processor's cache, and keys seldom share one.
 const FENCE_STRIPES: usize = 16_384;
 
-/// So many parts of a hash table that one of them, when it grows, never stalls the server.
+/// Enough shards of a hash table that the growth of one never stalls the server.
 const TABLE_SHARDS: usize = 256;
 
 static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(None));
@@ -31,13 +31,13 @@ static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(
 pub(crate) struct State {
     pub(crate) node: Node,
     pub(crate) timer: Timer,
-    /// The set of nodes that this one belongs to, if there is one.
+    /// The set to which this node belongs, if any.
     pub(crate) set: Option<NodeSet>,
-    /// Whether to warn of a policy that evicts the keys of locks, if there is one.
+    /// Whether to check the eviction policy again, and warn if it can evict the keys of locks.
     pub(crate) check_eviction_policy: bool,
 }
 
-/// Begins. False, with the reason in the server's log, when this cannot be.
+/// Starts the module. On failure logs the reason and returns false.
 pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     let fail = |why: &str| {
         ctx.log(LogLevel::Warning, &format!("lock: not loaded: {why}"));
@@ -72,7 +72,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
     if !DetachedClient::create(ctx) {
-        return fail("the server gives the module no client of its own");
+        return fail("the server refused to create a client for the module");
     }
     let set = config::node_set();
     if let Some(set) = &set {
@@ -84,7 +84,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         ctx.log(
             LogLevel::Warning,
             "lock: lock.rejoin-delay is below lock.max-ttl: a lock granted before this start may be granted again \
-             while it is held. That is right only for a server that is brand-new",
+             while it is held. That is safe only for a brand-new server",
         );
     }
     server_events::log_abstention(ctx);
@@ -92,13 +92,13 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     true
 }
 
-/// Ends. False, with the reason in the server's log, while locks would be forgotten by it.
+/// Stops the module, unless the node would forget locks. Then logs the reason and returns false.
 pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     if with(|state| state.node.may_be_forgotten(clock::monotonic())) == Some(false) {
         ctx.log(
             LogLevel::Warning,
-            "lock: not unloaded: there are locks of which only this module knows. They are shared, or their keys \
-             were evicted, or expired by a step of the clock, or are yet to be removed. Try again in a second",
+            "lock: not unloaded: only this module knows some of the locks. They are shared, or their keys were \
+             evicted, expired by a step of the clock, or are not removed yet. Try again in a second",
         );
         return false;
     }
@@ -107,19 +107,19 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     true
 }
 
-/// The state, while the module is loaded.
+/// The state while the module is loaded.
 pub(crate) fn state() -> RefMut<'static, State> {
     RefMut::map(STATE.get().borrow_mut(), |state| {
         state.as_mut().expect("commands come while the module is loaded")
     })
 }
 
-/// Does something with the state, unless it is not there (before a start, after a stop) or in use.
+/// Runs `what` on the state, unless the state is missing (before a start, after a stop) or in use.
 pub(crate) fn with<T>(what: impl FnOnce(&mut State) -> T) -> Option<T> {
     STATE.get().try_borrow_mut().ok()?.as_mut().map(what)
 }
 
-/// Whether the module is loaded, also while its state is in use.
+/// Whether the module is loaded, even while its state is in use.
 pub(crate) fn is_loaded() -> bool {
     STATE.get().try_borrow().map_or(true, |state| state.is_some())
 }

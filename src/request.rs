@@ -1,4 +1,4 @@
-//! Parses arguments: each is read once, and never looked at again.
+//! Parses arguments: each is read once and never again.
 
 use std::ops::Range;
 
@@ -13,14 +13,14 @@ use crate::ffi::{Arg, Args, Name};
 const TOKEN_BYTES_MAX: usize = 256;
 /// Longest owner label, in bytes.
 const OWNER_BYTES_MAX: usize = 256;
-/// Longest wait, in milliseconds: a week, as no lock lasts longer.
+/// Longest wait, in milliseconds: a week, which is the longest ttl.
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
-/// The arguments that most commands begin with.
+/// The leading arguments of most commands.
 pub(crate) struct Named<'a, K> {
     pub(crate) keys: K,
     pub(crate) token: Name<'a>,
-    /// What comes after the token.
+    /// The arguments after the token.
     pub(crate) rest: Rest<'a>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Rest<'a> {
     from: usize,
 }
 
-/// The options of a command, as far as it has any.
+/// The options of a command. Most commands take only some of them.
 #[derive(Default)]
 pub(crate) struct Options<'a> {
     pub(crate) mode: Mode,
@@ -41,12 +41,13 @@ pub(crate) struct Options<'a> {
     pub(crate) wait_ms: Option<u64>,
 }
 
-/// Where the tokens of a command are: those arguments are hidden from SLOWLOG and MONITOR. Where
-/// that cannot be told, every argument that may be one.
+/// The positions of a command's tokens, which SLOWLOG and MONITOR must not show.
+///
+/// If they are unclear, returns every argument that may be a token.
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
         Keys::First | Keys::None => (2, false),
-        // Behind the token there is a time, or nothing.
+        // After the token there is a time, or nothing.
         Keys::Counted => match key_positions(args) {
             Some(keys)
                 if keys.end < args.len()
@@ -66,7 +67,7 @@ pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item 
     })
 }
 
-/// Where the keys of a command are that begins with `numkeys`. `None` when it is not well formed.
+/// The positions of the keys after `numkeys`; `None` if the command is not well formed.
 pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
     let count = usize::try_from(args.get(1)?.to_integer()?).ok()?;
     ((1..=KEYS_MAX).contains(&count) && 2 + count <= args.len()).then(|| 2..2 + count)
@@ -86,7 +87,7 @@ pub(crate) fn all_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, Comm
     Ok(Named { keys: keys.into_iter().map(Name::from).collect(), token, rest })
 }
 
-/// `command numkeys key [key ...] token`: the keys as they are named, each once.
+/// `command numkeys key [key ...] token`: the keys in the client's order, each once.
 pub(crate) fn any_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, CommandError> {
     let Counted { keys, token, rest } = counted(args)?;
     let mut once: Vec<Arg<'_>> = Vec::with_capacity(keys.len());
@@ -98,7 +99,7 @@ pub(crate) fn any_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, Comm
     Ok(Named { keys: once.into_iter().map(Name::from).collect(), token, rest })
 }
 
-/// The arguments of a command that begins with `numkeys`, with the keys as they are.
+/// The arguments of a command that begins with `numkeys`, with the keys unchanged.
 struct Counted<'a> {
     keys: Vec<Arg<'a>>,
     token: Name<'a>,
@@ -204,7 +205,7 @@ pub(crate) fn no_terms(Rest { args, from }: Rest<'_>) -> Result<(), CommandError
     if args.len() > from { Err(CommandError::Arity) } else { Ok(()) }
 }
 
-/// `command key [NOW]`: whether NOW is there.
+/// `command key [NOW]`: returns whether NOW is given.
 pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
     match (args.get(2), args.len()) {
         (None, _) => Ok(false),
@@ -221,7 +222,7 @@ pub(crate) struct ScanTerms {
     pub(crate) count: u32,
 }
 
-/// How many locks a call of `LOCK.SCAN` looks at when it does not say, as `SCAN` does.
+/// How many locks a call of `LOCK.SCAN` examines by default, as with `SCAN`.
 const COUNT_DEFAULT: u32 = 10;
 
 pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
@@ -250,8 +251,9 @@ fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
     u32::try_from(n).ok().filter(|n| (1..=SCAN_COUNT_MAX).contains(n)).ok_or(CommandError::CountRange)
 }
 
-/// Calls `take` for each name and value after the argument at `from`, but for the names that `flag`
-/// takes: those have no value.
+/// Calls `take` for each option and its value after the argument at `from`.
+///
+/// Calls `flag` first: an option that it accepts has no value.
 fn each_option<'a>(
     Rest { args, from }: Rest<'a>,
     mut flag: impl FnMut(&[u8]) -> Result<bool, CommandError>,

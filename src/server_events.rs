@@ -1,7 +1,7 @@
-//! Passes on to the node what the server reports.
+//! Passes the server's events on to the node.
 //!
-//! Some events come while the node is at work: it opens a key, and the server expires it. Those
-//! wait until the node asks for them.
+//! Some events arrive while the node is busy: it opens a key, and the server expires that key. They
+//! are queued until the node fetches them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ use quorlock_core::node::{Access, KeyBytes, KeyEvent, ServerEvent};
 use crate::ffi::{Arg, Ctx, Key, LogLevel, MainThread, clock};
 use crate::module::{self, State};
 
-/// Events that came while the node was at work.
+/// Events that arrived while the node was busy.
 static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> = MainThread::new(RefCell::new(VecDeque::new()));
 
-/// The keyspace event that is being sent about a write of the node's own: its name and its key.
+/// The name and the key of the keyspace event that the node is sending about its own write.
 static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> = MainThread::new(RefCell::new(None));
 
-/// Something happened to a key: the keyspace event of this name.
+/// Handles a change of a key: the keyspace event of this name.
 pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
     let is_own =
         OWN.get().borrow_mut().take_if(|(own, own_key)| *own == name && own_key.as_bytes() == key.as_bytes());
@@ -36,7 +36,7 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
             if concerns_node == Some(false) {
                 return;
             }
-            // Of all that can be known of a value, only this is safe to ask for here.
+            // Within a keyspace event only the length of a value is safe to read.
             KeyEvent::ExpirySet { value_bytes: Key::open(ctx, key, Access::Read).value_bytes() }
         }
         event => event,
@@ -47,27 +47,28 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
     }
 }
 
-/// Something may have happened to a key, in this database or in another: its value is compared
-/// before the turn ends, or earlier when the key is used.
+/// Handles a possible change of a key, in this database or in another.
+///
+/// The node compares the key's value before the turn ends, or earlier if a command uses the key.
 pub(crate) fn uncertain_key(ctx: &Ctx<'_>, key: Arg<'_>) {
     let event = KeyEvent::ExpirySet { value_bytes: None };
     hear(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
 }
 
-/// Anything else.
+/// Handles any other event.
 pub(crate) fn hear(event: ServerEvent) {
     if module::with(|state| state.node.hear(clock::now(), &event)).is_none() {
         postpone(event);
     }
 }
 
-/// An event that may begin an abstention.
+/// Handles an event that may begin an abstention.
 pub(crate) fn hear_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
     hear(event);
     log_abstention(ctx);
 }
 
-/// An operator set something that decides what the server evicts.
+/// Handles a change of a setting that decides what the server evicts.
 pub(crate) fn eviction_policy_changed() {
     module::with(|state| state.check_eviction_policy = true);
 }
@@ -78,20 +79,21 @@ fn postpone(event: ServerEvent) {
     }
 }
 
-/// The next event that came while the node was at work.
+/// The next event that arrived while the node was busy.
 pub(crate) fn take_pending() -> Option<ServerEvent> {
     PENDING.get().borrow_mut().pop_front()
 }
 
-/// Runs `notify`, which sends one keyspace event, so that this module takes no notice of it. It
-/// does of what another module does when it hears of that event.
+/// Runs `notify`, which sends one keyspace event that this module ignores.
+///
+/// The module still handles the events of other modules that react to it.
 pub(crate) fn ignoring_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnce()) {
     *OWN.get().borrow_mut() = Some((name, KeyBytes::new(key.as_bytes())));
     notify();
     *OWN.get().borrow_mut() = None;
 }
 
-/// Says in the server's log that the node abstains, why, and for how long.
+/// Logs that the node abstains, why, and for how long.
 pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
     let abstains = module::with(|state| state.node.abstains(clock::monotonic()));
     let Some(Some((reason, left_ms))) = abstains else { return };
@@ -99,7 +101,7 @@ pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
         left_ms.map_or_else(|| "while this server is a replica".into(), |ms| format!("for {ms} ms"));
     let line = format!(
         "lock: abstaining {how_long} ({reason}): a lock granted before may still be held. \
-         LOCK.ACQUIRE is answered -ABSTAIN until then; LOCK.EXTEND and LOCK.RELEASE work"
+         Until then LOCK.ACQUIRE replies -ABSTAIN; LOCK.EXTEND and LOCK.RELEASE work"
     );
     ctx.log(LogLevel::Notice, &line);
 }

@@ -1,12 +1,12 @@
-//! A node that may have forgotten locks stays out of elections until they have ended, and says so.
+//! A node that may have forgotten locks grants none until they have ended, and reports that.
 
 use std::time::{Duration, Instant};
 
-use quorlock_testkit::{Server, ServerBuilder, WallClock, eventually, module_path};
+use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually, module_path};
 use redis::{Connection, RedisResult, Value, cmd};
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Long enough to look around in.
+/// Long enough to send several commands.
 const DELAY: Duration = Duration::from_secs(2);
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
@@ -19,7 +19,7 @@ fn acquire(connection: &mut Connection, key: &str, token: &str) -> RedisResult<O
     cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(1000).query(connection)
 }
 
-/// For how long the node says that it abstains, in milliseconds, and why.
+/// The time for which the node reports that it abstains, in milliseconds, and the reason.
 #[track_caller]
 fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
     let error = acquire(connection, key, "token").expect_err("it abstains");
@@ -40,7 +40,7 @@ fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
     (ms.parse().expect("a number"), reason.to_owned())
 }
 
-/// For 2000 ms, or the little less that is left when the line is written.
+/// Checks for 2000 ms, or the little less that is left when the line is written.
 #[track_caller]
 fn logs_an_abstention(server: &Server, reason: &str) {
     let log = server.log();
@@ -66,7 +66,7 @@ fn state(connection: &mut Connection) -> Vec<String> {
 }
 
 #[test]
-fn a_node_abstains_after_its_start_and_says_so_at_both_ends() {
+fn node_abstains_after_its_start_and_says_so_at_both_ends() {
     let begun = Instant::now();
     let server = abstaining(2000).start().unwrap();
     let connection = &mut server.connection();
@@ -87,13 +87,13 @@ fn a_node_abstains_after_its_start_and_says_so_at_both_ends() {
 }
 
 #[test]
-fn a_node_votes_again_when_nobody_asks() {
+fn node_votes_again_without_any_command() {
     let server = abstaining(300).start().unwrap();
     eventually(PATIENCE, "the log says so", || server.log().contains("voting again"));
 }
 
 #[test]
-fn a_brand_new_node_may_vote_at_once_and_the_log_warns() {
+fn brand_new_node_may_vote_at_once_and_the_log_warns() {
     let server = Server::with_module().start().unwrap();
     assert!(acquire(&mut server.connection(), "k", "token").unwrap().is_some());
     let log = server.log();
@@ -103,7 +103,7 @@ fn a_brand_new_node_may_vote_at_once_and_the_log_warns() {
 }
 
 #[test]
-fn a_delay_of_its_own_is_kept_whether_shorter_or_longer_than_a_ttl() {
+fn delay_of_its_own_is_kept_whether_shorter_or_longer_than_a_ttl() {
     for delay_ms in [400, 1200] {
         let begun = Instant::now();
         let server = Server::with_module()
@@ -116,7 +116,7 @@ fn a_delay_of_its_own_is_kept_whether_shorter_or_longer_than_a_ttl() {
 }
 
 #[test]
-fn an_abstention_is_neither_shortened_nor_prolonged_by_a_config() {
+fn abstention_is_neither_shortened_nor_prolonged_by_a_config() {
     let begun = Instant::now();
     let server = abstaining(2000).start().unwrap();
     let connection = &mut server.connection();
@@ -130,7 +130,7 @@ fn an_abstention_is_neither_shortened_nor_prolonged_by_a_config() {
 }
 
 #[test]
-fn an_abstention_is_measured_on_a_clock_that_nobody_steps() {
+fn abstention_is_measured_on_a_clock_that_never_steps() {
     for step_ms in [3_600_000, -3_600_000] {
         let clock = WallClock::new();
         let begun = Instant::now();
@@ -145,7 +145,7 @@ fn an_abstention_is_measured_on_a_clock_that_nobody_steps() {
 }
 
 #[test]
-fn a_surviving_lock_is_extended_and_released_while_all_are_refused() {
+fn surviving_lock_is_extended_and_released_while_all_are_refused() {
     let mut server =
         Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
     for key in ["extended", "released", "left alone"] {
@@ -169,7 +169,7 @@ fn a_surviving_lock_is_extended_and_released_while_all_are_refused() {
     };
     assert!(!release(connection, "other"));
     assert!(release(connection, "token"));
-    // The key that is held, the one that is free again, and the one that may be forgotten: who asks is told the same.
+    // The node refuses held, free and possibly forgotten keys with the same error.
     for key in ["extended", "released", "left alone", "never seen"] {
         assert_eq!(abstains(connection, key).1, "start");
     }
@@ -178,7 +178,7 @@ fn a_surviving_lock_is_extended_and_released_while_all_are_refused() {
 }
 
 #[test]
-fn a_node_abstains_within_a_transaction_and_a_script_as_well() {
+fn node_abstains_within_a_transaction_and_a_script_as_well() {
     let server = abstaining(LONG_MS).start().unwrap();
     let connection = &mut server.connection();
     let mut transaction = redis::pipe();
@@ -192,14 +192,14 @@ fn a_node_abstains_within_a_transaction_and_a_script_as_well() {
 }
 
 #[test]
-fn a_mistake_in_a_command_is_reported_rather_than_that_the_node_abstains() {
+fn mistake_in_a_command_is_reported_rather_than_that_the_node_abstains() {
     let server = abstaining(LONG_MS).start().unwrap();
     let error = cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(0).exec(&mut server.connection()).unwrap_err();
     assert!(error.to_string().contains("ttl must be"), "{error}");
 }
 
 #[test]
-fn a_module_that_is_loaded_into_a_running_server_abstains() {
+fn module_that_is_loaded_into_a_running_server_abstains() {
     let server = Server::builder().start().unwrap();
     let connection = &mut server.connection();
     let path = module_path().unwrap();
@@ -210,7 +210,7 @@ fn a_module_that_is_loaded_into_a_running_server_abstains() {
 }
 
 #[test]
-fn a_reload_of_the_servers_own_data_begins_no_abstention() {
+fn reload_of_the_servers_own_data_begins_no_abstention() {
     let server = Server::with_module().arg("appendonly", "yes").start().unwrap();
     let connection = &mut server.connection();
     for from in ["RELOAD", "LOADAOF"] {
@@ -220,10 +220,10 @@ fn a_reload_of_the_servers_own_data_begins_no_abstention() {
 }
 
 #[test]
-fn a_replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
+fn replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
     let master = Server::with_module().tcp().start().unwrap();
     let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
-    // A delay of 0 is about starts: nobody can say of a promotion that nothing is forgotten.
+    // A delay of 0 is about starts. After a promotion, no operator can know what was forgotten.
     let server =
         Server::with_module().arg("lock.max-ttl", 2000).arg("replica-read-only", "no").start().unwrap();
     let connection = &mut server.connection();
@@ -241,7 +241,7 @@ fn a_replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
 }
 
 #[test]
-fn a_server_that_starts_as_a_replica_says_so() {
+fn server_that_starts_as_a_replica_says_so() {
     let builder = Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
     let server = builder.start().unwrap();
     assert_eq!(abstains(&mut server.connection(), "k").1, "replica");
@@ -253,7 +253,7 @@ fn a_server_that_starts_as_a_replica_says_so() {
 }
 
 #[test]
-fn a_node_abstains_after_two_databases_were_swapped() {
+fn node_abstains_after_two_databases_were_swapped() {
     let server = Server::with_module().arg("lock.max-ttl", 2000).start().unwrap();
     let connection = &mut server.connection();
     assert!(acquire(connection, "k", "token").unwrap().is_some());

@@ -1,4 +1,4 @@
-//! Who may lock, and nothing else.
+//! The permissions of programs that lock, and of operators.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ const LOCK_COMMANDS: [&str; 9] = [
 /// The commands for operators.
 const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
-/// The user of that name in the documentation, as the words of `ACL SETUSER`.
+/// A documented user, as the words of `ACL SETUSER`.
 fn documented(name: &str) -> Vec<&'static str> {
     let line =
         SECURITY.lines().find(|line| line.starts_with(&format!("user {name} "))).expect("there is one");
@@ -48,7 +48,7 @@ fn has_module_categories(connection: &mut Connection) -> bool {
         || !(version.contains("redis_version:7.0") || version.contains("redis_version:7.2"))
 }
 
-/// The commands that a user may run on this key, by the server's own word.
+/// The commands that a user may run on this key, as the server reports.
 fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<String> {
     let commands: Vec<(String, i64)> = {
         let all: Vec<Value> = cmd("COMMAND").query(connection).expect("it answers");
@@ -75,7 +75,8 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
         match run.query::<String>(connection).as_deref() {
             Ok("OK") => drop(allowed.insert(name.to_lowercase())),
             Ok(refused) => assert!(refused.contains("no permissions"), "{name}: {refused}"),
-            // What would not even be looked at, such as a keyless command that is given keys.
+            // A call that the server refuses for another reason, such as a keyless command with
+            // keys.
             Err(error) => assert!(error.code() == Some("ERR"), "{name}: {error}"),
         }
     }
@@ -83,18 +84,18 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
 }
 
 #[test]
-fn the_documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
+fn documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let user = documented_user();
     set_user(connection, &user);
-    // What a connection is made with is allowed to everybody.
+    // Every user may run the commands that establish a connection.
     let for_all: BTreeSet<_> = {
         set_user(connection, &["nobody", "on", "nopass"]);
         may_run(connection, "nobody", "orders/1")
     };
     let allowed: Vec<_> = may_run(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
-    // The client asks which server it is, and whether it is there.
+    // The client checks the server's identity, and its liveness.
     assert_eq!(allowed, [&["info"], &LOCK_COMMANDS[..], &["ping"]].concat());
     let elsewhere: Vec<_> = may_run(connection, user[0], "other/1").difference(&for_all).cloned().collect();
     assert_eq!(elsewhere, ["info", "lock.help", "ping"]);
@@ -123,7 +124,7 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
 }
 
 #[test]
-fn the_documented_user_locks() {
+fn documented_user_locks() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let user = documented_user();
@@ -142,7 +143,7 @@ fn the_documented_user_locks() {
         &["LOCK.EXTEND", "other/1", "token", "9000"],
         &["LOCK.INSPECT", "other/1"],
         &["LOCK.RELEASE", "other/1", "token"],
-        // Who could read the key would know the token.
+        // A user that can read the key knows the token.
         &["GET", "orders/1"],
         &["DEL", "orders/1"],
         &["CONFIG", "SET", "lock.rejoin-delay", "0"],
@@ -153,7 +154,7 @@ fn the_documented_user_locks() {
 }
 
 #[test]
-fn the_documented_user_can_be_written_into_redis_conf() {
+fn documented_user_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     let by_category = "user by-category on nopass ~orders/* +@lock";
@@ -177,7 +178,7 @@ fn the_documented_user_can_be_written_into_redis_conf() {
 }
 
 #[test]
-fn the_category_has_the_commands_where_servers_let_modules_have_one() {
+fn category_has_the_commands_where_servers_let_modules_have_one() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
@@ -197,7 +198,7 @@ fn the_category_has_the_commands_where_servers_let_modules_have_one() {
 }
 
 #[test]
-fn commands_for_operators_are_admin_and_dangerous_and_for_nobody_else() {
+fn commands_for_operators_are_admin_and_dangerous_only() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let knows_categories = has_module_categories(connection);
@@ -221,7 +222,7 @@ fn commands_for_operators_are_admin_and_dangerous_and_for_nobody_else() {
 }
 
 #[test]
-fn the_category_outlives_an_unload_and_the_module_is_loaded_again() {
+fn category_outlives_an_unload_and_the_module_is_loaded_again() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     for _ in 0..3 {
@@ -229,7 +230,7 @@ fn the_category_outlives_an_unload_and_the_module_is_loaded_again() {
         let module = quorlock_testkit::module_path().unwrap();
         cmd("MODULE").arg("LOAD").arg(module.to_str()).arg("rejoin-delay").arg(0).exec(connection).unwrap();
         cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
-        // A key that is still to be removed would keep the module from being unloaded.
+        // A key that is not removed yet would prevent the unload.
         cmd("LOCK.RELEASE").arg("k").arg("token").exec(connection).unwrap();
     }
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Pages with fewer references than this were not understood.
+/// A page with fewer references was not parsed correctly.
 const REFERENCES_MIN: usize = 150;
 
-/// A link of a page: its text, and the file that it leads to, relative to the page.
+/// A link of a page: its text, and its target, relative to the page.
 #[derive(Debug, PartialEq)]
 struct Link {
     line: usize,
@@ -19,7 +19,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The pages that are checked, relative to the root.
+/// The checked pages, relative to the root.
 fn pages() -> Vec<PathBuf> {
     let fixed = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/glossary.md"];
     let records = fs::read_dir(root().join("docs/adr")).expect("docs/adr is a folder");
@@ -89,7 +89,7 @@ fn defined(source: &str) -> BTreeSet<&str> {
     defined
 }
 
-/// What is wrong with a link of a page in `folder`.
+/// The defect of a link of a page in `folder`.
 fn complaint(folder: &Path, link: &Link) -> Option<String> {
     if link.target.contains("://") || link.target.starts_with('#') {
         return None;

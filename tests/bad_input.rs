@@ -1,4 +1,4 @@
-//! What is refused: with the right words, without a trace, and without harm to the server.
+//! Refused commands: the right error, no trace, and no harm to the server.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -18,16 +18,17 @@ const OWNER_LENGTH: &str = "ERR OWNER must be at most 256 bytes: it is a label f
 const OWNER_NOT_TEXT: &str = "ERR OWNER must be UTF-8: it is a label for people to read";
 const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
 const UNKNOWN_TO_ACQUIRE: &str =
-    "ERR syntax error: after the ttl there may be SHARED, WAIT ms, FENCE n and OWNER label";
-const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: after the ttl there may be SHARED, FENCE n and TOKEN new";
-const REPEATED: &str = "ERR syntax error: an option is there twice; name each once";
+    "ERR syntax error: only SHARED, WAIT ms, FENCE n and OWNER label may follow the ttl";
+const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: only SHARED, FENCE n and TOKEN new may follow the ttl";
+const REPEATED: &str = "ERR syntax error: an option is repeated; name each once";
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// What the server might need to tell apart bytes from text, a line from two, or a format from its arguments.
+/// Bytes that confuse bytes with text, one line with two, or a format with its arguments.
 const ODD_BYTES: [&[u8]; 6] = [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
 
-/// The words that a command is refused with. The free key `k` is still free, no other key has changed, and the server
-/// lives to say so.
+/// Checks that the server refuses a command with this error.
+///
+/// The free key `k` is still free, no other key has changed, and the server still replies.
 #[track_caller]
 fn refused(cli: &mut Cli, command: &Cmd) -> String {
     let before: String = cli.ask("DEBUG DIGEST");
@@ -47,7 +48,7 @@ fn all_refused(lines: &[&str], expected: &str) {
 }
 
 #[test]
-fn a_wrong_number_of_arguments_is_refused_in_the_servers_words() {
+fn wrong_number_of_arguments_is_refused_in_the_servers_words() {
     let lines = [
         ("acquire", vec!["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"]),
         ("extend", vec!["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
@@ -68,7 +69,7 @@ fn a_wrong_number_of_arguments_is_refused_in_the_servers_words() {
 }
 
 #[test]
-fn a_ttl_out_of_range_is_refused() {
+fn ttl_out_of_range_is_refused() {
     let ttls = ["0", "-1", "60001", "9223372036854775807", "-9223372036854775808"];
     let lines: Vec<_> = ttls
         .iter()
@@ -78,7 +79,7 @@ fn a_ttl_out_of_range_is_refused() {
 }
 
 #[test]
-fn a_number_that_is_none_is_refused() {
+fn invalid_number_is_refused() {
     let (_server, mut cli) = server_and_cli();
     let no_numbers = [
         "ten",
@@ -104,7 +105,7 @@ fn a_number_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_fence_out_of_range_is_refused() {
+fn fence_out_of_range_is_refused() {
     all_refused(
         &[
             "LOCK.ACQUIRE k s3cret 1000 FENCE 0",
@@ -118,7 +119,7 @@ fn a_fence_out_of_range_is_refused() {
 }
 
 #[test]
-fn a_token_is_1_to_256_bytes() {
+fn token_is_1_to_256_bytes() {
     let (_server, mut cli) = server_and_cli();
     for token in [String::new(), "s3cret".repeat(43)[..257].to_owned()] {
         let commands = [
@@ -138,7 +139,7 @@ fn a_token_is_1_to_256_bytes() {
 }
 
 #[test]
-fn an_owner_is_at_most_256_bytes_of_text() {
+fn owner_is_at_most_256_bytes_of_text() {
     let (_server, mut cli) = server_and_cli();
     let long = "x".repeat(257);
     for (label, expected) in [(long.as_bytes(), OWNER_LENGTH), (b"\xff\xfe", OWNER_NOT_TEXT)] {
@@ -153,13 +154,13 @@ fn an_owner_is_at_most_256_bytes_of_text() {
 }
 
 #[test]
-fn the_longest_ttl_is_granted() {
+fn longest_ttl_is_granted() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
 }
 
 #[test]
-fn an_unknown_option_is_refused() {
+fn unknown_option_is_refused() {
     all_refused(
         &["LOCK.ACQUIRE k s3cret 1000 NX 1", "LOCK.ACQUIRE k s3cret 1000 TOKEN s3cret2"],
         UNKNOWN_TO_ACQUIRE,
@@ -168,7 +169,7 @@ fn an_unknown_option_is_refused() {
 }
 
 #[test]
-fn a_repeated_option_is_refused() {
+fn repeated_option_is_refused() {
     all_refused(
         &[
             "LOCK.ACQUIRE k s3cret 1000 OWNER me OWNER you",
@@ -181,7 +182,7 @@ fn a_repeated_option_is_refused() {
 }
 
 #[test]
-fn a_refused_extension_leaves_the_lock_as_it_was() {
+fn refused_extension_leaves_the_lock_as_it_was() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
     let expires_at = cli.expires_at_ms("held");
@@ -215,7 +216,7 @@ fn any_bytes_are_a_key_and_a_token() {
 }
 
 #[test]
-fn a_label_of_any_text_comes_back_as_it_was() {
+fn label_of_any_text_is_shown_unchanged() {
     let (_server, mut cli) = server_and_cli();
     for label in ODD_BYTES.into_iter().filter(|label| str::from_utf8(label).is_ok()) {
         cli.run::<i64>(command("LOCK.ACQUIRE k a 60000 OWNER").arg(label));
@@ -225,7 +226,7 @@ fn a_label_of_any_text_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_key_of_another_type_is_refused_and_not_touched() {
+fn key_of_another_type_is_refused_and_not_touched() {
     let (_server, mut cli) = server_and_cli();
     let others = [
         "RPUSH list s3cret",
@@ -254,7 +255,7 @@ fn a_key_of_another_type_is_refused_and_not_touched() {
 }
 
 #[test]
-fn out_of_memory_locks_are_refused_and_those_held_can_be_extended_handed_over_and_released() {
+fn full_server_refuses_new_locks_and_serves_held_ones() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
     let expires_at = cli.expires_at_ms("held");
@@ -272,10 +273,10 @@ fn out_of_memory_locks_are_refused_and_those_held_can_be_extended_handed_over_an
 }
 
 #[test]
-fn a_replica_refuses_all_but_inspect() {
+fn replica_refuses_all_but_inspect() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET held s3cret PX 60000");
-    // Nobody is there to be copied from, so that what it has stays.
+    // No master answers at this port, so the server keeps its keys.
     cli.reply("REPLICAOF 127.0.0.1 1");
     for line in ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret", "REVOKE held"] {
         assert_eq!(
@@ -311,8 +312,8 @@ fn huge_arguments_are_refused_without_being_copied() {
         let pattern = command("LOCK.SCAN 0 MATCH").arg(huge).clone();
         assert_eq!(refused(cli, &pattern), "ERR MATCH must be at most 255 bytes");
     };
-    // What the server itself makes of so many huge arguments, whatever the command. Now and then its housekeeping copies
-    // what is being received; a copy of ours is there every time.
+    // Measures what the server itself needs for huge arguments of any command. Its housekeeping
+    // sometimes copies what it receives. A copy of ours would be there every time.
     let received = costs(|cli, huge| {
         for _ in 0..11 {
             assert_eq!(cli.run::<Value>(command("EXISTS").arg(huge)), Int(0));
@@ -329,12 +330,12 @@ fn huge_arguments_are_refused_without_being_copied() {
 #[cfg(target_os = "linux")]
 const HUGE_BYTES: u64 = 16 << 20;
 
-/// How much more memory, in bytes, a server needs to answer `ask` than to receive one huge argument.
+/// The memory that a server needs for `ask` beyond that for one huge argument, in bytes.
 #[cfg(target_os = "linux")]
 fn costs(ask: impl Fn(&mut Cli, &str)) -> u64 {
     let (server, mut cli) = server_and_cli();
     let huge = "9".repeat(usize::try_from(HUGE_BYTES).unwrap());
-    // Whether a key is there the server finds out without a copy of its name.
+    // The server checks whether a key exists without a copy of its name.
     assert_eq!(cli.run::<Value>(command("EXISTS").arg(&huge)), Int(0));
     let received = most_memory_ever(&server);
     assert!(received > HUGE_BYTES);
@@ -342,7 +343,7 @@ fn costs(ask: impl Fn(&mut Cli, &str)) -> u64 {
     most_memory_ever(&server) - received
 }
 
-/// The most memory that the server's process has ever had at once, in bytes: what was freed again is seen too.
+/// The peak memory of the server's process, in bytes, including memory that was freed again.
 #[cfg(target_os = "linux")]
 fn most_memory_ever(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();

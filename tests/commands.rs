@@ -1,4 +1,4 @@
-//! What the commands do, as somebody at redis-cli sees it.
+//! What the commands do, as a user of redis-cli sees it.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -16,7 +16,7 @@ fn text(text: &str) -> Value {
 }
 
 #[test]
-fn a_lock_is_a_string_with_its_token_that_expires_when_the_lock_ends() {
+fn lock_is_a_string_with_its_token_that_expires_when_the_lock_ends() {
     let (_server, mut cli) = server_and_cli();
     let before = cli.now_ms();
     let Int(fence) = cli.reply("LOCK.ACQUIRE k a 30000") else { panic!("an integer") };
@@ -29,7 +29,7 @@ fn a_lock_is_a_string_with_its_token_that_expires_when_the_lock_ends() {
 }
 
 #[test]
-fn a_held_lock_is_refused_even_to_its_own_token() {
+fn held_lock_is_refused_even_to_its_own_token() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
     let expires_at = cli.expires_at_ms("k");
@@ -52,7 +52,7 @@ fn only_the_right_token_releases_and_only_once() {
 }
 
 #[test]
-fn a_released_lock_goes_to_the_next_who_asks_and_is_not_extended() {
+fn released_lock_goes_to_the_next_client_and_is_not_extended() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     cli.ask::<i64>("LOCK.RELEASE k a");
@@ -64,7 +64,7 @@ fn a_released_lock_goes_to_the_next_who_asks_and_is_not_extended() {
 }
 
 #[test]
-fn a_lock_ends_at_its_deadline_and_is_never_revived() {
+fn lock_ends_at_its_deadline_and_is_never_revived() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 1");
     eventually(PATIENCE, "the lock has ended", || cli.reply("LOCK.INSPECT k") == Nil);
@@ -74,7 +74,7 @@ fn a_lock_ends_at_its_deadline_and_is_never_revived() {
 }
 
 #[test]
-fn an_extension_moves_the_deadline_forward_and_never_back() {
+fn extension_moves_the_deadline_forward_and_never_back() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE k a 20000");
     let before = cli.now_ms();
@@ -88,7 +88,7 @@ fn an_extension_moves_the_deadline_forward_and_never_back() {
 }
 
 #[test]
-fn an_extension_needs_the_token_and_a_lock() {
+fn extension_needs_the_token_and_a_lock() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
     let expires_at = cli.expires_at_ms("k");
@@ -116,8 +116,8 @@ fn inspect_shows_everything_but_the_token() {
     assert_eq!((owner, shown), (&text("worker-7"), &Int(fence)));
     assert!((1..=60_000).contains(ttl) && (0..5000).contains(held));
     let rest: Vec<_> = rest.iter().map(|(_, value)| value.clone()).collect();
-    let nobody = Array(Vec::new());
-    assert_eq!(rest, [text("exclusive"), Int(1), Int(0), nobody.clone(), nobody, Int(1), Int(0)]);
+    let none = Array(Vec::new());
+    assert_eq!(rest, [text("exclusive"), Int(1), Int(0), none.clone(), none, Int(1), Int(0)]);
 
     let Array(flat) = resp2.reply("LOCK.INSPECT k") else { panic!("an array in RESP2") };
     assert_eq!(flat.len(), 22, "{flat:?}");
@@ -177,7 +177,7 @@ fn inspect_names_the_address_of_a_waiter() {
 }
 
 #[test]
-fn a_lock_without_a_label_has_no_owner() {
+fn lock_without_a_label_has_no_owner() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let lock: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
@@ -200,9 +200,10 @@ fn fences_grow_with_every_grant_however_the_lock_before_ended() {
 }
 
 #[test]
-fn a_proposed_fence_is_taken() {
+fn proposed_fence_is_taken() {
     let (_server, mut cli) = server_and_cli();
-    // A server begins lock.max-clock-skew ahead of its clock, so a proposal is believed once the clock has gone on.
+    // A server's counters begin lock.max-clock-skew ahead, so it accepts proposals only after that
+    // time.
     let proposed = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
     cli.ask::<i64>("LOCK.RELEASE k a");
     eventually(PATIENCE, "the proposal is believed", || {
@@ -215,7 +216,7 @@ fn a_proposed_fence_is_taken() {
 }
 
 #[test]
-fn a_proposal_below_the_last_fence_or_far_ahead_of_the_clock_is_not_taken() {
+fn proposal_below_the_last_fence_or_far_ahead_of_the_clock_is_not_taken() {
     let (_server, mut cli) = server_and_cli();
     let mut last = cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     for proposed in [1, last - 1, last, (1 << 53) - 1] {
@@ -246,7 +247,7 @@ fn extend_raises_the_fence_of_the_lock_and_of_all_after_it() {
 }
 
 #[test]
-fn a_fence_never_goes_down_nor_far_ahead_of_the_clock() {
+fn fence_never_goes_down_nor_far_ahead_of_the_clock() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
     let expires_at = cli.expires_at_ms("k");
@@ -264,7 +265,7 @@ fn a_fence_never_goes_down_nor_far_ahead_of_the_clock() {
 }
 
 #[test]
-fn a_lock_that_was_handed_over_is_the_new_tokens_alone() {
+fn new_token_alone_holds_the_lock() {
     let (_server, mut cli) = server_and_cli();
     let first = cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let expires_at = cli.expires_at_ms("k");
@@ -272,11 +273,15 @@ fn a_lock_that_was_handed_over_is_the_new_tokens_alone() {
     let second = cli.ask::<i64>("LOCK.EXTEND k a 1000 TOKEN b");
     assert!(second > first);
     assert_eq!(cli.reply("GET k"), text("b"));
-    // Computed again from what is left on the other clock, which may run a little faster or slower.
+    // Computed again from the other clock's time, which may run a little faster or slower.
     assert!(cli.expires_at_ms("k") >= expires_at - 1, "it did not become shorter");
 
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.EXTEND k a 60000 TOKEN c"), Nil, "of two who take it over, one succeeds");
+    assert_eq!(
+        cli.reply("LOCK.EXTEND k a 60000 TOKEN c"),
+        Nil,
+        "of two clients that take it over, one succeeds"
+    );
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0));
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Int(second));
     assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));
@@ -307,7 +312,7 @@ fn each_database_has_its_own_locks() {
 }
 
 #[test]
-fn a_transaction_holds_them_all() {
+fn all_commands_work_in_a_transaction() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("MULTI");
     let lines = [
@@ -328,7 +333,7 @@ fn a_transaction_holds_them_all() {
 }
 
 #[test]
-fn a_script_holds_them_all() {
+fn all_commands_work_in_a_script() {
     let (_server, mut cli) = server_and_cli();
     let script = "
         local fence = redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000, 'OWNER', 'me')

@@ -1,4 +1,4 @@
-//! What an operator can set, and how he is told of a mistake.
+//! The settings of an operator, and the errors for wrong ones.
 
 use std::fs;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redis::{Connection, RedisResult, cmd};
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// With the module, and no config but what is given.
+/// A server with the module, and only the given settings.
 fn bare() -> ServerBuilder {
     Server::builder().quorlock_module()
 }
@@ -29,7 +29,7 @@ fn set(connection: &mut Connection, name: &str, value: &str) -> RedisResult<()> 
     cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection)
 }
 
-/// What the log of a server says that did not start.
+/// The log of a server that did not start.
 #[track_caller]
 fn refused(builder: ServerBuilder) -> String {
     match builder.start() {
@@ -48,7 +48,7 @@ fn refused(builder: ServerBuilder) -> String {
 }
 
 #[test]
-fn the_documented_defaults_and_limits_are_those_of_the_server() {
+fn documented_defaults_and_limits_are_those_of_the_server() {
     let server = bare().start().unwrap();
     let connection = &mut server.connection();
     let mut names = Vec::new();
@@ -93,7 +93,7 @@ fn the_documented_defaults_and_limits_are_those_of_the_server() {
 }
 
 #[test]
-fn arguments_and_lines_of_redis_conf_mean_the_same_and_the_lines_have_the_last_word() {
+fn redis_conf_overrides_module_arguments_of_the_same_meaning() {
     for builder in [
         with_arguments(&["max-ttl", "2000", "rejoin-delay", "7"]),
         with_arguments(&["lock.max-ttl", "2000", "LOCK.REJOIN-DELAY", "7"]),
@@ -115,9 +115,12 @@ fn arguments_and_lines_of_redis_conf_mean_the_same_and_the_lines_have_the_last_w
 }
 
 #[test]
-fn an_argument_that_is_not_right_is_named_with_what_would_be() {
+fn wrong_argument_is_named_with_the_right_ones() {
     for (words, says) in [
-        (&["colour", "blue"][..], "unknown module argument; there are: max-ttl rejoin-delay max-clock-skew"),
+        (
+            &["colour", "blue"][..],
+            "unknown module argument; the arguments are: max-ttl rejoin-delay max-clock-skew",
+        ),
         (&["max-ttl"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
         (&["max-ttl", "0"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
         (
@@ -133,8 +136,8 @@ fn an_argument_that_is_not_right_is_named_with_what_would_be() {
             &["max-clock-skew", "99999999999999999999"],
             "the module argument max-clock-skew must be a whole number",
         ),
-        (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is there twice"),
-        (&["max-ttl", "1000", "lock.max-ttl", "1000"], "the module argument max-ttl is there twice"),
+        (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is given twice"),
+        (&["max-ttl", "1000", "lock.max-ttl", "1000"], "the module argument max-ttl is given twice"),
         (&["max-ttl", "1000", "rejoin"], "unknown module argument"),
     ] {
         let log = refused(with_arguments(words));
@@ -143,13 +146,13 @@ fn an_argument_that_is_not_right_is_named_with_what_would_be() {
 }
 
 #[test]
-fn a_line_of_redis_conf_that_is_not_right_is_named_with_what_would_be() {
+fn wrong_line_of_redis_conf_is_named_with_the_right_ones() {
     for (name, value, says) in [
         ("lock.max-ttl", "0", "lock.max-ttl 1 to 604800000"),
         ("lock.max-ttl", "soon", "lock.max-ttl 1 to 604800000"),
         ("lock.rejoin-delay", "-2", "lock.rejoin-delay -1 to 604800000"),
         ("lock.max-clock-skew", "86400001", "lock.max-clock-skew 0 to 86400000"),
-        // The server's own words.
+        // The server's own error.
         ("lock.colour", "blue", "Module Configuration"),
     ] {
         let log = refused(bare().arg(name, value));
@@ -167,7 +170,7 @@ fn of_a_line_that_is_there_twice_the_last_counts_as_in_all_of_redis_conf() {
 }
 
 #[test]
-fn the_largest_ttl_is_fixed_and_a_set_of_several_is_all_or_nothing() {
+fn largest_ttl_is_fixed_and_a_set_of_several_is_all_or_nothing() {
     let server = bare().start().unwrap();
     let connection = &mut server.connection();
     let error = set(connection, "lock.max-ttl", "1000").unwrap_err();
@@ -180,7 +183,7 @@ fn the_largest_ttl_is_fixed_and_a_set_of_several_is_all_or_nothing() {
 }
 
 #[test]
-fn what_was_set_is_written_to_redis_conf_and_is_there_after_a_restart() {
+fn rewritten_settings_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     let module = module_path().unwrap();
@@ -201,7 +204,7 @@ fn what_was_set_is_written_to_redis_conf_and_is_there_after_a_restart() {
 }
 
 #[test]
-fn a_proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
+fn proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
@@ -218,7 +221,7 @@ fn a_proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
 }
 
 #[test]
-fn a_server_in_cluster_mode_is_refused_with_a_sentence() {
+fn server_in_cluster_mode_is_refused_with_a_sentence() {
     let log = refused(Server::with_module().arg("cluster-enabled", "yes"));
     assert!(log.contains("lock: not loaded: this server is in cluster mode"), "{log}");
     assert!(log.contains("Use independent masters"), "{log}");
@@ -227,7 +230,7 @@ fn a_server_in_cluster_mode_is_refused_with_a_sentence() {
 const EVICTS: &str = "maxmemory-policy lets this server evict the keys of locks";
 
 #[test]
-fn a_policy_that_evicts_is_warned_of_when_the_module_is_loaded() {
+fn policy_that_evicts_is_warned_of_when_the_module_is_loaded() {
     for policy in [
         "allkeys-lru",
         "allkeys-lfu",
@@ -243,13 +246,13 @@ fn a_policy_that_evicts_is_warned_of_when_the_module_is_loaded() {
 }
 
 #[test]
-fn a_policy_that_evicts_is_warned_of_when_it_is_set() {
+fn policy_that_evicts_is_warned_of_when_it_is_set() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let warnings = || server.log().matches(EVICTS).count();
     set(connection, "maxmemory", "100mb").unwrap();
     set(connection, "maxmemory-policy", "noeviction").unwrap();
-    // Another turn of the server's loop is over when this is answered: a warning would be there.
+    // The reply follows another turn of the server's loop, in which a warning would be logged.
     cmd("PING").exec(connection).unwrap();
     cmd("PING").exec(connection).unwrap();
     assert_eq!(warnings(), 0, "{}", server.log());

@@ -1,4 +1,4 @@
-//! What the server tells of the commands is so, and the configuration that is shipped starts a lock master.
+//! The server's descriptions of the commands are true, and the shipped configuration works.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -13,7 +13,7 @@ use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
-/// Each command and how it is written.
+/// The syntax of each command.
 const SYNTAX: [&str; 11] = [
     "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [SHARED] [FENCE n] [TOKEN new]",
@@ -39,9 +39,9 @@ struct Argument {
     name: String,
     kind: String,
     summary: String,
-    /// The word before it, when it may be left out.
+    /// The word that introduces an optional argument.
     option: Option<String>,
-    /// Whether there may be more than one.
+    /// Whether the argument can be repeated.
     multiple: bool,
 }
 
@@ -89,7 +89,7 @@ fn each_command_is_documented() {
 }
 
 #[test]
-fn the_documented_arguments_are_the_syntax() {
+fn documented_arguments_are_the_syntax() {
     let (_server, mut cli) = server_and_cli();
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
@@ -127,7 +127,7 @@ fn help_names_each_command_with_its_arguments_and_what_it_is_for() {
 #[test]
 fn module_list_has_the_version_of_the_package() {
     let (_server, mut cli) = server_and_cli();
-    // Some servers bring modules of their own.
+    // Some servers include modules of their own.
     let modules: Vec<HashMap<String, Value>> = cli.ask("MODULE LIST");
     let is_ours = |module: &&HashMap<String, Value>| module["name"] == Value::BulkString("lock".into());
     let module = modules.iter().find(is_ours).expect("it is loaded");
@@ -137,7 +137,7 @@ fn module_list_has_the_version_of_the_package() {
 }
 
 #[test]
-fn a_call_as_documented_is_accepted() {
+fn documented_calls_are_accepted() {
     let (_server, mut cli) = server_and_cli();
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
@@ -175,7 +175,7 @@ fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
 }
 
 #[test]
-fn the_server_knows_arity_flags_and_key_of_each_command() {
+fn server_knows_arity_flags_and_key_of_each_command() {
     let (_server, mut cli) = server_and_cli();
     let expected = [
         ("lock.acquire", -4, vec!["blocking", "denyoom", "fast", "module", "write"]),
@@ -203,7 +203,7 @@ fn the_server_knows_arity_flags_and_key_of_each_command() {
 }
 
 #[test]
-fn the_key_is_found_in_each_command() {
+fn key_is_found_in_each_command() {
     let (_server, mut cli) = server_and_cli();
     let expected = [
         ("LOCK.ACQUIRE the-key a 1000 OWNER me FENCE 7", ["RW", "access", "insert"]),
@@ -222,7 +222,7 @@ fn the_key_is_found_in_each_command() {
 }
 
 #[test]
-fn the_keys_are_found_where_there_are_several() {
+fn keys_are_found_where_there_are_several() {
     let (_server, mut cli) = server_and_cli();
     for (line, flag) in [
         ("LOCK.MACQUIRE 3 k1 k2 k3 a 1000 OWNER me FENCE 7", "insert"),
@@ -237,7 +237,7 @@ fn the_keys_are_found_where_there_are_several() {
 }
 
 #[test]
-fn the_example_configuration_starts_a_lock_master_as_it_is_shipped() {
+fn example_configuration_starts_a_lock_master_as_it_is_shipped() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("redis.conf.example");
     let shipped = fs::read_to_string(shipped).unwrap();
     let module = module_path().unwrap();
@@ -246,7 +246,7 @@ fn the_example_configuration_starts_a_lock_master_as_it_is_shipped() {
 
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");
     fs::write(&path, &installed).unwrap();
-    // Read after the settings of the test kit, so that it has the last word.
+    // Read after the test kit's settings, so that it overrides them.
     let server = Server::builder().arg("include", path.display()).start().unwrap();
     let mut cli = Cli::new(&server);
     let directives = installed.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));

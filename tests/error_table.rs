@@ -1,4 +1,4 @@
-//! Every error that a command answers is in docs/commands.md, word for word.
+//! docs/commands.md contains every error reply, word for word.
 
 use quorlock_testkit::Server;
 
@@ -115,7 +115,7 @@ fn code(error: &redis::RedisError) -> &str {
     error.code().unwrap_or("ERR")
 }
 
-/// What differs from case to case, as the documentation writes it.
+/// Replaces the variable parts of an error as the documentation does.
 fn generic(word: &str) -> String {
     let number = word.trim_end_matches(':');
     let is_fence = number.len() > 10 && number != "9007199254740991" && number.parse::<u64>().is_ok();

@@ -1,4 +1,4 @@
-//! Who listens to keys hears of locks what the equivalent plain commands would have told.
+//! Listeners to keys receive the events of the equivalent plain commands.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -13,13 +13,13 @@ use redis::Value::{self, BulkString, Int, Nil};
 use redis::{PushInfo, PushKind};
 
 const ALL_EVENTS: &str = "CONFIG SET notify-keyspace-events KEA";
-/// "new", for a key that was not there before, is not among all.
+/// The class of all events does not include "new", for a key that did not exist before.
 const NEW_KEYS: &str = "CONFIG SET notify-keyspace-events KEn";
 
-/// From now on the server itself removes an expired key only when somebody asks for it.
+/// From now on the server removes an expired key only when a command uses it.
 const SERVER_REMOVES_NOTHING: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
 
-/// What there is before, a command of ours, and the plain command that is the same to everybody else.
+/// The setup, a command of ours, and the plain command that is equivalent for listeners.
 const EQUIVALENTS: [(&str, &str, &str); 14] = [
     ("PING", "LOCK.ACQUIRE k a 60000", "SET k a PX 60000"),
     ("LOCK.ACQUIRE k a 30000", "LOCK.EXTEND k a 60000", "PEXPIRE k 60000"),
@@ -37,7 +37,7 @@ const EQUIVALENTS: [(&str, &str, &str); 14] = [
     ("PING", "LOCK.ACQUIREANY 2 k l a 60000", "SET k a PX 60000"),
 ];
 
-/// What changes nothing, while `k` is held by `a` for longer than this asks.
+/// Commands that change nothing while `a` holds `k` for longer than they request.
 const NOTHING_CHANGES: [&str; 5] = [
     "LOCK.ACQUIRE k b 1000",
     "LOCK.EXTEND k b 1000",
@@ -46,7 +46,7 @@ const NOTHING_CHANGES: [&str; 5] = [
     "LOCK.INSPECT k",
 ];
 
-/// What is published while a line runs, in order, after another line has made the beginning.
+/// The events that a line publishes, in order, after another line has prepared the keys.
 fn published(server: &Server, events: &str, before: &str, line: &str) -> Vec<(String, String)> {
     let mut cli = Cli::new(server);
     cli.reply(events);
@@ -82,9 +82,9 @@ impl Cache {
         Self { cli, pushed }
     }
 
-    /// What it was told to forget since.
+    /// The invalidations that it received since.
     fn invalidated(&mut self) -> Vec<Vec<Value>> {
-        // Whatever was sent before the reply has arrived with it.
+        // Everything that was sent before the reply has arrived with it.
         self.cli.reply("PING");
         let invalidations = self.pushed.try_iter().filter(|push| push.kind == PushKind::Invalidate);
         invalidations.map(|push| push.data).collect()
@@ -100,7 +100,7 @@ fn invalidated(server: &Server, before: &str, line: &str) -> Vec<Vec<Value>> {
     cache.invalidated()
 }
 
-/// Whether a transaction that watches `k` is aborted when a line runs before its end.
+/// Whether a line aborts a transaction that watches `k`.
 fn aborts_transaction(server: &Server, before: &str, line: &str) -> bool {
     let (mut watcher, mut cli) = (Cli::new(server), Cli::new(server));
     cli.reply("FLUSHALL");
@@ -123,9 +123,9 @@ fn keyspace_events_are_those_of_the_equivalent_command() {
 }
 
 #[test]
-fn a_key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
+fn key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
     let server = server();
-    // Another value writes the string anew, and the server calls that a new key.
+    // Another value writes the string anew, which the server reports as a new key.
     let writes_anew = |line: &str| line.contains("TOKEN") || line == "LOCK.REVOKE k";
     for (before, ours, theirs) in EQUIVALENTS.into_iter().filter(|(_, ours, _)| !writes_anew(ours)) {
         let expected = published(&server, NEW_KEYS, before, theirs);
@@ -162,7 +162,7 @@ fn caches_are_invalidated_as_by_the_equivalent_command() {
 }
 
 #[test]
-fn what_inspect_showed_can_be_cached() {
+fn inspect_reply_can_be_cached() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let mut cache = Cache::of_k(&server);
@@ -174,10 +174,10 @@ fn what_inspect_showed_can_be_cached() {
     assert_eq!(cache.invalidated().len(), 1);
 }
 
-/// Fences that are raised, without a change of the key.
+/// Commands that raise a fence without a change of the key.
 const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
 
-/// A line of [`FENCE_CHANGES`] and what comes before it, with a fence that is larger than that of the lock by this.
+/// Runs a line of [`FENCE_CHANGES`], which raises the lock's fence by `by`.
 fn raise_fence(cli: &mut Cli, line: &str, by: i64) -> String {
     let acquire = if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
     cli.reply("FLUSHALL");
@@ -203,7 +203,7 @@ fn raised_fence_invalidates_what_inspect_showed() {
     }
 }
 
-/// What a client that is not told of its own changes is told when it releases `k`, for which another waits.
+/// The invalidations of a client with NOLOOP that releases `k`, for which another client waits.
 fn told_of_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
     let mut cli = Cli::new(server);
     cli.reply("FLUSHALL");
@@ -229,7 +229,8 @@ fn client_that_hands_a_lock_over_is_told_of_the_next_token() {
     let server = server();
     let k = [[Value::Array(vec![BulkString("k".into())])]];
     assert_eq!(told_of_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), k);
-    // Without BCAST it is as with a DEL by the client and a SET by another: the DEL ends the tracking of the key.
+    // Without BCAST it is as with a DEL by the client and a SET by another: the DEL ends the
+    // tracking of the key.
     assert!(told_of_handover(&server, "CLIENT TRACKING on NOLOOP").is_empty());
 }
 
@@ -258,7 +259,7 @@ fn handover_aborts_transactions_at_once() {
 }
 
 #[test]
-fn transactions_that_watch_a_lock_are_aborted_as_by_the_equivalent_command() {
+fn watching_transactions_are_aborted_as_by_the_equivalent_command() {
     let server = server();
     for (before, ours, theirs) in EQUIVALENTS {
         assert!(aborts_transaction(&server, before, theirs), "{theirs}");
@@ -267,7 +268,7 @@ fn transactions_that_watch_a_lock_are_aborted_as_by_the_equivalent_command() {
 }
 
 #[test]
-fn what_changes_nothing_is_told_to_nobody() {
+fn command_that_changes_nothing_sends_no_event() {
     let server = server();
     let held = "LOCK.ACQUIRE k a 60000";
     for line in NOTHING_CHANGES {
@@ -277,7 +278,7 @@ fn what_changes_nothing_is_told_to_nobody() {
     }
 }
 
-/// A lock on `k` that ends soon, with a key that expires together with it, or that somebody has made to stay.
+/// Acquires a lock on `k` that ends soon. Its key expires with it, or persists by a command.
 fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
     cli.reply("MULTI");
     cli.reply(&format!("LOCK.ACQUIRE k a {ttl_ms}"));
@@ -288,7 +289,7 @@ fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
 }
 
 #[test]
-fn a_lock_that_nobody_asks_about_is_removed_at_its_deadline_and_told_of_as_an_expiry() {
+fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events KEx");
     cli.reply(SERVER_REMOVES_NOTHING);
@@ -309,7 +310,7 @@ fn a_lock_that_nobody_asks_about_is_removed_at_its_deadline_and_told_of_as_an_ex
 }
 
 #[test]
-fn a_lock_that_ends_by_its_deadline_invalidates_caches_and_aborts_transactions() {
+fn end_by_deadline_invalidates_caches_and_aborts_transactions() {
     let (server, mut cli) = server_and_cli();
     cli.reply(SERVER_REMOVES_NOTHING);
     let (mut watcher, mut cache) = (Cli::new(&server), Cache::of_k(&server));
@@ -331,7 +332,7 @@ fn a_lock_that_ends_by_its_deadline_invalidates_caches_and_aborts_transactions()
 }
 
 #[test]
-fn every_end_by_deadline_is_told_once() {
+fn every_end_by_deadline_sends_one_event() {
     const LOCKS: usize = 100;
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events Ex");

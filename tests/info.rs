@@ -1,15 +1,15 @@
-//! What `INFO lock` tells. The documentation has the same names.
+//! The fields of `INFO lock`, which the documentation lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quorlock_testkit::{Server, WallClock, eventually};
+use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::{Connection, cmd};
 
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The fields, without the `lock_` before each.
+/// The fields, without the prefix `lock_`.
 fn info(connection: &mut Connection) -> BTreeMap<String, String> {
     let text: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
     let fields = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -25,7 +25,7 @@ fn number(connection: &mut Connection, name: &str) -> u64 {
     info(connection)[name].parse().expect("a number")
 }
 
-/// A command, from a line that is split at spaces; what it answers is of no interest.
+/// Sends a command, split at spaces, and ignores its reply.
 fn tell(connection: &mut Connection, line: &str) {
     let mut words = line.split(' ');
     let mut command = cmd(words.next().unwrap_or_default());
@@ -56,13 +56,13 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
 }
 
 #[test]
-fn the_version_is_the_one_of_the_package() {
+fn version_is_the_one_of_the_package() {
     let server = Server::with_module().start().unwrap();
     assert_eq!(info(&mut server.connection())["version"], env!("CARGO_PKG_VERSION"));
 }
 
 #[test]
-fn the_section_is_there_when_asked_for_and_among_everything() {
+fn section_is_in_info_lock_and_in_info_everything() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let mut has_it = |section: &[&str]| {
@@ -74,7 +74,7 @@ fn the_section_is_there_when_asked_for_and_among_everything() {
 }
 
 #[test]
-fn the_configured_times_are_shown_as_they_are_in_force() {
+fn info_shows_the_settings_in_force() {
     let server =
         Server::with_module().arg("lock.max-ttl", 7000).arg("lock.rejoin-delay", -1).start().unwrap();
     let connection = &mut server.connection();
@@ -139,7 +139,8 @@ fn everything_that_happens_to_locks_is_counted_once() {
     tell(connection, "LOCK.REVOKE e");
     let all = [&all[..7], &["revoked 1"], &all[7..]].concat();
     assert_eq!(counted(connection), all);
-    // Nothing of it happens again by itself. Two turns of the server's own clock are enough to see.
+    // None of this happens again by itself. Two turns of the server's own clock suffice to check
+    // that.
     let cron = |connection: &mut Connection| -> u64 {
         let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
         let us = info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
@@ -151,19 +152,19 @@ fn everything_that_happens_to_locks_is_counted_once() {
 }
 
 #[test]
-fn an_evicted_key_is_counted() {
+fn evicted_key_is_counted() {
     let server = Server::with_module().arg("maxmemory-policy", "volatile-ttl").start().unwrap();
     let connection = &mut server.connection();
     tell(connection, "LOCK.ACQUIRE a token 60000");
     tell(connection, "CONFIG SET maxmemory 1");
-    // A command that needs memory has the server make room first.
+    // A command that needs memory makes the server free some first.
     tell(connection, "SET b value");
     assert_eq!(number(connection, "saved_from_eviction"), 1);
     assert_eq!(number(connection, "leases"), 1);
 }
 
 #[test]
-fn an_answer_that_the_node_abstains_is_counted() {
+fn abstentions_are_counted() {
     let server = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
     let connection = &mut server.connection();
     tell(connection, "LOCK.ACQUIRE a token 1000");

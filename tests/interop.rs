@@ -1,4 +1,4 @@
-//! Programs that lock the same keys with plain commands, and operators who act on them.
+//! Programs that lock the same keys with plain commands, and operators who change the keys.
 
 mod common;
 
@@ -8,10 +8,10 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::eventually;
 use redis::Value::{self, BulkString, Int, Nil, Okay};
 
-/// Long enough that it lies in the future when the server looks, else this is a DEL.
+/// Long enough to lie in the future when the server reads it; otherwise it would be a DEL.
 const EXPIRE_SOON: &str = "PEXPIRE k 20";
 
-/// How the Redis documentation says to release a lock that was taken with SET NX PX.
+/// The release that the Redis documentation gives for a lock of SET NX PX.
 const THEIR_RELEASE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
@@ -75,7 +75,7 @@ fn our_release_releases_their_lock_with_its_token_alone() {
 }
 
 #[test]
-fn a_foreign_lock_has_neither_owner_nor_fence() {
+fn foreign_lock_has_neither_owner_nor_fence() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 60000");
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
@@ -113,7 +113,7 @@ fn extend_makes_their_lock_a_lease() {
 }
 
 #[test]
-fn an_adopted_lock_keeps_its_time_but_no_more_than_the_longest_ttl() {
+fn adopted_lock_keeps_its_time_but_no_more_than_the_longest_ttl() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 50000");
     let expires_at = cli.expires_at_ms("k");
@@ -135,7 +135,7 @@ fn their_lock_can_be_handed_over_to_a_new_token() {
 }
 
 #[test]
-fn a_string_that_never_expires_is_data_and_not_adopted() {
+fn string_that_never_expires_is_data_and_not_adopted() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs");
     assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000"), Nil);
@@ -145,7 +145,7 @@ fn a_string_that_never_expires_is_data_and_not_adopted() {
 }
 
 #[test]
-fn an_operator_who_removes_the_key_ends_the_lock() {
+fn operator_that_removes_the_key_ends_the_lock() {
     let server = server();
     let (mut operator, mut cli) = (Cli::new(&server), Cli::new(&server));
     let commands = [
@@ -172,7 +172,7 @@ fn an_operator_who_removes_the_key_ends_the_lock() {
 }
 
 #[test]
-fn an_operator_who_writes_over_the_key_ends_the_lock() {
+fn operator_that_overwrites_the_key_ends_the_lock() {
     let server = server();
     let (mut operator, mut cli) = (Cli::new(&server), Cli::new(&server));
     operator.reply("SET other theirs");
@@ -207,7 +207,7 @@ fn an_operator_who_writes_over_the_key_ends_the_lock() {
 }
 
 #[test]
-fn an_operator_who_puts_another_key_in_its_place_ends_the_lock_also_when_it_looks_the_same() {
+fn operator_that_replaces_the_key_with_an_equal_one_ends_the_lock() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET other ours PX 60000");
     let dump: Vec<u8> = cli.ask("DUMP other");
@@ -221,7 +221,7 @@ fn an_operator_who_puts_another_key_in_its_place_ends_the_lock_also_when_it_look
 }
 
 #[test]
-fn an_operator_who_writes_another_type_over_the_key_ends_the_lock() {
+fn operator_that_writes_another_type_ends_the_lock() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SADD set member");
     for line in ["ACQUIRE k next 60000", "EXTEND k ours 60000", "RELEASE k ours", "INSPECT k"] {
@@ -236,7 +236,7 @@ fn an_operator_who_writes_another_type_over_the_key_ends_the_lock() {
 }
 
 #[test]
-fn a_lock_that_was_written_over_does_not_come_back_when_that_runs_out() {
+fn overwritten_lock_does_not_return_when_the_overwrite_expires() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     cli.reply("SET k theirs PX 60000");
@@ -248,7 +248,7 @@ fn a_lock_that_was_written_over_does_not_come_back_when_that_runs_out() {
 }
 
 #[test]
-fn a_flushed_database_ends_its_own_locks_alone() {
+fn flushed_database_ends_its_own_locks_alone() {
     let server = server();
     let (mut zero, mut one) = (Cli::new(&server), Cli::new(&server));
     one.reply("SELECT 1");
@@ -262,7 +262,7 @@ fn a_flushed_database_ends_its_own_locks_alone() {
 }
 
 #[test]
-fn a_lock_keeps_its_deadline_when_somebody_moves_that_of_the_key() {
+fn lock_keeps_its_deadline_when_the_expiry_of_its_key_changes() {
     let (_server, mut cli) = server_and_cli();
     for (n, line) in ["PERSIST", "EXPIRE", "PEXPIREAT", "GETEX"].iter().enumerate() {
         let (long, short) = (format!("long{n}"), format!("short{n}"));
@@ -279,7 +279,7 @@ fn a_lock_keeps_its_deadline_when_somebody_moves_that_of_the_key() {
         let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {long}"));
         assert_eq!(shown["fence"], Int(fence), "{line}");
         assert!(matches!(shown["ttl"], Int(1..=60_000)), "{line}: {shown:?}");
-        // The key alone would be there for an hour at least.
+        // The key alone would exist for an hour at least.
         eventually(PATIENCE, "the short lock has ended at its own deadline", || {
             cli.reply(&format!("EXISTS {short}")) == Int(0)
         });
@@ -289,7 +289,7 @@ fn a_lock_keeps_its_deadline_when_somebody_moves_that_of_the_key() {
 }
 
 #[test]
-fn a_lock_whose_key_expires_early_stays_and_gets_its_key_back() {
+fn lock_survives_an_early_expiry_and_its_key_is_written_again() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     cli.reply(EXPIRE_SOON);
@@ -304,7 +304,7 @@ fn a_lock_whose_key_expires_early_stays_and_gets_its_key_back() {
 }
 
 #[test]
-fn an_old_client_does_not_get_a_lock_whose_key_expired_early() {
+fn old_client_does_not_get_a_lock_whose_key_expired_early() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     cli.reply(EXPIRE_SOON);
@@ -314,7 +314,7 @@ fn an_old_client_does_not_get_a_lock_whose_key_expired_early() {
     assert_eq!(cli.reply("EXISTS k"), Int(0));
 }
 
-/// Waits for the expiry of a lock's key before its time, which the module takes for a step of the clock.
+/// Waits for the early expiry of a lock's key, which the module takes for a step of the clock.
 fn has_expired_early(cli: &mut Cli) {
     eventually(PATIENCE, "the key has expired", || {
         cli.ask::<String>("INFO lock").contains("lock_saved_from_clock_step:1")

@@ -1,4 +1,4 @@
-//! The key of a lock expires no earlier than the lock, however old the server's idea of the time is.
+//! The key of a lock expires no earlier than the lock, however old the server's cached time is.
 
 mod common;
 
@@ -6,10 +6,10 @@ use common::{command, server_and_cli};
 use redis::Value::{self, Int, Nil};
 
 const TTL_MS: i64 = 60_000;
-/// How old the time is that the server has noted at the beginning of a transaction or a script.
+/// The age of the time that the server caches for a transaction or a script.
 const BUSY_MS: i64 = 300;
 
-/// Each begins with a command that takes some time, then does something to a lock on `k`.
+/// Transactions that begin with a slow command, and then change a lock on `k`.
 const SLOW_TRANSACTIONS: [(&[&str], &[&str]); 5] = [
     (&[], &["DEBUG SLEEP 0.3", "LOCK.ACQUIRE k a 60000"]),
     (&[], &["DEBUG SLEEP 0.3", "LOCK.MACQUIRE 2 k l a 60000"]),
@@ -39,7 +39,8 @@ fn mirror_of_a_lock_in_a_slow_transaction_expires_with_it() {
 
 #[test]
 fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
-    // A server has the one clock or the other that goes on within a script. Processor time is never more than what passes.
+    // Servers differ in which of the two clocks advances in a script. Processor time never exceeds
+    // elapsed time.
     let script = "local function seconds()
             local time = redis.call('TIME')
             return time[1] + time[2] / 1000000
@@ -60,7 +61,7 @@ fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
 #[test]
 fn lock_in_a_slow_transaction_excludes_plain_clients() {
     let (_server, mut cli) = server_and_cli();
-    // The lock is shorter than the transaction was before it.
+    // The lock is shorter than the transaction before it.
     let lines =
         ["MULTI", "DEBUG SLEEP 1.1", "LOCK.ACQUIRE k a 1000", "EXEC", "SET k theirs NX", "LOCK.EXTEND k a 1"];
     let mut pipeline = redis::pipe();

@@ -1,4 +1,5 @@
-//! An operator's overwrite of a lock's key ends the lock, also when nobody looks at the key while it lasts.
+//! An operator's overwrite of a lock's key ends the lock, even if no command uses the key
+//! meanwhile.
 
 mod common;
 
@@ -15,14 +16,14 @@ const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["SET k stop", "PEXPIRE k 20"],
     &["SET k stop EX 60", "GETEX k PX 20"],
     &["GETSET k stop", "PEXPIRE k 20"],
-    // As long as the token.
+    // The token's length.
     &["SET k other PX 20"],
     // Expired before the server waits for its next command.
     &["SET k stop PX 1", "DEBUG SLEEP 0.01"],
     &["SET k stop PX 60000", "PEXPIRE k 20"],
 ];
 
-/// What an operator does about the key alone, and not about the lock.
+/// An operator's changes of the key alone, and not of the lock.
 const EXPIRING_MIRRORS: [&[&str]; 4] =
     [&["PEXPIRE k 20"], &["GETEX k PX 20"], &["PERSIST k", "PEXPIRE k 20"], &["SET k token PX 20"]];
 
@@ -41,7 +42,7 @@ fn field(cli: &mut Cli, name: &str) -> u64 {
     field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// The first lock on the key has ended by an operator's command, and the key is free.
+/// Checks that an operator's command has ended the first lock on the key, and that the key is free.
 #[track_caller]
 fn has_ended(cli: &mut Cli, what: &str) {
     assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{what}");
@@ -100,7 +101,7 @@ fn waiter_is_granted_when_an_overwrite_expires() {
     assert_eq!(cli.ask::<String>("GET k"), "next");
 }
 
-/// A client that waits for the key in a thread of its own.
+/// A client that waits for the key in a separate thread.
 fn waiter(server: &Server) -> std::thread::JoinHandle<Value> {
     let mut cli = Cli::new(server);
     std::thread::spawn(move || cli.reply("LOCK.ACQUIRE k next 60000 WAIT 4000"))
@@ -135,7 +136,7 @@ fn overwrite_before_a_reload_ends_the_lock_unseen() {
 fn overwrite_of_a_mirror_that_an_accident_took_survives_a_reload() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
-    // In one turn, so that the mirror is not written again in between.
+    // In one turn, so that the node cannot write the mirror again in between.
     let (_, _, set): (Value, Value, Value) = redis::pipe()
         .add_command(command("PEXPIRE k 1"))
         .add_command(command("DEBUG SLEEP 0.01"))

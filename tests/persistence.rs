@@ -1,4 +1,4 @@
-//! What is on disk and on replicas is plain strings that expire when the lock ends, and needs no module.
+//! Disks and replicas hold plain strings that expire when the lock ends, and need no module.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -11,7 +11,7 @@ use common::{Cli, PATIENCE, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{self, Int, Nil};
 
-/// All keys, each with its value and when it expires.
+/// All keys with their values and expiries.
 type Keys = BTreeMap<String, (String, i64)>;
 
 fn keys(cli: &mut Cli) -> Keys {
@@ -28,7 +28,7 @@ fn append_only() -> ServerBuilder {
     Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always")
 }
 
-/// Locks with a life behind them, and theirs beside them. What is left of `released` and `ended` is nothing.
+/// Creates locks with a history, and foreign ones. `released` and `ended` leave nothing behind.
 fn make_locks(cli: &mut Cli) -> Keys {
     let lines = [
         "LOCK.ACQUIRE acquired a 60000 OWNER me",
@@ -52,7 +52,7 @@ fn make_locks(cli: &mut Cli) -> Keys {
     keys
 }
 
-/// Every lock is still held by its token and by no other.
+/// Checks that every lock is still held by its token and by no other.
 #[track_caller]
 fn are_held(cli: &mut Cli, locks: &Keys) {
     for (key, (token, _)) in locks {
@@ -63,14 +63,14 @@ fn are_held(cli: &mut Cli, locks: &Keys) {
     }
 }
 
-/// The commands in the append-only file since it was last rewritten, but for those around a transaction.
+/// The commands in the append-only file since its last rewrite, without those around a transaction.
 fn appended(server: &Server) -> Vec<Vec<String>> {
     let files = fs::read_dir(server.dir().join("appendonlydir")).unwrap();
     let paths = files.map(|file| file.unwrap().path());
     let mut increments = paths.filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
     let (Some(path), None) = (increments.next(), increments.next()) else { panic!("one increment") };
     let text = fs::read_to_string(path).unwrap();
-    // "*2", and then for each of the two words its length and itself.
+    // "*2", and then the length and the bytes of each of the two words.
     let mut lines = text.split_terminator("\r\n");
     let mut commands = Vec::new();
     while let Some(head) = lines.next() {
@@ -120,7 +120,7 @@ fn locks_survive_a_crash() {
 }
 
 #[test]
-fn the_files_are_read_without_the_module() {
+fn files_are_read_without_the_module() {
     let mut with = append_only().start().unwrap();
     let locks = make_locks(&mut Cli::new(&with));
     with.kill();
@@ -129,10 +129,10 @@ fn the_files_are_read_without_the_module() {
 }
 
 #[test]
-fn locks_survive_a_file_that_was_switched_on_or_rewritten_while_they_were_held() {
+fn locks_survive_an_append_only_file_switched_on_or_rewritten() {
     let server = Server::with_module().start().unwrap();
     let mut cli = Cli::new(&server);
-    // Nobody replicates so far, and then somebody does.
+    // No server replicates so far, and then one does.
     let before = make_locks(&mut cli);
     cli.reply("CONFIG SET appendonly yes");
     cli.ask::<i64>("LOCK.ACQUIRE while-it-is-written a 60000");
@@ -155,7 +155,7 @@ fn locks_survive_a_file_that_was_switched_on_or_rewritten_while_they_were_held()
 }
 
 #[test]
-fn a_replica_without_the_module_has_the_same_keys() {
+fn replica_without_the_module_has_the_same_keys() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
     let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
@@ -180,12 +180,12 @@ fn a_replica_without_the_module_has_the_same_keys() {
 }
 
 #[test]
-fn a_master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
+fn master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
     let server = Server::with_module().start().unwrap();
     let mut cli = Cli::new(&server);
     let locks = make_locks(&mut cli);
     assert!(cli.fence("acquired").is_some());
-    // Nobody is there to be copied from, so that what it has stays.
+    // No master answers at this port, so the server keeps its keys.
     cli.reply("REPLICAOF 127.0.0.1 1");
     for key in locks.keys() {
         assert_eq!(cli.fence(key), None, "{key}");
@@ -200,7 +200,7 @@ fn a_master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
 }
 
 #[test]
-fn the_append_only_file_has_plain_commands_in_absolute_terms() {
+fn append_only_file_has_plain_commands_in_absolute_terms() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 OWNER me FENCE 7");
@@ -222,25 +222,25 @@ fn the_append_only_file_has_plain_commands_in_absolute_terms() {
 }
 
 #[test]
-fn the_append_only_file_has_the_end_of_a_lock_by_its_deadline() {
+fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
-    // From now on the server itself removes an expired key only when somebody asks for it.
+    // From now on the server removes an expired key only when a command uses it.
     cli.reply("DEBUG SET-ACTIVE-EXPIRE 0");
-    for somebody in ["PING", "PERSIST k"] {
+    for line in ["PING", "PERSIST k"] {
         cli.reply("MULTI");
         cli.reply("LOCK.ACQUIRE k a 20");
-        cli.reply(somebody);
+        cli.reply(line);
         assert_ne!(cli.reply("EXEC"), Nil);
         eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
-        // Valkey's own word for what it expires itself.
+        // Valkey's own command for a key that it expires itself.
         let last = appended(&server).pop().unwrap();
-        assert!(matches!(&last.join(" ")[..], "DEL k" | "UNLINK k"), "{somebody}: {last:?}");
+        assert!(matches!(&last.join(" ")[..], "DEL k" | "UNLINK k"), "{line}: {last:?}");
     }
 }
 
 #[test]
-fn what_changes_nothing_is_not_in_the_append_only_file() {
+fn command_that_changes_nothing_is_not_in_the_append_only_file() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
@@ -276,14 +276,14 @@ fn transactions_and_scripts_append_the_same() {
     assert!(appended.iter().all(|words| words[1] == "k"), "{appended:?}");
 }
 
-/// What the server counts towards its save points.
+/// The changes that the server counts towards its save points.
 fn changes(cli: &mut Cli) -> i64 {
     let info: String = cli.ask("INFO persistence");
     let field = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
     field.unwrap().trim().parse().unwrap()
 }
 
-/// The changes that are counted for 100 of these lines, with the number of each in the place of `@`.
+/// The changes counted for 100 of these lines, with a number in the place of `@`.
 fn changes_by(cli: &mut Cli, line: &str) -> i64 {
     let before = changes(cli);
     let mut pipeline = redis::pipe();
@@ -300,7 +300,7 @@ fn every_change_counts_towards_save_points() {
     for appendonly in ["no", "yes"] {
         let server = Server::with_module().arg("appendonly", appendonly).start().unwrap();
         let mut cli = Cli::new(&server);
-        // It takes a turn of the loop to find out that nobody listens.
+        // The node needs a turn of the loop to learn that there is no listener.
         cli.reply("PING");
         for line in [
             "LOCK.ACQUIRE k@ a 50000",

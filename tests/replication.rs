@@ -1,4 +1,4 @@
-//! What a master tells its replicas: every lock, whatever happened to the master before.
+//! What a master propagates to its replicas: every lock, whatever happened to the master before.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -11,13 +11,13 @@ use common::{Cli, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 
-/// Bounds the abstention after a promotion. Longer than a test needs between a grant and its last look at it.
+/// Bounds the abstention after a promotion. Longer than a test from a grant to its last check.
 const MAX_TTL_MS: u64 = 4000;
 
-/// Longer than an abstention, and than a replica takes to connect again.
+/// Longer than an abstention, and than a replica needs to reconnect.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server that can be a master and a replica, and keeps nothing on disk.
+/// A server that can be a master and a replica, without persistence.
 fn node() -> Server {
     configured_node(|builder| builder)
 }
@@ -57,10 +57,10 @@ fn replicate(replica: &mut Cli, master: &Server) {
     });
 }
 
-/// Returns when so many replicas have everything that this connection has written.
+/// Returns when this number of replicas has received every write of this connection.
 #[track_caller]
 fn replicated_to(replicas: i64, master: &mut Cli) {
-    // A write of its own, so that there is something to wait for.
+    // An additional write, so that there is something to wait for.
     master.reply("SET written-last x");
     assert_eq!(master.reply(&format!("WAIT {replicas} 4000")), Int(replicas));
 }
@@ -72,7 +72,7 @@ fn votes(cli: &mut Cli) -> bool {
 /// Every change of a lock on `master` arrives at `replica`, which follows it.
 #[track_caller]
 fn propagates(master: &mut Cli, replica: &mut Cli) {
-    // A string that was there before: one to be released, one to be adopted.
+    // Two strings that existed before: one to release, one to adopt.
     for key in ["inherited", "adopted"] {
         master.reply(&format!("SET {key} a PX 600000"));
     }
@@ -140,7 +140,7 @@ fn replica_that_returns_receives_the_locks_it_missed() {
     let (master, replica) = (node(), node());
     let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
     replicate(&mut on_replica, &master);
-    // The link is cut, and the lock is granted before anything else happens.
+    // Cuts the link, and acquires the lock before anything else happens.
     let (_, granted): (i64, Option<i64>) = redis::pipe()
         .add_command(command("CLIENT KILL TYPE replica"))
         .add_command(command("LOCK.ACQUIRE missed a 4000"))
@@ -202,10 +202,10 @@ fn writable_replica_neither_extends_nor_releases_a_lock() {
     assert_eq!(["foreign", "foreign-too"].map(|key| on_replica.expires_at_ms(key)), before);
     assert_eq!(on_replica.ask::<String>("GET foreign"), "a");
     assert!(on_replica.ask::<String>("INFO lock").contains("lock_leases:0\r\n"));
-    // Such a key is not held by a lease, and so is not removed with one.
+    // Such a key has no lease, and so no lease removes it.
     assert_eq!(on_replica.fence("foreign"), None);
 
-    // A replica that becomes a master serves those that inherited it, at once.
+    // A promoted replica serves the holders of inherited locks at once.
     on_replica.reply("REPLICAOF NO ONE");
     assert_ne!(on_replica.reply("LOCK.EXTEND foreign a 4000"), Nil);
     assert_eq!(on_replica.reply("LOCK.RELEASE foreign a"), Int(1));

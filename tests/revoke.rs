@@ -1,4 +1,4 @@
-//! `LOCK.REVOKE` on real servers: the holder cannot extend, and nobody else comes before its deadline.
+//! `LOCK.REVOKE` on real servers: the holder cannot extend, and keeps the key until its deadline.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -16,7 +16,7 @@ use redis::Value::{self, Array, BulkString, Int, Nil};
 const NO_EXPIRY: &str =
     "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL";
 
-/// The milliseconds that a refused EXTEND of a revoked lock names.
+/// The milliseconds in the error of an EXTEND of a revoked lock.
 #[track_caller]
 fn revoked_ms(cli: &mut Cli, line: &str) -> u64 {
     let error = cli.error(line);
@@ -41,7 +41,7 @@ fn field(cli: &mut Cli, name: &str) -> u64 {
     field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// A client that waits, and when it was answered. Returns when it is in the queue.
+/// A client that waits, and the time of its answer. Returns when the client is in the queue.
 fn waiter(server: &Server, line: &str) -> JoinHandle<(Value, Instant)> {
     let (mut cli, mut other) = (Cli::new(server), Cli::new(server));
     let before = field(&mut other, "lock_waiters");
@@ -92,7 +92,7 @@ fn revoked_lock_is_granted_to_the_next_only_at_its_deadline() {
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
     let (reply, at) = next.join().unwrap();
     assert!(matches!(reply, Array(_)), "{reply:?}");
-    // A deadline by the server's clock, within what clocks may differ by.
+    // A deadline by the server's clock, within the possible difference between clocks.
     assert!(at.duration_since(before) >= Duration::from_millis(594));
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);

@@ -10,7 +10,7 @@ use redis::Value::{Int, Nil, Okay};
 const TOO_MANY: &str = "ERR numkeys must be between 1 and 64";
 const NO_NUMBER: &str = "ERR value is not an integer";
 
-/// Numbers of keys that cannot be, with the beginning of the error. Behind them are two keys and a token.
+/// Impossible numbers of keys, with the beginning of the error. Two keys and a token follow.
 const WRONG_NUMBERS: [(&str, &str); 6] = [
     ("x", NO_NUMBER),
     ("0", TOO_MANY),

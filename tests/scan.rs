@@ -130,7 +130,7 @@ fn locks_that_stay_are_listed_while_others_come_and_go() {
             break;
         }
         cursor = next;
-        // Those with an odd number stay.
+        // The locks with an odd number stay.
         for number in (0..500).step_by(2).skip(round * 10).take(10) {
             cli.reply(&format!("LOCK.RELEASE key/{number} a"));
             cli.ask::<i64>(&format!("LOCK.ACQUIRE other/{round}/{number} a 60000"));
@@ -144,7 +144,7 @@ fn locks_that_stay_are_listed_while_others_come_and_go() {
 
 #[test]
 fn pattern_of_any_shape_is_matched_in_linear_time() {
-    /// A matcher that goes back takes hours for one of these.
+    /// A backtracking matcher needs hours for one of these.
     const AT_ONCE: Duration = Duration::from_secs(5);
     let (_server, mut cli) = server_and_cli();
     for number in 0..100 {

@@ -1,4 +1,4 @@
-//! Tokens are secrets: whoever knows one can release and extend the lock. What the server shows of commands has none.
+//! A token lets its owner release and extend the lock: what the server shows of commands has none.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -13,10 +13,10 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value;
 
-/// Every argument that is a token has this in it, and no other has.
+/// Every token argument contains this, and no other argument does.
 const SECRET: &str = "s3cret";
 
-/// Commands with tokens: such as are granted, refused, and not understood.
+/// Commands with tokens that are granted, refused, and not understood.
 const LINES: [&str; 31] = [
     "LOCK.ACQUIRE k s3cret-1 60000",
     "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
@@ -39,7 +39,7 @@ const LINES: [&str; 31] = [
     "LOCK.MEXTEND 2 k l s3cret-1 60000",
     "LOCK.MEXTEND 2 k l s3cret-1 60000 TOKEN s3cret-3",
     "LOCK.MRELEASE 2 k l s3cret-3",
-    // Where the token is cannot be told: no argument is shown that may be it.
+    // The position of the token is unclear: no argument that may be the token is shown.
     "LOCK.MACQUIRE x k l s3cret-1 60000",
     "LOCK.MACQUIRE 0 s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MACQUIRE 9 k l s3cret-1 60000",
@@ -52,7 +52,7 @@ const LINES: [&str; 31] = [
     "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
 ];
 
-/// Sends them one by one, and once more within a transaction. Their answers do not matter.
+/// Sends them one by one, and once more within a transaction. The replies do not matter.
 fn send_all(cli: &mut Cli) {
     for line in LINES {
         let _ = command(line).query::<Value>(&mut cli.0);

@@ -1,4 +1,4 @@
-//! The config `lock.set`: which set of nodes this one belongs to.
+//! The setting `lock.set`: the set to which this node belongs.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ impl Node {
         fs::read_to_string(self.directory.path().join("redis.conf")).expect("the file is there")
     }
 
-    /// The end of the log of the server, which refuses to start.
+    /// The end of the log of a server that refuses to start.
     #[track_caller]
     fn log_of_refusal(&self) -> String {
         match self.builder().start() {
@@ -172,8 +172,8 @@ fn argument_without_a_value_or_given_twice_is_refused() {
         ("set \"\"", "the module argument set has no value"),
         ("set eu-locks", "lock.set needs three words, NAME ID MEMBERS, but has 1"),
         ("set eu-locks max-ttl 5000", "ID \"max-ttl\" in lock.set is not valid"),
-        ("set eu 1 1 lock.set eu 1 1", "the module argument set is there twice"),
-        ("sets eu 1 1", "unknown module argument; there are: max-ttl"),
+        ("set eu 1 1 lock.set eu 1 1", "the module argument set is given twice"),
+        ("sets eu 1 1", "unknown module argument; the arguments are: max-ttl"),
     ] {
         let log = Node::new(arguments, "").log_of_refusal();
         assert!(log.contains(says), "{arguments}: {log}");

@@ -1,4 +1,4 @@
-//! Several keys as one lock, on a real server: all of them or none, and whatever ends one ends all.
+//! Several keys as one lock, on a real server: all or none, and the end of one ends all.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -12,7 +12,7 @@ use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Array, Int, Nil};
 use redis::{RedisResult, cmd};
 
-/// What `LOCK.INSPECT` says of a key: its fence, its ttl and how many keys its lock has.
+/// The fence, the ttl and the number of keys that `LOCK.INSPECT` shows for a key.
 fn inspect(cli: &mut Cli, key: &str) -> Option<(i64, i64, i64)> {
     let shown: Option<std::collections::HashMap<String, Value>> = cli.ask(&format!("LOCK.INSPECT {key}"));
     let field = |shown: &std::collections::HashMap<String, Value>, name: &str| match shown[name] {
@@ -26,7 +26,7 @@ fn exist(cli: &mut Cli, keys: &str) -> Value {
     cli.reply(&format!("EXISTS {keys}"))
 }
 
-/// A client that waits in a thread of its own.
+/// A client that waits in a separate thread.
 struct Waiter {
     id: i64,
     answer: JoinHandle<RedisResult<Value>>,
@@ -94,7 +94,7 @@ fn all_keys_are_taken_or_none() {
 }
 
 #[test]
-fn the_fence_is_above_that_of_every_key_and_each_goes_on_from_it() {
+fn fence_is_above_that_of_every_key_and_raises_each() {
     let (_server, mut cli) = server_and_cli();
     let mut highest = 0;
     for _ in 0..5 {
@@ -110,10 +110,10 @@ fn the_fence_is_above_that_of_every_key_and_each_goes_on_from_it() {
 }
 
 #[test]
-fn an_extension_names_all_keys_of_the_lock_and_no_other() {
+fn extension_names_all_keys_of_the_lock_and_no_other() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 20000");
-    let other_keys = "ERR the token holds these keys, but they are not one lock";
+    let other_keys = "ERR the token holds these keys, but not as one lock";
     assert!(cli.error("LOCK.EXTEND a t 60000").starts_with(other_keys));
     assert!(cli.error("LOCK.MEXTEND 1 b t 60000").starts_with(other_keys));
     assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil);
@@ -133,7 +133,7 @@ fn an_extension_names_all_keys_of_the_lock_and_no_other() {
 }
 
 #[test]
-fn a_lock_of_one_key_is_the_same_whoever_took_it() {
+fn lock_of_one_key_is_the_same_by_either_command() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a a t 20000");
     assert_eq!(
@@ -149,7 +149,7 @@ fn a_lock_of_one_key_is_the_same_whoever_took_it() {
 }
 
 #[test]
-fn whatever_ends_one_key_ends_all_and_serves_all_queues() {
+fn end_of_one_key_ends_all_and_serves_all_queues() {
     for end in
         ["LOCK.RELEASE b t", "LOCK.MRELEASE 1 b t", "DEL b", "UNLINK b", "RENAME b d", "GETDEL b", "FLUSHALL"]
     {
@@ -169,7 +169,7 @@ fn whatever_ends_one_key_ends_all_and_serves_all_queues() {
 }
 
 #[test]
-fn the_other_keys_are_gone_before_the_next_turn() {
+fn other_keys_are_gone_before_the_next_turn() {
     let (server, mut cli) = server_and_cli();
     for end in ["LOCK.RELEASE b t", "DEL b"] {
         cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 60000");
@@ -177,7 +177,7 @@ fn the_other_keys_are_gone_before_the_next_turn() {
         assert_eq!(exist(&mut cli, "a b c"), Int(0), "{end}");
         assert_eq!(field(&server, "lock_leases"), 0, "{end}");
     }
-    // Noticed when one of them is next touched.
+    // The node notices it when one of them is next used.
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     cli.reply("SET b other");
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b t 60000"), Nil);
@@ -186,7 +186,7 @@ fn the_other_keys_are_gone_before_the_next_turn() {
 }
 
 #[test]
-fn an_ended_lock_is_free_within_the_same_turn() {
+fn ended_lock_is_free_within_the_same_turn() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     let (_, extended, taken): (Value, Value, Value) = redis::pipe()
@@ -211,7 +211,7 @@ fn all_keys_end_at_the_deadline() {
 }
 
 #[test]
-fn what_is_wrong_with_one_key_leaves_the_others_alone() {
+fn error_of_one_key_leaves_the_others_alone() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("LPUSH list x");
     assert!(cli.error("LOCK.MACQUIRE 2 a list t 1000").starts_with("WRONGTYPE"));
@@ -239,7 +239,7 @@ fn what_is_wrong_with_one_key_leaves_the_others_alone() {
 }
 
 #[test]
-fn who_listens_hears_of_each_key() {
+fn listeners_hear_of_each_key() {
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events KEA");
     let mut connection = server.connection();
@@ -269,7 +269,7 @@ fn who_listens_hears_of_each_key() {
 }
 
 #[test]
-fn a_replica_has_all_keys_and_loses_all_of_them() {
+fn replica_receives_and_loses_all_keys_together() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
     let (mut cli, mut copy) = (Cli::new(&master), Cli::new(&replica));
@@ -290,7 +290,7 @@ fn a_replica_has_all_keys_and_loses_all_of_them() {
 }
 
 #[test]
-fn what_a_restart_has_left_is_one_lock_again_by_its_token() {
+fn keys_after_a_restart_are_one_lock_again_by_their_token() {
     let mut server =
         Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
     let mut cli = Cli::new(&server);
@@ -305,17 +305,18 @@ fn what_a_restart_has_left_is_one_lock_again_by_its_token() {
     assert_eq!(exist(&mut cli, "a b"), Int(0));
 }
 
-/// The fence of a key that is there without a lease.
+/// The fence of a key that exists without a lease.
 fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
     let Array(shown) = cli.reply(&format!("LOCK.INSPECT {key}")) else { panic!("it is there") };
     shown[3].clone()
 }
 
 #[test]
-fn a_key_that_expired_early_is_written_again() {
+fn key_that_expired_early_is_written_again() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
-    // To the module it is the same as a step of the wall clock: the server removes the key before the lock's deadline.
+    // To the module this is a step of the wall clock: the server removes the key before the
+    // deadline.
     cli.reply("PEXPIRE a 1");
     eventually(PATIENCE, "it is written again", || cli.ask::<i64>("PTTL a") > 1000);
     assert_eq!(inspect(&mut cli, "a").map(|(_, _, keys)| keys), Some(2));
@@ -324,7 +325,7 @@ fn a_key_that_expired_early_is_written_again() {
 }
 
 #[test]
-fn who_waits_for_several_keys_has_them_when_all_are_free_and_holds_none_meanwhile() {
+fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     let before: i64 = cli.ask("LOCK.ACQUIRE b y 60000");
@@ -343,7 +344,7 @@ fn who_waits_for_several_keys_has_them_when_all_are_free_and_holds_none_meanwhil
 }
 
 #[test]
-fn a_wait_for_several_keys_ends_as_any_other() {
+fn wait_for_several_keys_ends_as_any_other() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let waits = |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
@@ -357,7 +358,7 @@ fn a_wait_for_several_keys_ends_as_any_other() {
     let killed = waits(60_000);
     assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.id)), Int(1));
     assert!(killed.answer.join().unwrap().is_err());
-    eventually(PATIENCE, "nobody waits", || field(&server, "lock_waiters") == 0);
+    eventually(PATIENCE, "no client waits", || field(&server, "lock_waiters") == 0);
     let sent_away = waits(60_000);
     cli.reply("SWAPDB 0 1");
     let error = sent_away.answer.join().unwrap().unwrap_err();
@@ -365,7 +366,7 @@ fn a_wait_for_several_keys_ends_as_any_other() {
 }
 
 #[test]
-fn who_is_taken_out_is_not_granted_what_ends_in_the_same_turn() {
+fn withdrawn_waiter_is_not_granted_a_lock_that_ends_in_the_same_turn() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
@@ -381,11 +382,12 @@ fn who_is_taken_out_is_not_granted_what_ends_in_the_same_turn() {
 }
 
 #[test]
-fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
+fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
-    // In one turn of the loop: it is granted the lock, and cut off before it can be told.
+    // In one turn of the loop: the client is granted the lock, and disconnected before it can be
+    // told.
     redis::pipe()
         .add_command(command("LOCK.RELEASE b x"))
         .add_command(command(&format!("CLIENT KILL ID {}", both.id)))
@@ -397,7 +399,7 @@ fn what_is_granted_to_a_client_that_is_gone_is_given_back_on_all_keys() {
 }
 
 #[test]
-fn in_a_transaction_nobody_waits() {
+fn no_client_waits_in_a_transaction() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let (refused, granted): (Value, (i64, i64)) = redis::pipe()
@@ -423,7 +425,7 @@ fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
                 let acquire = format!("LOCK.MACQUIRE {keys} {token} 60000 WAIT 60000");
                 let (fence, _): (i64, i64) = command(&acquire).query(&mut connection).unwrap();
                 for key in keys.split(' ').skip(1) {
-                    // Whoever writes later has a larger fence, or two hold the key.
+                    // A later writer has a larger fence; otherwise two clients held the key.
                     let before: Option<i64> =
                         cmd("GETSET").arg(format!("seen:{key}")).arg(fence).query(&mut connection).unwrap();
                     assert!(before.is_none_or(|before| before < fence), "{key}: {before:?} {fence}");
@@ -486,7 +488,7 @@ fn single_key_waiter_does_not_pass_one_for_several_in_one_turn() {
     second.granted();
 }
 
-/// What the command is for: with one lock after the other, two that name them in opposite orders wait for each other.
+/// The purpose of the command: clients that lock keys one by one in opposite orders deadlock.
 #[test]
 fn two_that_take_one_key_after_the_other_wait_for_each_other() {
     let (server, mut cli) = server_and_cli();

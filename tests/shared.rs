@@ -1,4 +1,4 @@
-//! Shared locks on real servers: readers together, no writer beside them, and nobody starves.
+//! Shared locks on real servers: many readers, no writer beside them, and no starvation.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
 
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
 use common::{Cli, PATIENCE, Waiter, command, info, server_and_cli};
-use quorlock_testkit::{Server, WallClock, eventually};
+use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
 
 const HOUR_MS: i64 = 3_600_000;
@@ -17,7 +17,7 @@ fn inspect(cli: &mut Cli, key: &str) -> HashMap<String, Value> {
     cli.ask(&format!("LOCK.INSPECT {key}"))
 }
 
-/// The mode, and how many hold the key.
+/// The mode, and the number of holders.
 fn held(cli: &mut Cli) -> (Value, Value) {
     let mut shown = inspect(cli, "k");
     (shown.remove("mode").unwrap(), shown.remove("holders").unwrap())
@@ -70,7 +70,7 @@ fn each_reader_ends_at_its_own_deadline() {
 }
 
 #[test]
-fn key_holds_a_value_that_nobody_knows_and_expires_with_the_last_reader() {
+fn key_holds_an_unknown_value_and_expires_with_the_last_reader() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 SHARED");
     let unknown = value(&mut cli, "k");
@@ -118,7 +118,7 @@ fn reader_that_waits_for_nothing_is_answered_at_once() {
 }
 
 #[test]
-fn exclusive_lock_becomes_shared_and_lets_readers_in_and_never_the_other_way_round() {
+fn exclusive_lock_becomes_shared_and_never_the_reverse() {
     let (server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.ACQUIRE k w 60000");
     let reader = Waiter::new(&server, "LOCK.ACQUIRE k a 60000 SHARED WAIT 30000");
@@ -365,7 +365,7 @@ fn shared_is_for_one_key() {
     ] {
         assert_eq!(cli.error(line), several, "{line}");
     }
-    let repeated = "ERR syntax error: an option is there twice; name each once";
+    let repeated = "ERR syntax error: an option is repeated; name each once";
     assert_eq!(cli.error("LOCK.ACQUIRE k a 60000 SHARED SHARED"), repeated);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
     assert!(cli.error("LOCK.EXTEND k a 60000 SHARED").starts_with("ERR the token holds these keys"));
@@ -396,7 +396,7 @@ fn module_that_knows_readers_is_not_unloaded() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     assert!(command("MODULE UNLOAD lock").query::<Value>(&mut cli.0).is_err());
-    assert!(server.log().contains("there are locks of which only this module knows. They are shared"));
+    assert!(server.log().contains("only this module knows some of the locks. They are shared"));
     cli.reply("LOCK.RELEASE k a");
     cli.reply("MODULE UNLOAD lock");
 }

@@ -1,4 +1,5 @@
-//! ACQUIRE … WAIT on a real server: nobody is forgotten, whatever ends the lock or the wait.
+//! ACQUIRE … WAIT on a real server: every waiter gets its answer, whatever ends the lock or the
+//! wait.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -18,7 +19,7 @@ fn start(builder: ServerBuilder) -> Server {
     builder.start().unwrap()
 }
 
-/// A client that waits for a lock in a thread of its own.
+/// A client that waits for a lock in a separate thread.
 struct Waiter {
     id: i64,
     answer: JoinHandle<RedisResult<Value>>,
@@ -104,7 +105,7 @@ fn get(server: &Server, key: &str) -> Option<String> {
 }
 
 #[test]
-fn a_release_hands_over_in_order() {
+fn release_hands_over_in_order() {
     let server = server();
     let fence = acquire(&server, "k", "a", 60_000).unwrap();
     let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -121,7 +122,7 @@ fn a_release_hands_over_in_order() {
 }
 
 #[test]
-fn a_wait_that_need_not_or_may_not_be_is_answered_at_once_in_the_same_form() {
+fn unneeded_or_forbidden_wait_is_answered_at_once_in_the_same_form() {
     let server = server();
     let connection = &mut server.connection();
     let ask = |key: &str, token: &str| {
@@ -150,11 +151,11 @@ fn a_wait_that_need_not_or_may_not_be_is_answered_at_once_in_the_same_form() {
 }
 
 #[test]
-fn who_does_not_wait_does_not_get_past_those_who_do() {
+fn client_without_wait_does_not_overtake_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    // Both in one turn of the loop: the newcomer must not get in between.
+    // Both in one turn of the loop: the newcomer must not overtake the waiter.
     let (_, newcomer): (Value, Value) = redis::pipe()
         .cmd("DEL")
         .arg("k")
@@ -176,7 +177,7 @@ fn every_explicit_end_serves_the_queue() {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
         let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-        // Valkey reports an EXPIRE into the past as an expiry, by which a lease does not end.
+        // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
         let ends = end != "EXPIRE k 0" || run(&server, end) != Value::Nil && acquire_is_over(&server);
         if end != "EXPIRE k 0" {
             run(&server, end);
@@ -199,7 +200,7 @@ fn acquire_is_over(server: &Server) -> bool {
 }
 
 #[test]
-fn a_deadline_serves_the_queue_at_once() {
+fn deadline_serves_the_queue_at_once() {
     let server = server();
     let mut latest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -216,7 +217,7 @@ fn a_deadline_serves_the_queue_at_once() {
 }
 
 #[test]
-fn an_old_clients_lock_is_waited_for() {
+fn old_clients_lock_is_waited_for() {
     let server = server();
     run(&server, "SET k old NX PX 200");
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -228,7 +229,7 @@ fn an_old_clients_lock_is_waited_for() {
 }
 
 #[test]
-fn a_wait_ends_in_time() {
+fn wait_ends_in_time() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let started = Instant::now();
@@ -238,7 +239,7 @@ fn a_wait_ends_in_time() {
 }
 
 #[test]
-fn a_client_that_is_gone_is_skipped() {
+fn client_that_is_gone_is_skipped() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -251,7 +252,7 @@ fn a_client_that_is_gone_is_skipped() {
 }
 
 #[test]
-fn a_client_that_is_killed_as_it_is_granted_gives_the_lock_back() {
+fn lock_granted_to_a_killed_client_is_released() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -288,7 +289,7 @@ fn client_unblock_ends_a_wait() {
 }
 
 #[test]
-fn a_client_unblocked_as_it_is_granted_is_told_one_of_both_and_no_lock_is_left_behind() {
+fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
     for how in ["TIMEOUT", "ERROR"] {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
@@ -315,7 +316,7 @@ fn a_client_unblocked_as_it_is_granted_is_told_one_of_both_and_no_lock_is_left_b
 }
 
 #[test]
-fn a_release_takes_a_waiter_with_that_token_out() {
+fn release_withdraws_a_waiter_with_that_token() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -337,7 +338,7 @@ fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
 }
 
 #[test]
-fn a_demotion_and_an_abstention_answer_those_who_wait() {
+fn demotion_and_abstention_answer_the_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -354,7 +355,7 @@ fn a_demotion_and_an_abstention_answer_those_who_wait() {
 }
 
 #[test]
-fn no_more_wait_than_max_waiters() {
+fn waiters_are_limited_by_max_waiters() {
     let server = start(Server::with_module().arg("lock.max-waiters", 1));
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -371,7 +372,7 @@ fn no_more_wait_than_max_waiters() {
 }
 
 #[test]
-fn what_is_handed_over_is_replicated_as_one_set() {
+fn handover_is_replicated_as_one_set() {
     let server = start(Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always"));
     acquire(&server, "k", "aaa", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "bbb", 60_000, 60_000);
@@ -393,7 +394,7 @@ fn aof(server: &Server) -> String {
 }
 
 #[test]
-fn an_unload_is_refused_while_somebody_waits() {
+fn unload_is_refused_while_a_client_waits() {
     let server = start(Server::with_module().arg("enable-module-command", "yes"));
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -408,7 +409,7 @@ fn an_unload_is_refused_while_somebody_waits() {
 #[test]
 fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
     let server = server();
-    // Nobody but the module looks for keys that have expired.
+    // Only the module removes keys that have expired.
     run(&server, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&server, "SET k theirs PX 600000");
     let waiter = Waiter::new(&server, "k", "ours", 60_000, 60_000);

@@ -1,4 +1,4 @@
-//! Waiters that cannot be served stand in nobody's way, however many there are.
+//! Waiters that cannot be served delay no other client, however many there are.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,10 +13,10 @@ use common::{Cli, command, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
 
-/// Longer than a thousand clients take to connect on a busy machine.
+/// Longer than a thousand clients need to connect on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One blocking command on a connection of its own. Dropped, it waits no more.
+/// One blocking command on a separate connection. Dropping it ends the wait.
 struct Waiter(UnixStream);
 
 impl Waiter {
@@ -28,7 +28,7 @@ impl Waiter {
         Self(socket)
     }
 
-    /// What it is answered first.
+    /// The first line of its answer.
     fn answer(&mut self) -> String {
         self.0.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = [0; 64];
@@ -43,7 +43,7 @@ fn waiters(cli: &mut Cli) -> u64 {
     field.unwrap().trim().parse().unwrap()
 }
 
-/// Clients that wait, `count` of them, each with a token of its own: `line` with the token in the place of `@`.
+/// Starts `count` waiters with a token each: `line` with the token in the place of `@`.
 fn wait(server: &Server, cli: &mut Cli, count: usize, line: &str) -> Vec<Waiter> {
     let before = waiters(cli);
     let waiters: Vec<_> =
@@ -68,7 +68,7 @@ fn waiter_out_of_time_does_not_keep_a_free_lock() {
         let (server, mut cli) = server_and_cli();
         assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
         let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
-        // Their time ends before the release, and nothing tells them before the turn is over.
+        // Their time ends before the release, and no answer leaves before the turn is over.
         let replies = in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
         assert_eq!(replies[1], Int(1));
         assert!(matches!(replies[2], Int(_)), "{newcomer}: {:?}", replies[2]);
@@ -135,7 +135,7 @@ fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
     assert!(single[0].answer().starts_with("*2\r\n"));
     assert_eq!(waiters(&mut cli), 999);
 
-    // And so on, in the order of their coming.
+    // And so on, in the order of their arrival.
     for n in 1..100 {
         let release = format!("LOCK.RELEASE k waiter-{}", n - 1);
         let replies = in_one_turn(&mut cli, &[&release, "GET k"]);

@@ -1,4 +1,4 @@
-//! Compiles what is preloaded into servers: see `src/injector`.
+//! Compiles the objects that are preloaded into servers; see `src/injector`.
 
 use std::env;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 const OBJECTS: [&str; 2] = ["wall_clock", "synced_sizes"];
 
 fn main() {
-    // Only there does a loader preload, and only there is what they look at.
+    // The loader variables and the interposed functions are those of Linux.
     if env::var_os("CARGO_CFG_TARGET_OS").is_none_or(|system| system != "linux") {
         return;
     }

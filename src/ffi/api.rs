@@ -1,8 +1,9 @@
-/// Calls a function of the module API that every supported server has: [`super::entry`] refuses to load where one of
-/// them is missing, so that here it is there.
+/// Calls a function of the module API.
+///
+/// Every supported server has it: [`super::entry`] refuses to load where one is missing.
 macro_rules! api {
     ($function:ident ( $($argument:expr),* $(,)? )) => {{
-        // A mutable static, but written only while the module is being loaded.
+        // A mutable static, written only while the module is being loaded.
         let function = redis_module::raw::$function;
         match function {
             Some(function) => function($($argument),*),

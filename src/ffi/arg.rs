@@ -4,7 +4,7 @@ use redis_module::raw;
 
 use super::api::api;
 
-/// The arguments of one command, as the server passes them: nothing is copied.
+/// The arguments of one command, borrowed from the server.
 #[derive(Clone, Copy)]
 pub(crate) struct Args<'a> {
     strings: &'a [*mut raw::RedisModuleString],
@@ -57,7 +57,7 @@ impl<'a> Arg<'a> {
         self.bytes
     }
 
-    /// The server's own notion of an integer: no spaces, no plus, no leading zeros, within 64 bits.
+    /// Parses as the server does: no spaces, no plus, no leading zeros, within 64 bits.
     pub(crate) fn to_integer(self) -> Option<i64> {
         let mut value = 0;
         // SAFETY: a live string and a place for the result.
@@ -95,11 +95,11 @@ impl Name<'_> {
         Self::Made(MadeString { string })
     }
 
-    /// 128 random bits in hexadecimal digits: a value that nobody knows.
+    /// Makes 128 random bits in hexadecimal digits: a value that no client knows.
     pub(crate) fn random() -> Self {
         const DIGITS: usize = 32;
         let mut digits = [0_u8; DIGITS];
-        // SAFETY: a place for so many digits.
+        // SAFETY: a buffer for this number of digits.
         unsafe { api!(RedisModule_GetRandomHexChars(digits.as_mut_ptr().cast(), DIGITS)) };
         Self::made(&digits)
     }
@@ -122,7 +122,7 @@ impl AsRef<[u8]> for Name<'_> {
 
 impl Drop for MadeString {
     fn drop(&mut self) {
-        // SAFETY: gives back the reference of the one who made it.
+        // SAFETY: releases the reference that the constructor acquired.
         unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.string.as_ptr())) }
     }
 }

@@ -12,15 +12,16 @@ use super::api::api;
 use super::{Ctx, MainThread, entry};
 use crate::{commands, module, server_events};
 
-/// The clients that have no answer yet. The server keeps each until it is unblocked, once.
+/// The clients without an answer. The server keeps each until it is unblocked, once.
 #[derive(Default)]
 pub(crate) struct Blocked {
-    /// Those that are to be unblocked.
+    /// Clients that are not unblocked yet.
     handles: BTreeMap<Ticket, NonNull<raw::RedisModuleBlockedClient>>,
-    /// Those that the server may still ask about. It uses the address of a client again once it is
-    /// gone, and a ticket is never used again.
+    /// Clients about which the server may still call back.
+    ///
+    /// The server reuses the address of a client that is gone. A ticket is never reused.
     tickets: BTreeMap<usize, Ticket>,
-    /// What the server calls the clients that wait.
+    /// The server's IDs of the clients that wait.
     ids: BTreeMap<Ticket, u64>,
     /// The number of the last ticket.
     last: u64,
@@ -33,9 +34,10 @@ fn with_blocked<T>(what: impl FnOnce(&mut Blocked) -> T) -> T {
 }
 
 impl Blocked {
-    /// Makes the client of this command wait, which then gets no other reply. Not to be called
-    /// where the server [denies](Ctx::denies_blocking) it. The server's own time limit is not
-    /// used: it runs on the wall clock.
+    /// Blocks the client of this command, which then gets no other reply.
+    ///
+    /// The caller checks first that the server does not [deny](Ctx::denies_blocking) it. The
+    /// server's own timeout is not used, because it runs on the wall clock.
     pub(crate) fn block(ctx: &Ctx<'_>) -> Option<Ticket> {
         // SAFETY: a live context of a command; the callbacks live as long as the module, which the
         // server does not unload while a client waits.
@@ -58,13 +60,14 @@ impl Blocked {
         }))
     }
 
-    /// What the server calls the client that waits.
+    /// The server's ID of a client that waits.
     pub(crate) fn client_id(ticket: Ticket) -> Option<u64> {
         with_blocked(|blocked| blocked.ids.get(&ticket).copied())
     }
 
-    /// Lets the server ask, by [`commands::reply_unblocked`], what the client is to be answered,
-    /// unless the client is gone. Does nothing the second time.
+    /// Unblocks a client. The server then fetches the reply by [`commands::reply_unblocked`].
+    ///
+    /// Does nothing if the client is gone or already unblocked.
     pub(crate) fn unblock(ticket: Ticket) {
         let handle = with_blocked(|blocked| blocked.handles.remove(&ticket));
         if let Some(handle) = handle {
@@ -75,7 +78,7 @@ impl Blocked {
     }
 }
 
-/// The ticket of a client that the server asks about for the last time.
+/// Removes the ticket of a client at the server's last callback about it.
 fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
     with_blocked(|blocked| {
         let ticket = blocked.tickets.remove(&handle.addr())?;
@@ -84,16 +87,16 @@ fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
     })
 }
 
-/// The client of a context that the server made for its answer.
+/// Removes the ticket of the client for which the server made this context.
 ///
 /// # Safety
-/// The context lives, and is of a client that was blocked.
+/// The context is live, and belongs to a client that was blocked.
 unsafe fn take_ticket_of(ctx: *mut raw::RedisModuleCtx) -> Option<Ticket> {
     // SAFETY: the caller's promise.
     take_ticket(unsafe { api!(RedisModule_GetBlockedClientHandle(ctx)) })
 }
 
-/// The client was unblocked and is to be answered.
+/// Replies to a client that was unblocked.
 unsafe extern "C" fn on_reply(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,
@@ -105,7 +108,7 @@ unsafe extern "C" fn on_reply(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Somebody ended the wait by `CLIENT UNBLOCK`.
+/// Handles `CLIENT UNBLOCK`, which ended the wait.
 unsafe extern "C" fn on_unblock(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,
@@ -125,7 +128,7 @@ unsafe extern "C" fn on_unblock(
     raw::REDISMODULE_OK as c_int
 }
 
-/// The client is gone: it disconnected, was killed, or was told that this server is a replica now.
+/// Handles a client that is gone: disconnected, killed, or unblocked by a demotion.
 unsafe extern "C" fn on_disconnect(
     _ctx: *mut raw::RedisModuleCtx,
     handle: *mut raw::RedisModuleBlockedClient,

@@ -1,4 +1,4 @@
-//! Who a client is, as CLIENT LIST shows it.
+//! The identity of a client, as CLIENT LIST shows it.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -8,14 +8,14 @@ use redis_module::raw;
 use super::api::api;
 use super::{Arg, Ctx};
 
-/// A client of the server. What it does not tell, or what is gone, is missing.
+/// A client of the server. Unknown fields are `None`.
 #[derive(Default)]
 pub(crate) struct Client {
-    /// The name that it gave its connection.
+    /// The name of its connection.
     pub(crate) name: Option<Vec<u8>>,
     /// Its ACL user.
     pub(crate) user: Option<Vec<u8>>,
-    /// Where it connects from: `address:port`, or `unix`.
+    /// Its address: `address:port`, or `unix`.
     pub(crate) address: Option<String>,
 }
 

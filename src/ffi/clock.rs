@@ -1,4 +1,4 @@
-//! The clocks that the node decides by.
+//! The clocks by which the node decides.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -7,21 +7,22 @@ use redis_module::raw;
 
 use super::api::api;
 
-/// The wall clock less the monotonic clock, in microseconds, taken once in each turn of the event
-/// loop. So a mirror and its lease never disagree, also where one turn runs a script for a second:
-/// the server's own idea of the time stands still in it.
+/// The wall clock minus the monotonic clock, in microseconds, read once in each turn of the loop.
+///
+/// So a mirror and its lease agree even if one turn runs a script for a second, during which the
+/// server's own time stands still.
 static WALL_OFFSET_US: AtomicI64 = AtomicI64::new(UNKNOWN);
 const UNKNOWN: i64 = i64::MIN;
 
 /// Reads `CLOCK_MONOTONIC_RAW`: it does not step, and unlike `CLOCK_MONOTONIC` it is not slewed.
 pub(crate) fn monotonic() -> Monotonic {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place for the result; this clock is there since Linux 2.6.28.
+    // SAFETY: a place for the result; Linux has this clock since 2.6.28.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut now) };
     Monotonic::from_us(now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000)
 }
 
-/// Both clocks.
+/// Reads both clocks.
 pub(crate) fn now() -> Now {
     let monotonic = monotonic();
     let monotonic_us = i64::try_from(monotonic.us()).unwrap_or(i64::MAX);
@@ -33,7 +34,7 @@ pub(crate) fn now() -> Now {
     Now { monotonic, wall_us: (monotonic_us + offset_us).unsigned_abs() }
 }
 
-/// The server's wall clock: some servers hide their idea of the time from the module's C library.
+/// The server's wall clock: some servers hide their time from the module's C library.
 fn wall_us() -> i64 {
     // SAFETY: the static is written only while the module is being loaded; neither function needs
     // anything. Redis 7.0 has milliseconds only.
@@ -45,7 +46,7 @@ fn wall_us() -> i64 {
     }
 }
 
-/// A new turn of the event loop: the wall clock may have been stepped since the last.
+/// Starts a new turn of the loop: the wall clock may have been stepped since the last one.
 pub(super) fn turn_begins() {
     WALL_OFFSET_US.store(UNKNOWN, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! Commands: how they are described, registered and called.
+//! Commands: their description, registration and call.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -9,15 +9,15 @@ use redis_module::raw;
 use super::api::api;
 use super::{Args, Ctx, entry};
 
-/// A command: what it is, and what it does.
+/// A command: its description and its handler.
 pub(crate) trait Command {
     const SPEC: Spec;
 
-    /// Answers exactly one reply.
+    /// Sends exactly one reply.
     fn run(ctx: &Ctx<'_>, args: Args<'_>);
 }
 
-/// What `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and the hints of redis-cli tell of a command.
+/// The description of a command, for `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and redis-cli.
 pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
     /// The flags of the server's command table.
@@ -28,32 +28,32 @@ pub(crate) struct Spec {
     /// The number of arguments, the name included; negative when more may follow.
     pub(crate) arity: i32,
     pub(crate) keys: Keys,
-    /// What it does to them.
+    /// The access to its keys.
     pub(crate) key: KeyFlags,
     /// Whether it has a token, which is hidden from SLOWLOG and MONITOR.
     pub(crate) has_token: bool,
-    /// Who may run it by category.
+    /// Its intended users, which decides its ACL categories.
     pub(crate) users: Users,
     pub(crate) args: &'static [ArgSpec],
 }
 
-/// Whom a command is for.
+/// The intended users of a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Users {
-    /// Programs that lock: it is in the category of the module.
+    /// Programs that lock: the command is in the category of the module.
     Programs,
-    /// Operators: it is in `@admin` and `@dangerous`.
+    /// Operators: the command is in `@admin` and `@dangerous`.
     Operators,
 }
 
-/// Where the keys of a command are.
+/// The positions of the keys of a command.
 #[derive(Clone, Copy)]
 pub(crate) enum Keys {
-    /// The first argument is the only one.
+    /// The first argument is the only key.
     First,
-    /// The first argument says how many follow.
+    /// The first argument is the number of keys, which follow it.
     Counted,
-    /// There are none.
+    /// The command has no keys.
     None,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct ArgSpec {
     pub(crate) name: &'static CStr,
     pub(crate) kind: ArgKind,
     pub(crate) summary: &'static CStr,
-    /// The word before it, for those that may be left out.
+    /// The word that introduces an optional argument.
     pub(crate) option: Option<&'static CStr>,
 }
 
@@ -74,12 +74,12 @@ pub(crate) enum ArgKind {
     Text,
     Integer,
     Pattern,
-    /// Nothing but the word of the option.
+    /// Only the word of the option.
     Flag,
 }
 
 bitflags! {
-    /// What a command does to its key.
+    /// The access of a command to its keys.
     #[derive(Clone, Copy)]
     pub(crate) struct KeyFlags: u64 {
         const READ_ONLY = raw::REDISMODULE_CMD_KEY_RO as u64;
@@ -92,13 +92,13 @@ bitflags! {
     }
 }
 
-/// The ACL category of the commands for programs, on servers that let modules have one.
+/// The ACL category of the commands for programs, on servers that support module categories.
 const CATEGORY: &CStr = c"lock";
 
-/// The ACL categories of the commands for operators, on servers where module commands have any.
+/// The ACL categories of the commands for operators, on servers that support module categories.
 const OPERATOR_CATEGORIES: &CStr = c"admin dangerous";
 
-/// Adds the ACL category, which a server keeps when the module is unloaded. False when the server refuses it.
+/// Adds the ACL category, which stays after an unload. Returns false if the server refuses it.
 pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
     // SAFETY: written only while the module is being loaded; a live context, and a name that is copied.
     let added = unsafe {
@@ -108,7 +108,7 @@ pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
     added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
 }
 
-/// Puts a command into its ACL categories, on servers whose module commands have any.
+/// Adds a command to its ACL categories, on servers that support module categories.
 fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
     // SAFETY: written only while the module is being loaded; a command that was just created, and a name that is copied.
     unsafe {
@@ -122,13 +122,13 @@ fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
     }
 }
 
-/// Adds a command to the server, with its documentation. False when the server refuses it.
+/// Registers a command with its documentation. Returns false if the server refuses it.
 pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
     let spec = &C::SPEC;
     // SAFETY: a live context while the module is being loaded; the server copies the strings.
     let created = unsafe {
         let (name, flags) = (spec.name.as_ptr(), spec.flags.as_ptr());
-        // A range of arguments that are keys; what it cannot say comes with the description.
+        // A range of arguments that are keys. The description adds what a range cannot express.
         let (first, last, step) = match spec.keys {
             Keys::First => (1, 1, 1),
             Keys::Counted | Keys::None => (0, 0, 0),
@@ -204,7 +204,7 @@ fn arg(spec: &ArgSpec) -> raw::RedisModuleCommandArg {
 }
 
 fn key_spec(keys: Keys, flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
-    // SAFETY: a plain C structure, of which the parts that matter are set below.
+    // SAFETY: a plain C structure, whose relevant fields are set below.
     let mut spec: raw::RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
     spec.flags = flags.bits();
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;

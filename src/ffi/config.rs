@@ -1,4 +1,4 @@
-//! Values that an operator sets: in redis.conf, on the command line, by `CONFIG SET`, or as the module's arguments.
+//! Settings of an operator: in redis.conf, on the command line, by `CONFIG SET`, or as arguments.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
@@ -10,16 +10,16 @@ use redis_module::raw;
 use super::api::api;
 use super::{Arg, Ctx, MainThread, Name, entry};
 
-/// A configuration with a whole number for its value. It lives as long as the program: the server keeps its address.
+/// An integer setting. It is a static, because the server keeps its address.
 pub(crate) struct Number {
-    /// Without the module's name, which the server puts before it.
+    /// Without the module's name, which the server prepends.
     pub(crate) name: &'static CStr,
     pub(crate) default: i64,
     pub(crate) min: i64,
     pub(crate) max: i64,
-    /// Whether only a start sets it.
+    /// Whether it can be set only at start.
     pub(crate) fixed_at_start: bool,
-    /// Called when it was set.
+    /// Called after it was set.
     pub(crate) changed: fn(i64),
     pub(crate) value: AtomicI64,
 }
@@ -29,7 +29,7 @@ impl Number {
         self.value.load(Ordering::Relaxed)
     }
 
-    /// Makes it known to the server. False when the server refuses.
+    /// Registers the setting. Returns false if the server refuses it.
     pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: i64) -> bool {
         let flags = if self.fixed_at_start {
             raw::REDISMODULE_CONFIG_IMMUTABLE
@@ -57,14 +57,13 @@ impl Number {
     }
 }
 
-/// A configuration with a text for its value, fixed at start. It lives as long as the program: the server keeps its
-/// address.
+/// A text setting, fixed at start. It is a static, because the server keeps its address.
 pub(crate) struct Text {
-    /// Without the module's name, which the server puts before it.
+    /// Without the module's name, which the server prepends.
     name: &'static CStr,
-    /// Checks a value and returns the form in which the server shows it. The error says what to write instead.
+    /// Checks a value and returns the form that the server shows; the error says what to write.
     normalize: fn(&[u8]) -> Result<String, String>,
-    /// The normalized value, as the string that the server borrows when it asks.
+    /// The normalized value, as the string that the server borrows to read it.
     value: MainThread<RefCell<Option<Name<'static>>>>,
 }
 
@@ -82,7 +81,7 @@ impl Text {
         f(self.value.get().borrow().as_ref().map_or(&[], AsRef::as_ref))
     }
 
-    /// Makes it known to the server. False when the server refuses.
+    /// Registers the setting. Returns false if the server refuses it.
     pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: &CStr) -> bool {
         let this = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // SAFETY: a live context while the module is being loaded; the server copies the default; the name and `this`
@@ -103,8 +102,9 @@ impl Text {
     }
 }
 
-/// Sets every registered configuration, to what redis.conf says or to its default. False, with the reason in the
-/// server's log, when a value is not allowed.
+/// Sets every registered setting to its value in redis.conf or to its default.
+///
+/// Returns false if a value is not allowed. The server has then logged the reason.
 pub(crate) fn load(ctx: &Ctx<'_>) -> bool {
     // SAFETY: a live context while the module is being loaded.
     unsafe { api!(RedisModule_LoadConfigs(ctx.as_ptr())) == raw::REDISMODULE_OK as c_int }

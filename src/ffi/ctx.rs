@@ -15,7 +15,7 @@ pub(crate) struct Ctx<'a> {
     lives: PhantomData<&'a ()>,
 }
 
-/// How loud a line of the server's log is.
+/// The severity of a line in the server's log.
 #[derive(Clone, Copy)]
 pub(crate) enum LogLevel {
     Notice,
@@ -60,19 +60,19 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, bytes.as_ptr().cast(), bytes.len())) };
     }
 
-    /// Begins an array of so many elements, which are the replies that follow.
+    /// Begins an array of `len` elements, which are the replies that follow.
     pub(crate) fn reply_array(&self, len: i32) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithArray(self.ctx, len.into())) };
     }
 
-    /// Begins a map of so many pairs, whose keys and values are the replies that follow. In RESP2 a flat array.
+    /// Begins a map of `pairs` pairs, which are the replies that follow. RESP2 shows a flat array.
     pub(crate) fn reply_map(&self, pairs: i32) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithMap(self.ctx, pairs.into())) };
     }
 
-    /// Answers an array of lines of text, as HELP does.
+    /// Replies with an array of lines of text, as HELP does.
     pub(crate) fn reply_lines(&self, lines: &[String]) {
         self.reply_array(lines.len() as i32);
         for line in lines {
@@ -87,14 +87,14 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_WrongArity(self.ctx)) };
     }
 
-    /// Answers an error. Its text is ours alone: no byte of a client's is in it.
+    /// Replies with an error. Its text never contains bytes of a client.
     pub(crate) fn reply_error(&self, error: &impl Display) {
         let text = CString::new(error.to_string()).unwrap_or_else(|_| c"ERR internal error".into());
         // SAFETY: as above; the text is copied, and it is not a format.
         unsafe { api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())) };
     }
 
-    /// Replicas and the append-only file do what was done here, in absolute terms: they need no module for it.
+    /// Propagates a SET with an absolute expiry, which needs no module on the receiving side.
     pub(crate) fn replicate_set(&self, key: Arg<'_>, token: Arg<'_>, expires_at_ms: u64) {
         let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
         // SAFETY: a live context; "sscl" is two strings, a C string and a long long.
@@ -127,21 +127,21 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr())) };
     }
 
-    /// Counts a change for the server's save points, of a command that is not propagated. Only
-    /// while nothing listens: then the server counts, and throws the command away.
+    /// Counts a change of an unpropagated command for the server's save points.
+    ///
+    /// Call it only without listeners: the server then counts the change and discards the command.
     pub(crate) fn count_change_of_command(&self) {
         // SAFETY: a live context of a command.
         unsafe { api!(RedisModule_ReplicateVerbatim(self.ctx)) };
     }
 
-    /// The same, where there is no command.
+    /// The same outside of a command.
     pub(crate) fn count_change(&self) {
         // SAFETY: a live context; the empty format has no arguments.
         unsafe { api!(RedisModule_Replicate(self.ctx, c"PING".as_ptr(), c"".as_ptr())) };
     }
 
-    /// Who receives what is replicated, as far as the server's figures say; what they do not say
-    /// is assumed.
+    /// The listeners that the server reports. A listener that it does not report is assumed.
     pub(crate) fn listeners(&self) -> Listeners {
         let any = |section: &CStr, fields: &[&CStr]| {
             // SAFETY: a live context; the data is freed after it was read, and not used again.
@@ -169,7 +169,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server carries out an EXEC.
+    /// Whether the server is running an EXEC.
     pub(super) fn is_in_transaction(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_MULTI as i32 != 0
     }
@@ -180,7 +180,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_RedactClientCommandArgument(self.ctx, index as i32)) };
     }
 
-    /// Whether the server only asks where the keys of a command are.
+    /// Whether the server only queries where the keys of a command are.
     pub(super) fn asks_for_keys(&self) -> bool {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_IsKeysPositionRequest(self.ctx)) != 0 }
@@ -200,7 +200,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) != 0 }
     }
 
-    /// Whether no other module is loaded. To be asked while this one is still being loaded.
+    /// Whether no other module is loaded. Call it while this module is still being loaded.
     pub(crate) fn is_only_module(&self) -> bool {
         // SAFETY: a live context; "c" is a C string; the reply is freed after it was read.
         unsafe {
@@ -225,13 +225,14 @@ impl Ctx<'_> {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_SLAVE as i32 != 0
     }
 
-    /// Whether the client of this command must not wait: in MULTI, in a script, and wherever else the server says so.
+    /// Whether the client of this command must not block, for example in MULTI or in a script.
     pub(crate) fn denies_blocking(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as i32 != 0
     }
 
-    /// Whether the server drops the reply of a client that was unblocked here and then by `CLIENT UNBLOCK`, within one
-    /// turn of its loop: Redis 7.0 does, and the client hangs.
+    /// Whether the server drops the reply of a client that the module has unblocked.
+    ///
+    /// Redis 7.0 does if `CLIENT UNBLOCK` names the client in the same turn, and the client hangs.
     pub(crate) fn drops_replies_of_the_unblocked(&self) -> bool {
         const REDIS_7_2: i32 = 0x0007_0200;
         // SAFETY: needs nothing.
@@ -249,10 +250,10 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetUsedMemoryRatio()) >= 1.0 }
     }
 
-    /// Whether the server's `maxmemory-policy` lets it remove keys. Not to be asked within an event.
+    /// Whether the `maxmemory-policy` lets the server evict keys. Not allowed within an event.
     pub(crate) fn evicts_keys(&self) -> bool {
-        // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both are freed or let go of
-        // after it was compared.
+        // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both
+        // are freed after the comparison.
         unsafe {
             let (command, get, policy) = (c"CONFIG".as_ptr(), c"GET".as_ptr(), c"maxmemory-policy".as_ptr());
             let reply = api!(RedisModule_Call(self.ctx, command, c"cc".as_ptr(), get, policy));
@@ -272,29 +273,29 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server must not write now: its clients are paused, or it is handing over to a replica.
+    /// Whether the server must not write now: clients are paused, or it fails over to a replica.
     pub(crate) fn writes_are_paused(&self) -> bool {
         // SAFETY: needs nothing.
         unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
     }
 
-    /// Tells WATCH and client-side caches that the key has changed.
+    /// Invalidates WATCH and client-side caches of the key.
     pub(crate) fn signal_modified(&self, key: Arg<'_>) {
         // SAFETY: a live context and a live string.
         unsafe { api!(RedisModule_SignalModifiedKey(self.ctx, key.as_ptr())) };
     }
 
-    /// A keyspace event of the commands on strings.
+    /// Sends a keyspace event of the string commands.
     pub(crate) fn notify_string(&self, event: &CStr, key: Arg<'_>) {
         self.notify(raw::REDISMODULE_NOTIFY_STRING, event, key);
     }
 
-    /// A keyspace event of the commands on any type.
+    /// Sends a keyspace event of the generic commands.
     pub(crate) fn notify_generic(&self, event: &CStr, key: Arg<'_>) {
         self.notify(raw::REDISMODULE_NOTIFY_GENERIC, event, key);
     }
 
-    /// The keyspace event of a key whose time is over.
+    /// Sends the keyspace event of an expired key.
     pub(crate) fn notify_expired(&self, key: Arg<'_>) {
         self.notify(raw::REDISMODULE_NOTIFY_EXPIRED, c"expired", key);
     }
@@ -304,7 +305,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, event.as_ptr(), key.as_ptr())) };
     }
 
-    /// Writes a line to the server's log. Never a key, a token or anything else of a client's.
+    /// Writes a line to the server's log. It must not contain a key, a token or other client data.
     pub(crate) fn log(&self, level: LogLevel, line: &str) {
         let level = match level {
             LogLevel::Notice => c"notice",

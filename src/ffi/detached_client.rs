@@ -6,10 +6,10 @@ use redis_module::raw;
 use super::api::api;
 use super::{Arg, Ctx, MainThread};
 
-/// A client of the module's own, which is not connected.
+/// A client of the module itself, without a connection.
 ///
-/// The server tells a client that tracks keys with `BCAST NOLOOP` of no change that came with its
-/// own command. A lock that is handed over within that command is a change by another.
+/// The server does not invalidate the caches of a client with `BCAST NOLOOP` for a change by its
+/// own command. A lock that is handed over within that command is a change by another client.
 pub(crate) struct DetachedClient {
     ctx: NonNull<raw::RedisModuleCtx>,
 }
@@ -17,7 +17,7 @@ pub(crate) struct DetachedClient {
 static CLIENT: MainThread<RefCell<Option<DetachedClient>>> = MainThread::new(RefCell::new(None));
 
 impl DetachedClient {
-    /// Makes the client. False when the server gives none.
+    /// Creates the client. Returns false if the server refuses.
     pub(crate) fn create(ctx: &Ctx<'_>) -> bool {
         // SAFETY: a live context, from which the new one takes the module alone.
         let ctx = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) };
@@ -32,7 +32,7 @@ impl DetachedClient {
         *CLIENT.get().borrow_mut() = None;
     }
 
-    /// Tells WATCH and client-side caches that this client has changed the key.
+    /// Invalidates WATCH and client-side caches of the key, with this client as the author.
     pub(crate) fn signal_modified(db: u32, key: Arg<'_>) {
         if let Some(client) = &*CLIENT.get().borrow() {
             // SAFETY: freed when the module is unloaded, and used on the main thread alone, which

@@ -1,4 +1,4 @@
-//! Where the server calls in. A panic must not get out: it would take the server with it.
+//! The server's entry points. A panic must not escape: it would abort the server.
 
 use std::ffi::{CStr, c_int};
 use std::panic::{self, AssertUnwindSafe};
@@ -22,7 +22,9 @@ pub(super) const MODULE_NAME: &CStr = c"lock";
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
-/// What a server must be able to do. They are all in Redis 7.0; an older server gets a sentence and goes on without.
+/// The API functions that the module needs. Redis 7.0 has all of them.
+///
+/// An older server gets an error line and goes on without the module.
 macro_rules! missing_functions {
     ($($function:ident)*) => {{
         // SAFETY: written only by the initialisation of the module, which is over.
@@ -91,7 +93,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         return ERR;
     }
     install_panic_hook();
-    // Whatever can fail comes first: a server does not survive a subscription of a module that then failed to load.
+    // Everything that can fail comes first: a server crashes if a module that failed to load has
+    // subscribed to events.
     let known = command::register_category(ctx)
         && command::register::<Acquire>(ctx)
         && command::register::<Extend>(ctx)
@@ -117,7 +120,8 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     }
     let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD
-        // Opening a key for writing would tell WATCH and caches that it changed, also when nothing was written.
+        // Opening a key for writing would otherwise invalidate WATCH and caches even without a
+        // write.
         | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
     // SAFETY: a live context.
     unsafe { api!(RedisModule_SetModuleOptions(ctx.as_ptr(), options as c_int)) };
@@ -146,13 +150,13 @@ pub(super) unsafe extern "C" fn call<C: Command>(
             &"ERR internal error of the lock module: the server's log says where; please report it",
         );
     }
-    // Last, since Valkey 8.1 hides an argument from the command itself as well. Nothing is shown
-    // to anybody before the command returns.
+    // Last, because Valkey 8.1 hides an argument from the command itself as well. No argument is
+    // shown before the command returns.
     if C::SPEC.has_token {
         guard(|| {
             let mut positions = request::token_positions(C::SPEC.keys, args);
             let first = positions.next();
-            // All are found before one is hidden, which may change the arguments.
+            // All positions are collected first, because hiding one may change the arguments.
             let others: Vec<_> = positions.collect();
             first.into_iter().chain(others).for_each(|index| ctx.redact(index));
         });
@@ -160,13 +164,15 @@ pub(super) unsafe extern "C" fn call<C: Command>(
     OK
 }
 
-/// Runs `what`; `None` when it panicked. The hook has logged it by then.
+/// Runs `what`; returns `None` if it panicked. The hook has logged the panic by then.
 pub(super) fn guard<T>(what: impl FnOnce() -> T) -> Option<T> {
     panic::catch_unwind(AssertUnwindSafe(what)).ok()
 }
 
-/// The standard hook would walk the stack, which kills some servers, and print the message, in which there might be
-/// something of a client's. The place is enough to find the fault.
+/// Logs only the place of a panic.
+///
+/// The standard hook walks the stack, which crashes some servers, and prints the message, which may
+/// contain data of a client.
 fn install_panic_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));

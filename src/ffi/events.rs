@@ -1,4 +1,4 @@
-//! What the server tells without being asked.
+//! Subscriptions to the server's events.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -12,10 +12,10 @@ use super::{Arg, Ctx, clock, entry};
 use crate::keyspace::key_event;
 use crate::{before_sleep, server_events};
 
-/// Subscribes to everything the module must know of. Called last while loading: see [`entry`].
+/// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
-    // Overwriting commands (SET and its kin) are not in here: watching them would slow every SET of the server down,
-    // and they are noticed when the key is next touched.
+    // Overwriting commands such as SET are not in here: these events would slow every SET of the
+    // server. The node detects an overwrite when the key is next used.
     let classes =
         raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: a live context while loading; the callbacks live as long as the module.
@@ -65,9 +65,12 @@ unsafe extern "C" fn on_keyspace_event(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Valkey 8.1 gives whoever listens the client of the command, with the database of the event selected, and leaves it so:
-/// after MOVE the client would be in the other database. The two events of MOVE come one right after the other. Elsewhere
-/// the client of the context is nobody's, and nothing comes of this.
+/// Restores the client's database after the events of a MOVE.
+///
+/// Valkey 8.1 passes the client of the command to event handlers and leaves the event's database
+/// selected: after MOVE the client would be in the other database. The two events of MOVE follow
+/// each other directly. On other servers the context has a client of its own, and this has no
+/// effect.
 fn keep_moving_client_in_its_database(ctx: &Ctx<'_>, event: &[u8]) {
     static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
     match event {
@@ -146,8 +149,8 @@ unsafe extern "C" fn on_config_change(
     if data.is_null() {
         return;
     }
-    // SAFETY: the server passes this structure with this event, with so many names that each end in
-    // a zero.
+    // SAFETY: the server passes this structure with this event; `num_changes` names, each of which
+    // ends in a zero.
     let names = unsafe {
         let change = &*data.cast::<raw::RedisModuleConfigChange>();
         std::slice::from_raw_parts(change.config_names, change.num_changes as usize)

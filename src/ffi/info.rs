@@ -8,7 +8,7 @@ use super::api::api;
 use super::{Ctx, entry};
 use crate::info;
 
-/// Where the fields of the section `lock` are written. The server puts `lock_` before their names.
+/// The section `lock` of an INFO reply. The server prepends `lock_` to the names of its fields.
 pub(crate) struct Section {
     ctx: *mut raw::RedisModuleInfoCtx,
 }
@@ -26,7 +26,7 @@ impl Section {
     }
 }
 
-/// Adds the section to the server's `INFO`. False when the server refuses.
+/// Registers the section. Returns false if the server refuses it.
 pub(super) fn register(ctx: &Ctx<'_>) -> bool {
     // SAFETY: a live context while the module is being loaded.
     unsafe { api!(RedisModule_RegisterInfoFunc(ctx.as_ptr(), Some(on_info))) == raw::REDISMODULE_OK as c_int }

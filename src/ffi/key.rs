@@ -7,17 +7,18 @@ use redis_module::raw;
 use super::api::api;
 use super::{Arg, Ctx};
 
-/// An open key. While it is open nothing else may touch it: it lives within one command.
+/// An open key, within one command. While it is open, no other code may use the key.
 pub(crate) struct Key<'ctx> {
-    /// None when it was opened for reading and is not there.
+    /// `None` if the key was opened for reading and does not exist.
     open: Option<NonNull<raw::RedisModuleKey>>,
     kind: Kind,
     lives: PhantomData<&'ctx ()>,
 }
 
 impl<'ctx> Key<'ctx> {
-    /// Opens a key in the selected database. A key whose expiry has come is removed by this, and the keyspace event for
-    /// it arrives before this returns.
+    /// Opens a key in the selected database.
+    ///
+    /// Removes an expired key. Its keyspace event arrives before this returns.
     pub(crate) fn open(ctx: &Ctx<'ctx>, name: Arg<'_>, access: Access) -> Self {
         let mode = match access {
             Access::Read => raw::REDISMODULE_READ,
@@ -38,8 +39,9 @@ impl<'ctx> Key<'ctx> {
         Self { open: key, kind, lives: PhantomData }
     }
 
-    /// Writes a token that expires. Either both are there afterwards, or the key is not: a lock that never ends is
-    /// worse than none.
+    /// Writes a token with an expiry.
+    ///
+    /// If the server refuses either, the key is gone: a lock that never ends is worse than none.
     pub(crate) fn set(&mut self, token: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
         // SAFETY: a key that is open for writing and a live string, which the server may keep.
@@ -58,7 +60,7 @@ impl<'ctx> Key<'ctx> {
     /// Sets when the string expires, in milliseconds of the wall clock.
     pub(crate) fn expire(&mut self, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
-        // A negative time would be refused, or worse: −1 means "never".
+        // The server refuses other negative times, and −1 means "never".
         let at = i64::try_from(expires_at_ms).map_err(|_| WriteRefused)?;
         // SAFETY: a key that is open for writing.
         let expires = unsafe { api!(RedisModule_SetAbsExpire(key.as_ptr(), at)) };
@@ -73,25 +75,28 @@ impl<'ctx> Key<'ctx> {
         }
     }
 
-    /// The type of what is under the key.
+    /// The type of the value under the key.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The length of the string. Safe within a keyspace event, where to read the value is not: that
-    /// may replace the value under the hands of the command.
+    /// The length of the string.
+    ///
+    /// Safe within a keyspace event. Reading the value is not: it may replace the value while the
+    /// command uses it.
     pub(crate) fn value_bytes(&self) -> Option<usize> {
         let key = self.open.filter(|_| self.kind == Kind::Text)?;
         // SAFETY: an open key.
         Some(unsafe { api!(RedisModule_ValueLength(key.as_ptr())) })
     }
 
-    /// Whether a string is there with exactly this value.
+    /// Whether the key holds a string with exactly this value.
     pub(crate) fn holds(&self, token: &[u8]) -> bool {
         let Some(key) = self.open else { return false };
         let mut len = 0;
-        // SAFETY: an open key that holds a string (checked first). The bytes are compared before anything else can
-        // touch the key. The length comes first, because reading the value costs the server a copy of a short one.
+        // SAFETY: an open key that holds a string (checked first). The bytes are compared before
+        // any other code can use the key. The length comes first, because reading a short value
+        // costs the server a copy.
         unsafe {
             if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len() {
                 return false;
@@ -101,7 +106,7 @@ impl<'ctx> Key<'ctx> {
         }
     }
 
-    /// When the key expires, in milliseconds of the wall clock.
+    /// When the key expires, in milliseconds of the wall clock; `None` if it does not.
     pub(crate) fn expires_at_ms(&self) -> Option<u64> {
         // SAFETY: an open key. Without an expiry the server answers −1.
         let at = unsafe { api!(RedisModule_GetAbsExpire(self.open?.as_ptr())) };

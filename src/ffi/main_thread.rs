@@ -1,9 +1,10 @@
-/// A static that only the server's main thread uses. The server calls a module from that thread
-/// alone: commands, events and timers come one at a time, also with `io-threads`, which read and
-/// write sockets and run no commands.
+/// A static that only the server's main thread uses.
+///
+/// The server calls a module only from that thread, one command, event or timer at a time. That
+/// holds with `io-threads` too, which read and write sockets and run no commands.
 pub(crate) struct MainThread<T>(T);
 
-// SAFETY: see above; nothing in this module starts a thread, so no other thread can reach it.
+// SAFETY: see above; this module starts no thread, so no other thread can reach it.
 unsafe impl<T> Sync for MainThread<T> {}
 
 impl<T> MainThread<T> {

@@ -1,30 +1,30 @@
-//! Everything that is `unsafe`, behind functions that are not.
+//! All `unsafe` code, behind safe functions.
 //!
-//! - [`entry`]: where the server calls in: load, unload, and the net that catches a panic.
+//! - [`entry`]: the server's entry points: load, unload, and calls of commands.
 //! - [`Arg`], [`Args`], [`Name`]: the server's strings, lent and made.
-//! - [`Ctx`]: what a command can do: answer, replicate, notify.
-//! - [`Key`]: an open key; the keyspace as the decisions see it.
+//! - [`Ctx`]: what a command can do: reply, replicate, notify.
+//! - [`Key`]: an open key.
 //! - [`Blocked`]: the clients that wait.
-//! - [`Client`]: who a client is.
+//! - [`Client`]: the identity of a client.
 //! - [`DetachedClient`]: the author of changes that no command made.
 //! - [`command`]: registers the commands and their documentation.
-//! - [`config`]: registers what an operator can set.
+//! - [`config`]: registers the settings.
 //! - [`info`]: the module's part of `INFO`.
 //! - [`Timer`]: wakes the event loop.
-//! - [`events`]: what the server tells without being asked.
-//! - [`MainThread`]: state that only the server's main thread touches.
-//! - [`clock`]: the monotonic clock that leases are measured on.
+//! - [`events`]: subscribes to the server's events.
+//! - [`MainThread`]: state that only the server's main thread uses.
+//! - [`clock`]: the monotonic clock that measures leases.
 
-// The rest of the module is denied it; here is where it belongs.
+// The rest of the module forbids it.
 #![allow(unsafe_code)]
-// The constants of a C header come in whatever type they were written in; argc and argv are what everybody calls them.
+// The C header's constants have the types of their literals. argc and argv are the usual names.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
     clippy::similar_names
 )]
-// What the server can do belongs to a call from it, whether or not its function takes the context.
+// A capability of the server belongs to a call from it, even if its function takes no context.
 #![allow(clippy::unused_self)]
 
 mod api;

@@ -1,4 +1,5 @@
-//! Wakes the server's event loop at a moment of the monotonic clock. The server's own timers run on the wall clock.
+//! Wakes the server's event loop at a moment of the monotonic clock. The server's own timers run on
+//! the wall clock.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -8,15 +9,16 @@ use redis_module::raw;
 
 use super::api::api;
 
-/// A timer whose only effect is that the event loop turns, and so that the server gets to `BEFORE_SLEEP`, where the work
-/// is done: nothing may be written from the callback of a file descriptor.
+/// A timer whose only effect is another turn of the event loop, which ends in `BEFORE_SLEEP`.
+///
+/// The work is done there, because the callback of a file descriptor must not write keys.
 pub(crate) struct Timer {
     fd: OwnedFd,
     armed: Option<Monotonic>,
 }
 
 impl Timer {
-    /// `None` when the system has no more file descriptors.
+    /// Returns `None` if the system has no file descriptor left.
     pub(crate) fn new() -> Option<Self> {
         // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
         let fd = unsafe {
@@ -31,7 +33,7 @@ impl Timer {
         (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
     }
 
-    /// Wakes the loop at that moment, or earlier: whoever is woken looks at the clock again.
+    /// Wakes the loop at that moment, or earlier. The code that it wakes reads the clock again.
     pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
         if self.armed.is_some_and(|armed| now < armed && armed <= at) {
             return;
@@ -44,7 +46,7 @@ impl Timer {
         };
         let once =
             libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: after };
-        // SAFETY: an open timer and a time to set; the old one is not asked for.
+        // SAFETY: an open timer and a time to set; the old time is not read.
         let set =
             unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &raw const once, std::ptr::null_mut()) };
         self.armed = (set == 0).then_some(at);
@@ -62,6 +64,6 @@ impl Drop for Timer {
 
 unsafe extern "C" fn on_time(fd: c_int, _data: *mut c_void, _mask: c_int) {
     let mut expirations = 0_u64;
-    // SAFETY: an open descriptor that does not block, and a place for the eight bytes that a timer gives.
+    // SAFETY: an open non-blocking descriptor, and a place for the eight bytes of a timer.
     unsafe { libc::read(fd, (&raw mut expirations).cast(), size_of::<u64>()) };
 }

@@ -1,4 +1,4 @@
-//! What the tests of the module share: a connection that is spoken to as redis-cli is.
+//! Shared by the tests of the module: a connection that works like redis-cli.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use quorlock_testkit::{Server, eventually};
 use redis::{Cmd, Connection, FromRedisValue, Value};
 
-/// Longer than anything here takes, shorter than anybody's patience.
+/// Longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server with the module.
@@ -25,14 +25,14 @@ pub(crate) fn server_and_cli() -> (Server, Cli) {
     (server, cli)
 }
 
-/// A command, from a line that is split at spaces; arguments that a line cannot hold may follow.
+/// Parses a command line, split at spaces. The caller can add arguments that a line cannot hold.
 pub(crate) fn command(line: &str) -> Cmd {
     let mut command = Cmd::new();
     command.arg(line.split(' ').collect::<Vec<_>>());
     command
 }
 
-/// One connection. Replies are shown as they come: `Nil` is not an empty string, and `Int(1)` not `"1"`.
+/// One connection. It keeps the types of replies: `Nil` is not `""`, and `Int(1)` not `"1"`.
 pub(crate) struct Cli(pub(crate) Connection);
 
 impl Cli {
@@ -71,13 +71,13 @@ impl Cli {
         }
     }
 
-    /// The error that a line is answered with, word for word.
+    /// The error reply to a line, word for word.
     #[track_caller]
     pub(crate) fn error(&mut self, line: &str) -> String {
         self.error_of(&command(line))
     }
 
-    /// The error that a command is answered with, word for word.
+    /// The error reply to a command, word for word.
     #[track_caller]
     pub(crate) fn error_of(&mut self, command: &Cmd) -> String {
         match command.query::<Value>(&mut self.0) {
@@ -102,7 +102,7 @@ impl Cli {
         self.ask(&format!("PEXPIRETIME {key}"))
     }
 
-    /// The fence that INSPECT shows: none for a foreign string, and for a key that is free.
+    /// The fence that INSPECT shows; `None` for a foreign string and for a free key.
     #[track_caller]
     pub(crate) fn fence(&mut self, key: &str) -> Option<i64> {
         let lock: Option<std::collections::HashMap<String, Value>> = self.ask(&format!("LOCK.INSPECT {key}"));
@@ -122,7 +122,7 @@ pub(crate) fn info(server: &Server, name: &str) -> u64 {
     field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// A client that waits in a thread of its own.
+/// A client that waits in a separate thread.
 pub(crate) struct Waiter(JoinHandle<Value>);
 
 impl Waiter {
@@ -138,7 +138,7 @@ impl Waiter {
         Self(answer)
     }
 
-    /// What it was answered.
+    /// Its answer.
     #[track_caller]
     pub(crate) fn answer(self) -> Value {
         self.0.join().expect("it was answered")
@@ -148,7 +148,7 @@ impl Waiter {
         !self.0.is_finished()
     }
 
-    /// The fence that it was granted.
+    /// The fence of its grant.
     #[track_caller]
     pub(crate) fn fence(self) -> i64 {
         match self.answer() {
@@ -161,7 +161,7 @@ impl Waiter {
     }
 }
 
-/// A command for the message of a panic; of long arguments the beginning.
+/// Formats a command for a panic message, with long arguments cut off.
 fn shown(command: &Cmd) -> String {
     let words = command.args_iter().map(|word| match word {
         redis::Arg::Simple(bytes) => bytes[..bytes.len().min(80)].escape_ascii().to_string(),

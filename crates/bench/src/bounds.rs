@@ -1,9 +1,10 @@
-//! The longest command and the longest turn of the server's loop while ten thousand clients wait.
+//! The longest command and the longest turn of the server while ten thousand clients wait.
 //!
-//! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush, thousands of disconnections.
-//! The server is stopped while the event is sent, so that it comes upon all of it in one turn. Then PINGs follow one after
-//! the other; the longest round trip bounds the longest turn from above. Where a plain server has something alike, its
-//! `BLPOP` is beside it.
+//! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush,
+//! thousands of disconnections. The server is stopped while the event is sent, so that it handles
+//! all of it in one turn. PINGs follow, one after the other; the longest round trip is an upper
+//! bound of the longest turn. Where a plain server has a similar event, its `BLPOP` is measured
+//! too.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,38 +13,37 @@ use anyhow::ensure;
 use quorlock_testkit::{Server, ServerBuilder};
 use redis::{Connection, cmd};
 
-use crate::limits::Row;
-use crate::progress::Progress;
-use crate::slowlog::Slowest;
-use crate::socket::Socket;
-use crate::table::readable;
-use crate::waiting::info::number;
-use crate::{machine, slowlog};
+use crate::probes::Socket;
+use crate::probes::{Slowest, apart, begin_slowlog, raise_file_limit, slowest_duration, take_slowest};
+use crate::report::Limit;
+use crate::report::Progress;
+use crate::report::readable;
+use quorlock_faults::harness::info;
 
-/// How many wait.
+/// Number of waiters.
 const WAITERS: usize = 10_000;
-/// How many keys most of them wait for at once.
+/// Number of keys for which most of them wait at once.
 const KEYS: usize = 64;
-/// One waiter in so many waits for the last of these keys alone.
+/// One waiter in this number waits for the last of these keys alone.
 const SINGLE_EVERY: usize = 10;
-/// How many hang up at once.
+/// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
 /// Files that are open besides.
 const OTHER_FILES: usize = 256;
 const ROUNDS: usize = 3;
-/// Longer than a round takes.
+/// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
-/// After this time all waits end together. All other events come before.
+/// Time after which all waits end together. All other events come before.
 const TIME_OUT: Duration = Duration::from_secs(10);
-/// The server goes on this much after that moment.
+/// Time from that moment until the server continues.
 const STOPPED: Duration = Duration::from_millis(50);
-/// PINGs between two questions whether the work is done.
+/// PINGs between two checks whether the work is done.
 const PINGS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// PINGs go on for so long after the work is done.
+/// Time for which PINGs go on after the work is done.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// The longest that a command may take.
+/// Longest allowed duration of a command.
 const TARGET: Duration = Duration::from_millis(5);
 
 const TIMED_OUT: &str = "all 10,000 time out in one moment, and a lock is released in that turn";
@@ -51,23 +51,25 @@ const NOTHING: &str = "nothing happens while 10,000 wait";
 const FLUSHED: &str = "`FLUSHALL`; 10,000 wait for one key";
 const HUNG_UP: &str = "5,000 of 10,000 waiters for one key disconnect";
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = ROUNDS as u64;
 
-/// What an event caused.
+/// The effects of an event.
 struct Outcome {
     case: &'static str,
     slowest: Slowest,
     /// The longest PING.
     turn: Duration,
-    /// The same on a plain server, whose clients wait in `BLPOP`.
+    /// The longest PING on a plain server whose clients wait in `BLPOP`.
     peer: Option<(Slowest, Duration)>,
 }
 
-/// Measures each event several times. The best round counts: other processes can only make one slower.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+/// Measures each event several times.
+///
+/// The best round counts: other processes can only make a round slower.
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("events while 10,000 clients wait");
-    let files = machine::raise_file_limit()?;
+    let files = raise_file_limit()?;
     let needed = WAITERS + OTHER_FILES;
     ensure!(files >= needed, "{WAITERS} connections need {needed} open files: raise `ulimit -n`");
     let mut best: Vec<Outcome> = Vec::new();
@@ -102,10 +104,11 @@ fn on_server<T: Send>(
     scenario: impl FnOnce(&Server) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     let server = builder.tcp().arg("maxclients", WAITERS + OTHER_FILES).start()?;
-    machine::apart(&[&server], || scenario(&server))
+    apart(&[&server], || scenario(&server))
 }
 
-/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last key alone.
+/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last
+/// key.
 fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
@@ -158,7 +161,7 @@ fn is_single(client: usize) -> bool {
     client % SINGLE_EVERY == SINGLE_EVERY - 1
 }
 
-/// All wait for one key.
+/// All clients wait for one key.
 fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     cmd("LOCK.ACQUIRE").arg("lock").arg("holder").arg(TTL_MS).exec(&mut stage.connection)?;
@@ -189,13 +192,13 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![nothing, released, flushed, hung_up])
 }
 
-/// What is alike on a plain server.
+/// The similar events of a plain server.
 fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     let mut sockets = stage.connect(WAITERS)?;
     let end = Instant::now() + TIME_OUT;
     for socket in &mut sockets {
-        // Zero would be without end.
+        // Zero would wait without end.
         let wait = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.send(&format!("BLPOP list {:.3}\r\n", wait.as_secs_f64()))?;
     }
@@ -228,7 +231,7 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![nothing, flushed, timed_out, hung_up])
 }
 
-/// A server, and who watches it.
+/// A server and the connection that observes it.
 struct Stage<'a> {
     server: &'a Server,
     connection: Connection,
@@ -238,7 +241,7 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(server: &'a Server) -> anyhow::Result<Self> {
         let mut connection = server.connection();
-        slowlog::begin(&mut connection)?;
+        begin_slowlog(&mut connection)?;
         Ok(Self { server, connection, pinging: Socket::connect(server)? })
     }
 
@@ -257,17 +260,19 @@ impl<'a> Stage<'a> {
     }
 
     fn is(&mut self, section: &str, field: &str, value: usize) -> anyhow::Result<bool> {
-        Ok(number(&mut self.connection, section, field)? == value as u64)
+        Ok(info(&mut self.connection, section, field)? == value as u64)
     }
 
-    /// Lets the server come upon an event in one turn, and PINGs it until a field of `INFO` has its value, and longer.
+    /// Lets the server handle an event in one turn.
+    ///
+    /// PINGs it until a field of `INFO` has its value, and for a while after.
     fn event(
         &mut self,
         case: &'static str,
         send: impl FnOnce() -> anyhow::Result<()>,
         (section, field, value): (&str, &str, usize),
     ) -> anyhow::Result<Outcome> {
-        slowlog::take_slowest(&mut self.connection)?;
+        take_slowest(&mut self.connection)?;
         self.server.pause();
         let outcome = send().and_then(|()| self.pinging.send("PING\r\n"));
         let began = Instant::now();
@@ -287,7 +292,7 @@ impl<'a> Stage<'a> {
             }
             ensure!(began.elapsed() < PATIENCE, "{field} does not become {value}");
         }
-        let slowest = slowlog::take_slowest(&mut self.connection)?;
+        let slowest = take_slowest(&mut self.connection)?;
         Ok(Outcome { case, slowest, turn, peer: None })
     }
 }
@@ -295,7 +300,7 @@ impl<'a> Stage<'a> {
 impl Outcome {
     fn or_better(self, other: Self) -> Self {
         let better = |one: Slowest, other: Slowest| {
-            if slowlog::duration(&one) <= slowlog::duration(&other) { one } else { other }
+            if slowest_duration(&one) <= slowest_duration(&other) { one } else { other }
         };
         let peer = self.peer.zip(other.peer).map(|((slowest, turn), (other_slowest, other_turn))| {
             (better(slowest, other_slowest), turn.min(other_turn))
@@ -308,7 +313,7 @@ impl Outcome {
         }
     }
 
-    fn into_row(self) -> Row {
+    fn into_row(self) -> Limit {
         let Self { case, slowest, turn, peer } = self;
         let figures = |slowest: &Slowest, turn: Duration| match slowest {
             Some((name, duration)) => {
@@ -316,16 +321,16 @@ impl Outcome {
             }
             None => format!(
                 "no command longer than {}, longest turn {}",
-                readable(slowlog::duration(&None)),
+                readable(slowest_duration(&None)),
                 readable(turn)
             ),
         };
         let peer = peer.map(|(slowest, turn)| format!("; with `BLPOP` {}", figures(&slowest, turn)));
-        Row {
+        Limit {
             case: case.into(),
             measured: format!("{}{}", figures(&slowest, turn), peer.unwrap_or_default()),
             target: "no command longer than 5 ms",
-            met: slowlog::duration(&slowest) <= TARGET,
+            met: slowest_duration(&slowest) <= TARGET,
         }
     }
 }

@@ -1,69 +1,78 @@
-//! Acquire and release while one of three nodes is out of order.
+//! Acquire and release while one of three nodes is faulty.
 //!
-//! Several quorums stand side by side, some of them healthy, and locks are taken on each in turn.
+//! Several quorums run side by side, some of them healthy, and locks are acquired on each in turn.
 
 use quorlock_client::Quorum;
-use quorlock_testkit::{Direction, Masters, Proxy};
+use quorlock_faults::harness::{Accident, Disk, Fleet};
+use quorlock_testkit::Direction;
 use rslock::LockManager;
 use tokio::task::JoinSet;
 
-use crate::latencies::Latencies;
-use crate::progress::Progress;
-use crate::quorum::{
-    BLOCK, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock, start_masters,
-};
-use crate::table::Row;
+use crate::probes::Latencies;
+use crate::quorum::{BLOCK, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock};
+use crate::report::Progress;
+use crate::report::Row;
 
-/// How often it is each quorum's turn.
+/// Number of turns of each quorum.
 const ROUNDS: u64 = 500;
-/// Rounds that do not count: the fault is noticed.
+/// Rounds that do not count: clients notice the fault.
 const WARM_UP_ROUNDS: u64 = 20;
-/// How many locks are taken at once, for the second figure.
+/// Number of concurrent locks, for the second figure.
 const AT_ONCE: usize = 10;
-/// How often they are, in one turn.
+/// Number of such groups in one turn.
 const AT_ONCE_BLOCK: usize = BLOCK / AT_ONCE;
-/// How many locks the peer takes: each lasts a second where it waits half a second for the node, twice.
+/// Number of locks of the peer. Each takes a second, where it waits half a second for the node,
+/// twice.
 const PEER_LOCKS: usize = 5;
 
-/// How much longer it may take than with all nodes in order.
+/// Largest allowed ratio to healthy nodes.
 const TARGET: f64 = 1.2;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 1;
 
-/// What the last of the three nodes does.
-#[derive(Clone, Copy)]
-enum Condition {
-    /// What it should.
-    Healthy,
-    /// Healthy, and behind a proxy that passes everything on: what the proxy itself costs is no fault.
-    HealthyBehindProxy,
-    /// Stopped with SIGSTOP: connections stay, and nothing is answered.
-    Paused,
-    /// Killed: connections are refused.
-    Refusing,
-    /// Behind a proxy that passes on what it is told and drops what it answers.
-    Swallowed,
+/// The state of the last of the three nodes.
+struct Condition {
+    name: &'static str,
+    /// A proxy costs time without a fault too, so such a fault is compared with a healthy proxy.
+    is_behind_proxy: bool,
+    accident: Option<Accident>,
 }
 
-/// Three nodes, both clients of them, and how long locks took.
+const HEALTHY: Condition = Condition { name: "healthy", is_behind_proxy: false, accident: None };
+const HEALTHY_BEHIND_PROXY: Condition =
+    Condition { name: "healthy, same proxy", is_behind_proxy: true, accident: None };
+const FAULTY: [Condition; 3] = [
+    Condition { name: "paused", is_behind_proxy: false, accident: Some(Accident::Pause) },
+    Condition {
+        name: "refusing connections",
+        is_behind_proxy: false,
+        accident: Some(Accident::Kill(Disk::Kept)),
+    },
+    Condition {
+        name: "with its replies swallowed",
+        is_behind_proxy: true,
+        accident: Some(Accident::Drop(Direction::ToClient)),
+    },
+];
+
+/// Three nodes, both clients, and the time of their locks.
 struct Site {
     condition: Condition,
     quorum: Quorum,
     rslock: LockManager,
     alone: Latencies,
     ten_at_once: Latencies,
-    _masters: Masters,
-    _proxy: Option<Proxy>,
+    _fleet: Fleet,
 }
 
-/// Measures each fault beside the same without one.
+/// Measures each fault beside the same without a fault.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
-    progress.begin("one of three nodes out of order");
-    let mut healthy = Site::start(Condition::Healthy).await?;
-    let mut behind_proxy = Site::start(Condition::HealthyBehindProxy).await?;
+    progress.begin("one of three nodes faulty");
+    let mut healthy = Site::start(HEALTHY).await?;
+    let mut behind_proxy = Site::start(HEALTHY_BEHIND_PROXY).await?;
     let mut faulty = Vec::new();
-    for condition in [Condition::Paused, Condition::Refusing, Condition::Swallowed] {
+    for condition in FAULTY {
         faulty.push(Site::start(condition).await?);
     }
     for round in 0..WARM_UP_ROUNDS + ROUNDS {
@@ -76,50 +85,33 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
         progress.step();
     }
 
-    // The peer mostly waits, so it can wait for all of them together.
+    // The peer mostly waits, so all faults are measured at the same time.
     let peers: Vec<_> = faulty.iter().map(|site| tokio::spawn(measure_rslock(site.rslock.clone()))).collect();
     let mut rows = Vec::new();
     for (site, peer) in faulty.iter().zip(peers) {
-        let healthy = if matches!(site.condition, Condition::Swallowed) { &behind_proxy } else { &healthy };
+        let healthy = if site.condition.is_behind_proxy { &behind_proxy } else { &healthy };
         rows.extend(site.rows(healthy, &peer.await??));
     }
     progress.step();
     Ok(rows)
 }
 
-impl Condition {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::HealthyBehindProxy => "healthy, same proxy",
-            Self::Paused => "paused",
-            Self::Refusing => "refusing connections",
-            Self::Swallowed => "with its replies swallowed",
-        }
-    }
-}
-
 impl Site {
-    /// Starts the nodes, connects the clients, and lets the last node fail.
+    /// Starts the nodes, connects the clients, and injects the fault into the last node.
     async fn start(condition: Condition) -> anyhow::Result<Self> {
-        let mut masters = start_masters()?;
-        let mut urls = masters.urls();
+        let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp())?;
+        let mut urls: Vec<_> = fleet.masters.iter().map(|master| master.server.url()).collect();
         let last = NODES - 1;
-        let proxy = matches!(condition, Condition::HealthyBehindProxy | Condition::Swallowed)
-            .then(|| Proxy::start(masters[last].url()));
-        if let Some(proxy) = &proxy {
-            urls[last] = proxy.url();
+        if condition.is_behind_proxy {
+            urls[last] = fleet.masters[last].networks[0].url();
         }
         let quorum = Quorum::connect(&urls).await?;
         let rslock = connect_rslock(urls)?;
         acquire_and_release(&quorum, "orders/42").await?;
         acquire_and_release_by_rslock(&rslock, "orders/42").await?;
 
-        match (condition, &proxy) {
-            (Condition::Paused, None) => masters[last].pause(),
-            (Condition::Refusing, None) => masters[last].kill(),
-            (Condition::Swallowed, Some(proxy)) => proxy.drop_bytes(Direction::ToClient),
-            _ => {}
+        if let Some(accident) = condition.accident {
+            fleet.masters[last].inject(accident, 0)?;
         }
         Ok(Self {
             condition,
@@ -127,12 +119,11 @@ impl Site {
             rslock,
             alone: Latencies::new(),
             ten_at_once: Latencies::new(),
-            _masters: masters,
-            _proxy: proxy,
+            _fleet: fleet,
         })
     }
 
-    /// Takes locks one after the other, and then ten at once.
+    /// Acquires locks one after the other, and then ten at once.
     async fn take_turn(&mut self) -> anyhow::Result<()> {
         for _ in 0..BLOCK {
             self.alone.record(acquire_and_release(&self.quorum, "orders/42").await?);
@@ -150,21 +141,21 @@ impl Site {
         Ok(())
     }
 
-    /// What this comes to, beside the same without a fault and the peer with it.
+    /// Returns the figures, beside healthy nodes and beside the peer with the same fault.
     fn rows(&self, healthy: &Self, rslock: &Latencies) -> [Row; 3] {
-        let name = self.condition.name();
+        let name = self.condition.name;
         [
             Row {
                 case: format!("one of three {name}"),
                 ours: self.alone.p50(),
-                peer_name: healthy.condition.name(),
+                peer_name: healthy.condition.name,
                 peer: healthy.alone.p50(),
                 target: Some(TARGET),
             },
             Row {
                 case: format!("one of three {name}, ten locks at once"),
                 ours: self.ten_at_once.p50(),
-                peer_name: healthy.condition.name(),
+                peer_name: healthy.condition.name,
                 peer: healthy.ten_at_once.p50(),
                 target: Some(TARGET),
             },
@@ -179,7 +170,7 @@ impl Site {
     }
 }
 
-/// How long the peer's locks take, one after the other.
+/// Measures the peer's locks, one after the other.
 async fn measure_rslock(rslock: LockManager) -> anyhow::Result<Latencies> {
     let mut latencies = Latencies::new();
     for _ in 0..PEER_LOCKS {

@@ -1,13 +1,15 @@
-//! The way to three million leases and back: the slowest command, the longest turn of the server's loop, and memory.
+//! Growth to three million leases and back: the slowest command, the longest turn, and memory.
 //!
-//! Two servers take the same way, one with leases, the other with as many strings of `SET NX PX`. On the way back two
-//! thirds are released, and the last third ends in one moment. The client sends a batch of a few commands and waits for all
-//! answers; whatever the server does between two commands also falls into a batch. So the processor time of the costliest
-//! batch bounds that of every command and every turn. It does not contain the time in which other processes run instead;
-//! the durations of single commands, from `SLOWLOG`, and the round trips while locks end, do.
+//! Two servers do the same, one with leases, the other with as many strings of `SET NX PX`. On the
+//! way back two thirds are released, and the last third expires in one moment. The client sends a
+//! batch of a few commands and waits for all answers, so all that the server does between two
+//! commands also falls into a batch: the processor time of the costliest batch is an upper bound
+//! for each command and each turn. It does not contain the time in which other processes run. The
+//! durations of single commands, from `SLOWLOG`, and the round trips while locks expire do.
 //!
-//! A stall by growth comes at the same number of leases in each round; one by another process does not. Therefore the
-//! figure of a stretch of the way is that of its best round, and the figure of the way is that of its worst stretch.
+//! A stall by growth occurs at the same number of leases in each round; one by another process does
+//! not. So the figure of a stretch is that of its best round, and the total is that of the worst
+//! stretch.
 
 use std::io::{Read as _, Write as _};
 use std::mem::replace;
@@ -18,39 +20,39 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Connection, cmd};
 
-use crate::limits::Row;
-use crate::progress::Progress;
-use crate::table::readable;
-use crate::waiting::info::number;
-use crate::{machine, slowlog};
+use crate::probes::{apart, begin_slowlog, processor_time, slowest_duration, take_slowest};
+use crate::report::Limit;
+use crate::report::Progress;
+use crate::report::readable;
+use quorlock_faults::harness::info;
 
-/// How many locks are held at the most.
+/// Largest number of held locks.
 const LOCKS: u32 = 3_000_000;
-/// How many of them are released; the others end by deadline.
+/// Number of locks that are released. The others expire.
 const RELEASED: u32 = 2_000_000;
-/// How many locks there are when their memory is measured.
+/// Number of locks whose memory is measured.
 const MEASURED: u32 = 1_000_000;
-/// How many locks there are in a stretch.
+/// Number of locks in a stretch.
 const STRETCH: u32 = 50_000;
-/// How many commands there are in a batch.
+/// Number of commands in a batch.
 const BATCH: u32 = 16;
 const ROUNDS: usize = 3;
-/// The deadline of those that are released.
+/// Ttl of the locks that are released.
 const TTL_MS: u64 = 3_600_000;
-/// How much later than the last release the others end, if the machine is as fast as before.
+/// Time from the last release to the expiry of the others, on a machine that stays as fast.
 const SLACK: Duration = Duration::from_secs(3);
-/// How long the server may take to remove them.
+/// Time limit for the server to remove them.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The longest that a command or a turn may take.
+/// Longest allowed command or turn.
 const TARGET: Duration = Duration::from_millis(3);
-/// The most memory of a lease, beyond its key.
+/// Largest allowed memory of a lease, beyond its key.
 const TARGET_BYTES: u64 = 200;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = 2 * ROUNDS as u64;
 
-/// How a server is told to lock a key.
+/// The commands with which a server locks a key.
 struct Dialect {
     acquire_name: &'static str,
     release_name: &'static str,
@@ -67,7 +69,7 @@ const LEASES: Dialect = Dialect {
     start: || {
         let server = Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string());
         let server = server.arg("enable-debug-command", "yes").start()?;
-        // The server's own search for expired keys takes up to 25 ms at a time, and is no work of the module.
+        // The server's own search for expired keys takes up to 25 ms, and is no work of the module.
         cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut server.connection())?;
         Ok(server)
     },
@@ -94,31 +96,31 @@ fn request(args: &[&str]) -> String {
     format!("*{}\r\n{}", words.len(), words.concat())
 }
 
-/// The slowest command of a stretch, and the most processor time of a batch.
+/// The slowest command of a stretch, and the largest processor time of a batch.
 #[derive(Clone, Copy)]
 struct Stretch {
     command: Duration,
     batch: Duration,
 }
 
-/// What came of one way there and back.
+/// The figures of one round.
 struct Way {
     acquires: Vec<Stretch>,
     releases: Vec<Stretch>,
-    /// By how many locks are left.
+    /// By the number of locks that are left.
     deadlines: Vec<Stretch>,
-    /// Of each lock.
+    /// For each lock.
     bytes: u64,
 }
 
-/// Takes both servers along the way, several times.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
+/// Measures both servers, several times.
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("to three million leases and back");
     let mut bests: [Option<Way>; 2] = [None, None];
     for _ in 0..ROUNDS {
         for (best, dialect) in bests.iter_mut().zip([&LEASES, &STRINGS]) {
             let server = (dialect.start)()?;
-            let way = machine::apart(&[&server], || dialect.go(&server))?;
+            let way = apart(&[&server], || dialect.go(&server))?;
             *best = Some(match best.take() {
                 None => way,
                 Some(best) => best.or_better(&way),
@@ -127,7 +129,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
         }
     }
     let [Some(ours), Some(peer)] = bests else { unreachable!("there is a round") };
-    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| Row {
+    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| Limit {
         case,
         measured: format!("{}; {peer_name} {}", readable(ours), readable(peer)),
         target: "≤ 3 ms",
@@ -168,7 +170,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
             &ours.deadlines,
             &peer.deadlines,
         ),
-        Row {
+        Limit {
             case: format!("memory of each of {MEASURED} leases, beyond its key"),
             measured: format!("{bytes} bytes; the key {} bytes", peer.bytes),
             target: "≤ 200 bytes",
@@ -207,7 +209,7 @@ impl Dialect {
     fn go(&self, server: &Server) -> anyhow::Result<Way> {
         let connection = &mut server.connection();
         let mut client = Client::connect(server)?;
-        slowlog::begin(connection)?;
+        begin_slowlog(connection)?;
         let memory = used_memory(connection)?;
         let began = Instant::now();
         let mut acquires = Vec::new();
@@ -218,7 +220,7 @@ impl Dialect {
                 bytes = used_memory(connection)?.saturating_sub(memory) / u64::from(MEASURED);
             }
         }
-        // To come: a million more, and then to release as many as there are.
+        // Still to do: acquire a million more, and then release as many as there are.
         let end = Instant::now() + 2 * began.elapsed() + SLACK;
         for first in (RELEASED..LOCKS).step_by(STRETCH as usize) {
             let left_ms = || u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
@@ -236,11 +238,11 @@ impl Dialect {
     }
 }
 
-/// The client that sends everything.
+/// The client that sends all commands.
 struct Client {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// The server's.
+    /// The server's process id.
     pid: u32,
     /// The server's processor time so far.
     spent: Duration,
@@ -253,10 +255,10 @@ impl Client {
         let stream = TcpStream::connect(address.trim_end_matches('/'))?;
         stream.set_nodelay(true)?;
         let pid = server.pid();
-        Ok(Self { stream, buffer: vec![0; 4096], pid, spent: machine::processor_time(pid)? })
+        Ok(Self { stream, buffer: vec![0; 4096], pid, spent: processor_time(pid)? })
     }
 
-    /// Sends a command for each lock of a stretch, batch by batch.
+    /// Sends a command for each lock of a stretch, in batches.
     fn stretch(
         &mut self,
         connection: &mut Connection,
@@ -267,15 +269,15 @@ impl Client {
         for first in (first..first + STRETCH).step_by(BATCH as usize) {
             let requests: String = (first..first + BATCH).map(&command).collect();
             let (spent, answers) = self.ask(&requests, BATCH as usize)?;
-            // Nothing that was refused counts: an error, a null, or nothing deleted.
+            // Refusals fail: an error, a null, or nothing deleted.
             let is_done = |line: &str| line.starts_with('+') || line.starts_with(':') && line != ":0";
             ensure!(answers.lines().all(is_done), "a lock was answered {answers:?}");
             most = most.max(spent);
         }
-        Ok(Stretch { command: slowlog::duration(&slowlog::take_slowest(connection)?), batch: most })
+        Ok(Stretch { command: slowest_duration(&take_slowest(connection)?), batch: most })
     }
 
-    /// Asks how many keys there are until there are none.
+    /// Polls the number of keys until it is zero.
     fn until_all_have_ended(
         &mut self,
         connection: &mut Connection,
@@ -283,7 +285,7 @@ impl Client {
     ) -> anyhow::Result<Vec<Stretch>> {
         let mut stretches = vec![Stretch::NOTHING; (LOCKS - RELEASED).div_ceil(STRETCH) as usize + 1];
         loop {
-            // The server is busy all the time, also while this client is not: here only a round trip tells.
+            // The server is also busy while this client waits, so only the round trip counts here.
             let asked = Instant::now();
             let (_, answer) = self.ask("DBSIZE\r\n", 1)?;
             let took = asked.elapsed();
@@ -295,11 +297,11 @@ impl Client {
             }
             ensure!(Instant::now() < end + PATIENCE, "{left} locks have not ended");
         }
-        slowlog::take_slowest(connection)?;
+        take_slowest(connection)?;
         Ok(stretches)
     }
 
-    /// Returns the server's processor time since the last call, and the answers, a line each.
+    /// Returns the server's processor time since the last call, and the answers, one per line.
     fn ask(&mut self, requests: &str, answers: usize) -> anyhow::Result<(Duration, &str)> {
         self.stream.write_all(requests.as_bytes())?;
         let (mut seen, mut end) = (0, 0);
@@ -309,11 +311,11 @@ impl Client {
             seen += self.buffer[end..end + read].split(|byte| *byte == b'\n').count() - 1;
             end += read;
         }
-        let before = replace(&mut self.spent, machine::processor_time(self.pid)?);
+        let before = replace(&mut self.spent, processor_time(self.pid)?);
         Ok((self.spent.saturating_sub(before), str::from_utf8(&self.buffer[..end])?))
     }
 }
 
 fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
-    number(connection, "memory", "used_memory")
+    info(connection, "memory", "used_memory")
 }

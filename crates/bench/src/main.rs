@@ -1,36 +1,31 @@
-//! Quorlock side by side with its peers. Each figure is a ratio of two things measured in turn in one run, because what a
-//! machine does in a microsecond is of little interest to the owner of another one.
+//! Quorlock side by side with its peers.
 //!
-//! - [`server_time`]: what a command costs the server, beside the plain commands and scripts that do the same
-//! - [`plain`]: plain commands of others, beside a server without the module
+//! Each figure is a ratio of two things that are measured in turn in one run, because absolute
+//! times of one machine say little about another.
+//!
+//! - [`server_time`]: what a command costs the server, beside plain commands and scripts that do
+//!   the same
+//! - [`plain`]: plain commands of other clients, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
-//! - [`throughput`]: many tasks that take locks at the same time, beside a bare loop and `rslock`
-//! - [`faults`]: the same with one of the three nodes paused, dead, or behind a network that swallows replies
-//! - [`growth`]: the slowest command and the longest turn on the way to three million leases and back, and memory
+//! - [`throughput`]: many tasks that lock at the same time, beside a bare loop and `rslock`
+//! - [`faults`]: the same with one of the three nodes paused, dead, or unable to reply
+//! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
+//!   back
 //! - [`bounds`]: the same while ten thousand clients wait
-//! - [`waiting`]: handing a lock over to whoever waits
+//! - [`waiting`]: handing a lock over to waiters
 //! - [`program`]: what `quorlock run` costs beside the command alone
-//! - [`latencies`]: how long things took
-//! - [`slowlog`]: the slowest commands, by the server's own account
-//! - [`socket`]: a server, asked in the plainest way
-//! - [`machine`]: processors and open files
-//! - [`progress`]: how far the run has come, on stderr
-//! - [`table`], [`limits`]: what came of it, on stdout, as markdown
+//! - [`probes`]: instruments: sockets, latencies, `INFO`, `SLOWLOG`, processors
+//! - [`report`]: progress on stderr, and tables on stdout
 
 mod bounds;
 mod faults;
 mod growth;
-mod latencies;
-mod limits;
-mod machine;
 mod plain;
+mod probes;
 mod program;
-mod progress;
 mod quorum;
+mod report;
 mod server_time;
-mod slowlog;
-mod socket;
-mod table;
 mod throughput;
 mod waiting;
 
@@ -43,17 +38,17 @@ use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
 use tokio::runtime::Runtime;
 use tokio::signal::ctrl_c;
 
-use crate::progress::Progress;
-use crate::table::Table;
+use crate::report::{Limits, Progress, Table};
 use crate::waiting::Waiting;
-use crate::waiting::worker::Behaviour;
+use crate::waiting::processes::Behaviour;
 
-/// With more than that to do, a machine measures badly, however many cores it has: they share their caches.
+/// Load above which a machine measures badly, however many cores it has: they share their caches.
 const LOAD_MAX: f64 = 1.0;
 
-/// Measures Quorlock side by side with its peers on servers of its own, and prints a table in markdown.
+/// Measures Quorlock side by side with its peers, and prints a table in Markdown.
 ///
-/// The server is the redis-server or valkey-server on PATH, or what `QUORLOCK_SERVER` names.
+/// Starts servers of its own: the redis-server or valkey-server on PATH, or what `QUORLOCK_SERVER`
+/// names.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -61,7 +56,7 @@ struct Args {
     #[arg(long)]
     check: bool,
 
-    /// Measure only this; may be repeated. Without it, everything but waiting and program
+    /// Measure only this group; may be repeated. Without it, all groups but waiting and program
     #[arg(long, value_enum)]
     only: Vec<Group>,
 
@@ -72,15 +67,15 @@ struct Args {
     role: Option<Role>,
 }
 
-/// What this program does when it is started by itself.
+/// What this program does as a child process of itself.
 #[derive(Subcommand)]
 enum Role {
     /// Competes for a lock
-    #[command(hide = true, name = waiting::worker::NAME)]
+    #[command(hide = true, name = waiting::processes::NAME)]
     Worker(Behaviour),
 }
 
-/// What can be measured by itself.
+/// A group of measurements that can run alone.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
     /// What a command costs the server
@@ -91,13 +86,13 @@ enum Group {
     Quorum,
     /// Locks per second of many tasks
     Throughput,
-    /// Acquire and release with one of three nodes out of order
+    /// Acquire and release with one of three nodes faulty
     Faults,
     /// The slowest command on the way to three million leases and back
     Growth,
     /// The slowest command while ten thousand clients wait
     Bounds,
-    /// Handing a lock over to whoever waits
+    /// Handing a lock over to waiters
     Waiting,
     /// `quorlock run` beside the command alone
     Program,
@@ -112,7 +107,7 @@ fn main() -> ExitCode {
 
 fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(Role::Worker(behaviour)) = args.role {
-        return waiting::worker::run(&behaviour).map(|()| ExitCode::SUCCESS);
+        return waiting::processes::run(&behaviour).map(|()| ExitCode::SUCCESS);
     }
     require_release_builds()?;
     warn_of_a_busy_machine();
@@ -121,7 +116,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
     let mut table = Table::default();
-    let mut limits = limits::Table::default();
+    let mut limits = Limits::default();
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
@@ -167,7 +162,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Group {
-    /// What the table of the README is made of.
+    /// The groups in the table of the README.
     const OF_THE_README: [Self; 7] = [
         Self::ServerTime,
         Self::Plain,
@@ -178,7 +173,7 @@ impl Group {
         Self::Faults,
     ];
 
-    /// How many steps of progress it takes.
+    /// Returns the number of steps of progress.
     fn steps(self, waiting: &Waiting) -> u64 {
         match self {
             Self::ServerTime => server_time::STEPS,
@@ -194,8 +189,9 @@ impl Group {
     }
 }
 
-/// Measures in a task of its own, as in a program that serves requests. Ctrl-C is caught, because a server that is paused
-/// does not hear of it.
+/// Measures in a spawned task, as in a program that serves requests.
+///
+/// Catches Ctrl-C, because a paused server does not receive it.
 fn in_task<T: Send + 'static>(
     runtime: &Runtime,
     measuring: impl Future<Output = anyhow::Result<T>> + Send + 'static,
@@ -208,7 +204,7 @@ fn in_task<T: Send + 'static>(
     })
 }
 
-/// Figures of a debug build say nothing.
+/// Refuses debug builds, whose figures say nothing.
 fn require_release_builds() -> anyhow::Result<()> {
     ensure!(!cfg!(debug_assertions), "this is a debug build: run `make bench`");
     let module = module_path().context("there is no module to measure: run `make bench`, which builds it")?;
@@ -222,7 +218,7 @@ fn require_release_builds() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What else runs takes time from both sides of a ratio, and not by the same share.
+/// Warns when other programs run: they take time from both sides of a ratio, in unequal shares.
 fn warn_of_a_busy_machine() {
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load = load.as_deref().and_then(|load| load.split(' ').next());
@@ -231,12 +227,12 @@ fn warn_of_a_busy_machine() {
     }
 }
 
-/// What the server calls itself, as people do.
+/// Returns the name and the version of the server.
 fn server_version() -> anyhow::Result<String> {
     let server = Server::builder().start()?;
     let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection())?;
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    // Valkey also gives a version of Redis that it is compatible with.
+    // Valkey also reports a version of Redis with which it is compatible.
     field("valkey_version")
         .map(|version| format!("Valkey {version}"))
         .or_else(|| field("redis_version").map(|version| format!("Redis {version}")))

@@ -1,10 +1,12 @@
-//! What the module costs those who take no locks: plain `SET` and `GET` of other keys, on a server that also holds
-//! 100,000 leases, beside a server without the module that holds the same locks as `SET NX PX` leaves them.
+//! What the module costs clients that use no locks.
 //!
-//! A third server holds nothing else at all. It is faster than both, with or without a module: where any key has an expiry,
-//! a server looks for that of every key that it is asked for.
+//! Measures plain `SET` and `GET` of other keys on a server that also holds 100,000 leases, beside
+//! a server without the module that holds the same locks as strings of `SET NX PX`. A third server
+//! holds nothing else. It is faster than both, with or without a module: where any key has an
+//! expiry, a server checks each requested key for one.
 //!
-//! The server is kept busy by as many connections as `redis-benchmark` opens, each of which sends its commands before it
+//! The server is kept busy by as many connections as `redis-benchmark` opens. Each sends its
+//! commands before it reads an answer, and the throughput gives the time of a command.
 //! reads an answer; how long a command takes then is what the throughput comes from.
 
 use std::io::{Read as _, Write as _};
@@ -16,41 +18,41 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Cmd, Pipeline, Value, cmd};
 
-use crate::progress::Progress;
-use crate::table::Row;
+use crate::report::Progress;
+use crate::report::Row;
 
-/// How many locks are held meanwhile.
+/// Number of locks that are held.
 const LOCKS: u32 = 100_000;
-/// No lock ends while this is measured.
+/// A ttl longer than the measurement.
 const TTL_MS: u64 = 3_600_000;
-/// How many other keys there are.
+/// Number of other keys.
 const KEYS: u32 = 10_000;
-/// As `redis-benchmark` has it.
+/// The default of `redis-benchmark`.
 const CONNECTIONS: u32 = 50;
-/// How many commands a connection sends before it reads an answer.
+/// Number of commands that a connection sends before it reads an answer.
 const PIPELINED: u32 = 16;
-/// How often each connection does that in a turn: some ten milliseconds.
+/// Number of batches of a connection in a turn, which takes about ten milliseconds.
 const BATCHES: u32 = 20;
-/// How often it is a server's turn. The best one counts, as for [`server_time`](crate::server_time).
+/// Number of turns of each server. The best counts, as for [`server_time`](crate::server_time).
 pub(crate) const ROUNDS: u32 = 150;
-/// As there: new servers every now and then.
+/// Rounds with the same servers, as there.
 const SERVERS: u32 = 3;
-/// The module looks about once a second what it may leave out.
+/// The module decides about once a second what it may leave out.
 const WARM_UP: Duration = Duration::from_millis(1500);
-/// Throughput of 0.97 × that of the server without the module.
+/// A throughput of 0.97 × that of the server without the module.
 const TARGET: f64 = 1.0 / 0.97;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = SERVERS as u64;
 
-/// One plain command on many connections.
+/// A plain command on many connections.
 struct Load {
     name: &'static str,
-    /// What each connection sends at a time.
+    /// The bytes that each connection sends at a time.
     requests: Vec<Vec<u8>>,
-    /// What it is to read then.
+    /// The bytes that it reads then.
     answers: Vec<u8>,
-    /// The least that a command has taken on each of the [`servers`].
+    /// The shortest time of a command on each of the [`servers`].
     best: [Duration; 3],
 }
 
@@ -92,7 +94,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     Ok(loads.into_iter().flat_map(rows).collect())
 }
 
-/// One with leases, one with the same locks and no module, and one with neither.
+/// Starts a server with leases, one with the same locks and no module, and one with neither.
 fn servers() -> anyhow::Result<[Server; 3]> {
     let leases = Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string()).start()?;
     take(&leases, |key, token| cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take())?;
@@ -101,7 +103,7 @@ fn servers() -> anyhow::Result<[Server; 3]> {
     Ok([leases, locks, Server::builder().without_module().tcp().start()?])
 }
 
-/// Takes all locks.
+/// Acquires all locks.
 fn take(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<()> {
     let connection = &mut server.connection();
     for first in (0..LOCKS).step_by(1000) {
@@ -129,12 +131,12 @@ fn connect(server: &Server) -> anyhow::Result<Vec<TcpStream>> {
 
 impl Load {
     fn new(name: &'static str, answer: &str, request: impl Fn(&str) -> String) -> Self {
-        // A large prime: the keys come in no order, and each as often as the others.
+        // A large prime: the keys come in no order, and all equally often.
         let key = |n: u32| format!("plain:{:04}", n * 7919 % KEYS);
         let batch = |connection: u32| {
             (0..PIPELINED).map(|n| request(&key(connection * PIPELINED + n))).collect::<String>().into_bytes()
         };
-        // Each batch has other keys than those before it, until there are no more.
+        // Each batch has other keys than the last one, until no more are left.
         Self {
             name,
             requests: (0..KEYS / PIPELINED).map(batch).collect(),
@@ -143,7 +145,7 @@ impl Load {
         }
     }
 
-    /// Has all connections send and read in turn. Returns how long a command took.
+    /// Lets all connections send and read in turn, and returns the time of a command.
     fn run(&self, connections: &mut [TcpStream]) -> anyhow::Result<Duration> {
         let mut answers = vec![0; self.answers.len()];
         let mut requests = self.requests.iter().cycle();

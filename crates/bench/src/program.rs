@@ -1,4 +1,4 @@
-//! What `quorlock run` costs beside the command alone: to start, to acquire and to release.
+//! What `quorlock run` adds to the time of a command: to start, to acquire and to release.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use quorlock_testkit::Masters;
 
-use crate::latencies::Latencies;
-use crate::limits::Row;
-use crate::progress::Progress;
+use crate::probes::Latencies;
+use crate::report::Limit;
+use crate::report::Progress;
 
 const MASTERS: usize = 5;
 const ROUNDS: u64 = 300;
 /// Rounds that do not count: files are read for the first time.
 const WARM_UP_ROUNDS: u64 = 20;
-/// How much longer the command may take under a lock.
+/// Largest time that a lock may add to the command.
 const LONGER_MAX: Duration = Duration::from_millis(8);
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS;
 
 /// Measures `true` under a lock and alone, in turn.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Row; 1]> {
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Limit; 1]> {
     progress.begin("quorlock run");
     let program = env::current_exe()?.with_file_name("quorlock");
     ensure!(program.exists(), "{} is not there: run `make bench-program`", program.display());
@@ -44,7 +44,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Row; 1]> {
         progress.step();
     }
     let longer = took_under_lock.p50().saturating_sub(took_alone.p50());
-    Ok([Row {
+    Ok([Limit {
         case: "`quorlock run` of `true` on five masters, one of them down, beside `true` alone".into(),
         measured: format!("{longer:.1?} longer"),
         target: "≤ 8 ms",

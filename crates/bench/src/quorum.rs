@@ -1,7 +1,7 @@
-//! Acquire and release on three nodes, by one caller: what a caller of [`rslock`] or of Quorlock waits for.
+//! Acquire and release on three nodes: what one caller of [`rslock`] or of Quorlock waits for.
 //!
-//! `rslock` waits for all nodes, both times. Quorlock waits for two of the three, both times, and takes the third one's
-//! answers when they come.
+//! `rslock` waits for all nodes, both times. Quorlock waits for two of three, both times, and reads
+//! the third answer when it arrives.
 
 use std::time::{Duration, Instant};
 
@@ -11,25 +11,25 @@ use quorlock_testkit::{Masters, StartError};
 use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::LockManager;
 
-use crate::latencies::Latencies;
-use crate::progress::Progress;
-use crate::table::Row;
+use crate::probes::Latencies;
+use crate::report::Progress;
+use crate::report::Row;
 
-/// How many nodes there are.
+/// Number of nodes.
 pub(crate) const NODES: usize = 3;
-/// How long a lock lasts: longer than the run.
+/// A ttl longer than the run.
 const TTL: Duration = Duration::from_secs(30);
-/// How long one node may take: as long as the peer gives it.
+/// Time limit for a node: the peer's default.
 const NODE_LIMIT: Duration = Duration::from_millis(500);
-/// How many locks the one client takes before it is the other's turn.
+/// Number of locks in a turn of one client.
 pub(crate) const BLOCK: usize = 10;
 
-/// How often it is each client's turn.
+/// Number of turns of each client.
 const ROUNDS: u64 = 400;
-/// Rounds that do not count: connections are made, scripts are loaded.
+/// Rounds that do not count: connections open, and scripts are loaded.
 const WARM_UP_ROUNDS: u64 = 20;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = ROUNDS + WARM_UP_ROUNDS;
 
 /// Measures both clients on the same servers in turn.
@@ -66,20 +66,20 @@ pub(crate) fn start_masters() -> Result<Masters, StartError> {
     Masters::start_with(NODES, |_, builder| builder.tcp())
 }
 
-/// With `TCP_NODELAY`, which our client sets too.
+/// Opens a client with `TCP_NODELAY`, which our client sets too.
 pub(crate) fn open(url: String) -> RedisResult<Client> {
     let info = url.into_connection_info()?;
     let settings = info.tcp_settings().clone().set_nodelay(true);
     Client::open(info.set_tcp_settings(settings))
 }
 
-/// The peer.
+/// Connects the peer.
 pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
     let clients = urls.into_iter().map(open).collect::<Result<_, _>>()?;
     Ok(LockManager::from_clients(clients))
 }
 
-/// How long it takes to take a lock and to give it back, until both are confirmed.
+/// Returns the time of acquire and release, until both are confirmed.
 pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_LIMIT).acquire().await?;
@@ -89,7 +89,7 @@ pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::R
     Ok(took)
 }
 
-/// The same by the peer.
+/// Returns the same of the peer.
 pub(crate) async fn acquire_and_release_by_rslock(
     manager: &LockManager,
     key: &str,

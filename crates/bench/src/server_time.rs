@@ -1,7 +1,7 @@
-//! What a command costs the server, by the server's own account: `INFO commandstats`.
+//! What a command costs the server, as `INFO commandstats` counts it.
 //!
-//! That leaves out reading the command and writing the answer, which are the same for all. The time of a script has that
-//! of the commands in it.
+//! Reading the command and writing the answer are left out; they are the same for all. The time of
+//! a script includes the commands in it.
 
 use std::time::{Duration, Instant};
 
@@ -9,37 +9,38 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 
-use crate::progress::Progress;
-use crate::table::Row;
+use crate::report::Progress;
+use crate::report::Row;
 
-/// How many keys are locked, and then released, in each round; and how many rounds there are. The best one counts: whatever
-/// else the machine does can only make a round slower.
+/// Number of keys that are locked and released in each round, and number of rounds.
+///
+/// The best round counts: other processes can only make a round slower.
 const SIZES: [Size; 2] = [
     Size { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
     Size { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
 ];
-/// How many commands are sent before an answer is read, so that the server is never idle.
+/// Number of commands that are sent before an answer is read, so that the server is never idle.
 const PIPELINED: usize = 500;
-/// The rounds are spread over so many servers, one after the other, because each has its memory laid out in another way.
+/// Number of servers over which the rounds are spread, because the memory layout differs.
 const SERVERS: u32 = 3;
-/// The module looks once a second whether anybody listens to what it would replicate, and leaves that out if not, as the
-/// server does for its own commands.
+/// The module checks once a second whether anything receives what it would propagate, and omits it
+/// otherwise, as the server does for its own commands.
 const WARM_UP: Duration = Duration::from_millis(1500);
 
-/// Long enough for no lock to end during a round.
+/// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (SIZES[0].rounds + SIZES[1].rounds) as u64;
 
-/// How much is measured, and what is good enough for the commands that acquire, extend and release.
+/// The effort, and the targets of the commands that acquire, extend and release.
 struct Size {
     keys: u32,
     rounds: u32,
     targets: [Option<f64>; 3],
 }
 
-/// To release a lock that was taken with `SET NX`, as the documentation of Redis has it.
+/// Releases a lock that was acquired with `SET NX`, as the documentation of Redis has it.
 pub(crate) const COMPARE_AND_DELETE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
@@ -47,7 +48,7 @@ else
     return 0
 end"#;
 
-/// To extend one.
+/// Extends such a lock.
 const COMPARE_AND_EXPIRE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("pexpire",KEYS[1],ARGV[2])
@@ -55,7 +56,7 @@ else
     return 0
 end"#;
 
-/// One thing that is done to every key, in our way and in theirs.
+/// One operation on each key, with Quorlock and with its peer.
 struct Case {
     name: String,
     ours: Load,
@@ -64,17 +65,17 @@ struct Case {
     target: Option<f64>,
 }
 
-/// One command for every key.
+/// One command for each key.
 struct Load {
     keys: u32,
-    /// As the server's statistics call it.
+    /// Its name in the server's statistics.
     command: &'static str,
     pipelines: Vec<Pipeline>,
-    /// What a call has cost the server at the least.
+    /// The smallest cost of a call to the server.
     best: Duration,
 }
 
-/// Measures each command beside what does the same without the module.
+/// Measures each command beside the same without the module.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("server time per call");
     let mut rows = Vec::new();
@@ -117,7 +118,7 @@ impl Size {
         Ok(cases.into_iter().map(row).collect())
     }
 
-    /// In this order: in the end every lock is free again.
+    /// In this order, so that each lock is free at the end.
     fn cases(&self, delete: &str, expire: &str) -> [Case; 3] {
         let &Self { keys, targets: [acquire_target, extend_target, release_target], .. } = self;
         let name = |command: &str| format!("server time of `{command}`, {keys} keys");
@@ -159,7 +160,9 @@ impl Size {
     }
 }
 
-/// Takes, extends and releases all locks in our way and then in theirs. Returns what a call has cost in each case.
+/// Acquires, extends and releases all locks with Quorlock and then with the peer.
+///
+/// Returns the cost of a call in each case.
 fn run_all(cases: &[Case], connection: &mut Connection) -> anyhow::Result<Vec<(Duration, Duration)>> {
     let ours: Vec<_> = cases.iter().map(|case| case.ours.run(connection)).collect::<Result<_, _>>()?;
     let peer: Vec<_> = cases.iter().map(|case| case.peer.run(connection)).collect::<Result<_, _>>()?;
@@ -180,12 +183,12 @@ impl Load {
         Self { keys, command, pipelines, best: Duration::MAX }
     }
 
-    /// Runs the command for every key. Returns what a call has cost the server.
+    /// Runs the command for each key, and returns the cost of a call to the server.
     fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
         let before = spent(connection, self.command)?;
         for pipeline in &self.pipelines {
             let answers: Vec<Value> = pipeline.query(connection)?;
-            // A command that was refused is a cheap one.
+            // A refused command would be a cheap one.
             let done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1..));
             let refused = answers.iter().find(|answer| !done(answer));
             ensure!(refused.is_none(), "{} was answered {refused:?}", self.command);
@@ -195,14 +198,14 @@ impl Load {
     }
 }
 
-/// How much time the server has spent so far on a command.
+/// Returns the time that the server has spent on a command so far.
 fn spent(connection: &mut Connection, command: &str) -> anyhow::Result<Duration> {
     let info: String = cmd("INFO").arg("commandstats").query(connection)?;
     let field = |line: &str| -> Option<u64> {
         let fields = line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(':')?;
         fields.split(',').find_map(|field| field.strip_prefix("usec="))?.parse().ok()
     };
-    // A command that was never called is not in there.
+    // A command that was never called is not listed.
     ensure!(info.starts_with("# Commandstats"), "the server keeps no statistics");
     Ok(Duration::from_micros(info.lines().find_map(field).unwrap_or_default()))
 }

@@ -1,9 +1,10 @@
-//! Locks per second, when nobody competes for the same one: what the client itself costs, beside a bare loop that sends
-//! the same commands and beside `rslock`.
+//! Locks per second without contention: what the client itself costs, beside a bare loop that sends
+//! the same commands, and beside `rslock`.
 //!
-//! All tasks share one client, which has one connection to each node, and each task takes and releases a lock of its own,
-//! again and again. The bare loop awaits a majority of answers and looks at nothing else: no fence, no clock, no refusal.
-//! The other answers come while it takes its next lock.
+//! All tasks share one client, which has one connection to each node. Each task acquires and
+//! releases a lock of its own, again and again. The bare loop awaits a majority of answers and
+//! checks nothing else: no fence, no clock, no refusal. The other answers arrive while it acquires
+//! its next lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,35 +22,35 @@ use rslock::LockManager;
 use tokio::task::{JoinSet, unconstrained};
 use tokio::time::sleep;
 
-use crate::progress::Progress;
 use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_rslock, open};
-use crate::table::Row;
+use crate::report::Progress;
+use crate::report::Row;
 
-/// How many nodes there are.
+/// Number of nodes.
 const NODES: [usize; 2] = [3, 5];
-/// How many tasks there are.
+/// Number of tasks.
 const TASKS: [usize; 3] = [1, 16, 128];
-/// How long it is each client's turn.
+/// Duration of a turn.
 const TURN: Duration = Duration::from_millis(200);
-/// How long all rest after that.
+/// Pause after a turn.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How often it is: as often in each place of the order.
+/// Number of rounds: each client has each place in the order equally often.
 const ROUNDS: u32 = 48;
-/// How long a lock lasts, in milliseconds: longer than anybody has one.
+/// Ttl in milliseconds, longer than any lock is held.
 const TTL_MS: u64 = 30_000;
 /// The owner label of the bare loop's locks.
 const OWNER: &str = "host.example.com:12345";
-/// How many commands a connection of the bare loop takes before it has written the first of them.
+/// Size of the queue of a connection of the bare loop.
 const QUEUE_MAX: usize = 65_536;
 /// A throughput of 0.9 × the bare loop's.
 const TARGET_OF_BARE: f64 = 1.0 / 0.9;
-/// A throughput of 2.5 × the peer's, where there are most tasks.
+/// A throughput of 2.5 × the peer's, with the largest number of tasks.
 const TARGET_OF_RSLOCK: f64 = 1.0 / 2.5;
 
-/// How many steps of [`Progress`] this takes.
+/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (NODES.len() * TASKS.len()) as u64;
 
-/// Who takes locks.
+/// The clients that acquire locks.
 #[derive(Clone)]
 enum Taker {
     Quorlock(Quorum),
@@ -64,14 +65,14 @@ struct Bare {
     locks: Arc<AtomicU64>,
 }
 
-/// What one task has asked through them: an answer comes with the number of its question.
+/// The requests of one task: an answer arrives with the number of its request.
 #[derive(Default)]
 struct Asked {
     questions: u64,
     answers: FuturesUnordered<BoxFuture<'static, (u64, RedisResult<Value>)>>,
 }
 
-/// How long a taker had its turn, and how many locks it had meanwhile.
+/// The duration of a client's turns, and the number of its locks.
 #[derive(Clone, Copy, Default)]
 struct Share {
     time: Duration,
@@ -102,7 +103,7 @@ async fn compare(takers: &[Taker; 3], nodes: usize, tasks: usize) -> anyhow::Res
     // The first round does not count: scripts are loaded, and tables grow.
     for round in 0..=ROUNDS {
         for turn in 0..takers.len() {
-            // Nobody always comes after the same one.
+            // The order changes, so that no client always follows the same one.
             let index = (turn + round as usize) % takers.len();
             let (turn, share) = (takers[index].turn(tasks).await?, &mut shares[index]);
             if round > 0 {
@@ -127,7 +128,7 @@ async fn compare(takers: &[Taker; 3], nodes: usize, tasks: usize) -> anyhow::Res
 }
 
 impl Taker {
-    /// Has so many tasks take locks for a while.
+    /// Lets tasks acquire locks for a while.
     async fn turn(&self, tasks: usize) -> anyhow::Result<Share> {
         let began = Instant::now();
         let mut working = JoinSet::new();
@@ -149,12 +150,12 @@ impl Taker {
             share.locks += locks;
             while asked.answers.next().await.is_some() {}
         }
-        // What others leave to the background is not in the next one's way either.
+        // Background work of a client does not fall into the next one's turn.
         sleep(PAUSE).await;
         Ok(share)
     }
 
-    /// For keys of its own: what one leaves to be done when its turn is over is not in the way of the next one.
+    /// With keys of its own, so that background work does not delay the next client.
     fn name(&self) -> &'static str {
         match self {
             Self::Quorlock(_) => "quorlock",
@@ -163,7 +164,7 @@ impl Taker {
         }
     }
 
-    /// Takes a lock, and gives it back.
+    /// Acquires a lock, and releases it.
     async fn take(&self, key: &str, asked: &mut Asked) -> anyhow::Result<()> {
         match self {
             Self::Quorlock(quorum) => drop(acquire_and_release(quorum, key).await?),
@@ -179,7 +180,7 @@ impl Bare {
         let mut connections = Vec::new();
         for url in urls {
             let client = open(url)?;
-            // As our client has it: what waits for a place in the queue may be overtaken.
+            // As in our client: a request that waits for a place in the queue may be overtaken.
             let config =
                 AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUE_MAX);
             connections.push(client.get_multiplexed_async_connection_with_config(&config).await?);
@@ -193,19 +194,19 @@ impl Bare {
         let fence = UNIX_EPOCH.elapsed().context("the clock is before 1970")?.as_micros();
         let mut acquire = cmd("LOCK.ACQUIRE");
         acquire.arg(key).arg(&token).arg(TTL_MS).arg("FENCE").arg(u64::try_from(fence)?);
-        // As long as the label that the client sends unless it is given another one.
+        // As long as the default label of the client.
         acquire.arg("OWNER").arg(OWNER);
         self.ask_all(acquire, asked).await?;
         self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), asked).await
     }
 
-    /// Until a majority has said yes.
+    /// Returns when a majority has agreed.
     async fn ask_all(&self, command: Cmd, asked: &mut Asked) -> anyhow::Result<()> {
         asked.questions += 1;
         let (question, command) = (asked.questions, Arc::new(command));
         for connection in &self.connections {
             let (mut connection, command) = (connection.clone(), Arc::clone(&command));
-            // Sent when it is polled first, as ours is: what tokio holds up may be overtaken, too.
+            // Sent at the first poll, as in our client: tokio may delay it, too.
             let answer = async move { (question, connection.send_packed_command(&command).await) };
             asked.answers.push(unconstrained(answer).boxed());
         }

@@ -55,7 +55,7 @@ pub(crate) struct Acquire {
 
 const EXIT_CODES: &str = "Exit codes:
   0    the lock is held until its ttl is over
-  121  another has the lock
+  121  another client holds the lock
   122  no majority of the nodes voted
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes

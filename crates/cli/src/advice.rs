@@ -5,7 +5,7 @@ use quorlock_client::{AcquireError, AttachError, NodeError, Nodes};
 
 use crate::duration::text_of_ms;
 
-/// An acquisition that cannot succeed as it was asked for.
+/// Advice on an acquisition that can never succeed.
 pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
     match &error {
         AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
@@ -13,12 +13,12 @@ pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
     }
 }
 
-/// The same for an attachment that these nodes refused.
+/// Advice on an attachment that these nodes refused.
 pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
     about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
 }
 
-/// Names the option to change, if a limit for the ttl is in the way.
+/// Names the option to change, if a limit for the ttl is the reason.
 fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
     let limits = nodes.failed().filter_map(|(node, error)| match error {
         NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),

@@ -57,9 +57,9 @@ pub(crate) enum Verb {
     Up(Up),
 }
 
-/// Runs a command while holding a lock: waits for the lock, keeps it, and gives it back when the command ends.
+/// Runs a command while holding a lock: waits for the lock, renews it, and releases it when the command ends.
 ///
-/// When the lock cannot be kept, the command and everything that it started is stopped before another can acquire the
+/// When the lock cannot be renewed, the command and everything that it started is stopped before another client can acquire the
 /// lock: with SIGTERM when a third of the ttl is left, or early enough for --kill-after, and with SIGKILL when a 20th of
 /// the ttl is left. If the masters say that the lock has ended, the grace is at most a 20th of the ttl. A second process,
 /// the watchdog, does so too if quorlock itself is stopped or killed with SIGKILL.
@@ -100,7 +100,7 @@ pub(crate) struct Run {
     #[arg(skip)]
     default_wait: Option<Duration>,
 
-    /// The exit code when another has the lock
+    /// The exit code when another client holds the lock
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
@@ -172,7 +172,7 @@ const RUN_EXAMPLE: &str = "Examples:
   0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
 
 impl Run {
-    /// Takes from the configuration files what the command line does not give.
+    /// Fills options that the command line does not give from the configuration files.
     pub(crate) fn fill(&mut self, defaults: &Defaults) {
         self.ttl = self.ttl.or(defaults.ttl);
         self.default_wait = defaults.wait;
@@ -199,12 +199,12 @@ impl Run {
     }
 }
 
-/// An empty name is a variable that a script forgot to set.
+/// Refuses an empty name: a script forgot to set a variable.
 pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 
-/// `10`, `0.5`: seconds, as `flock -w` takes them.
+/// Reads seconds as `flock -w` does: `10`, `0.5`.
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
     Duration::try_from_secs_f64(seconds).map_err(|_| "give a number of seconds that is not negative")
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed_and_every_argument_explained() {
+    fn command_line_is_well_formed_and_every_argument_explained() {
         let mut command = Args::command();
         command.build();
         command.clone().debug_assert();

@@ -6,8 +6,9 @@ use quorlock_core::quorum::Moment;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
 
-/// Timers stop while a machine sleeps, and a validity does not: how soon that is noticed.
-const GLANCE: Duration = Duration::from_millis(200);
+/// How often the clocks are read while waiting: timers stop while a machine sleeps, and a validity
+/// does not.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn now() -> Moment {
     Moment { boot: read(ClockId::Boottime), raw: read(ClockId::MonotonicRaw) }
@@ -20,7 +21,7 @@ pub(crate) async fn reach(moment: Moment) {
         if left.is_zero() {
             return;
         }
-        sleep(left.min(GLANCE)).await;
+        sleep(left.min(RECHECK_INTERVAL)).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Configuration files: where they are, and what they may say.
+//! Configuration files: their places and their contents.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,7 +14,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 
 use crate::duration;
 
-/// The file of the machine.
+/// The system-wide file.
 const OF_THE_SYSTEM: &str = "/etc/quorlock.toml";
 /// The file of a user, in `XDG_CONFIG_HOME` or `~/.config`.
 const OF_THE_USER: &str = "quorlock.toml";
@@ -23,7 +23,7 @@ const VARIABLE: &str = "QUORLOCK_CONFIG";
 /// A file that users other than the owner and the group can read.
 const READABLE_BY_OTHERS: u32 = 0o004;
 
-/// What a file says.
+/// The contents of a file.
 #[expect(clippy::struct_field_names, reason = "the name in the file")]
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -56,14 +56,14 @@ pub(crate) struct Defaults {
     pub(crate) owner: Option<String>,
 }
 
-/// A file, and where it is.
+/// A file and its path.
 pub(crate) struct Loaded {
     pub(crate) path: PathBuf,
     pub(crate) file: File,
 }
 
 impl Defaults {
-    /// Takes what is missing here from `other`.
+    /// Fills missing values from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             ttl: self.ttl.or(other.ttl),

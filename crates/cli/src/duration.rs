@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error, Visitor};
 
 const NS_PER_MS: u128 = 1_000_000;
-/// Digits after the point that are read: more are finer than a nanosecond in any unit.
+/// How many digits after the point are read. More would be finer than a nanosecond in any unit.
 const FRACTION_DIGITS_MAX: usize = 18;
 
 /// Reads a time: `10s`, `1.5s`, `500ms`, `2m`, `1h`, or `0` without a unit.

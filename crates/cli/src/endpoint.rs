@@ -1,4 +1,4 @@
-//! One node as the user names it: a URL, or short for one.
+//! One node as the user names it: a URL or its short form.
 
 use url::Url;
 
@@ -94,7 +94,7 @@ impl Endpoint {
     }
 }
 
-/// What was written, without what may be a password: all before an `@`, and all after a `?`.
+/// Removes parts that may be a password: all before an `@`, and all after a `?`.
 fn without_secrets(text: &str) -> &str {
     let address = text.split('?').next().unwrap_or_default();
     address.rsplit('@').next().unwrap_or_default()

@@ -1,23 +1,23 @@
-//! Exit codes. Anything else is the child's own; a child that a signal killed gives 128 + the signal, as in a shell.
+//! Exit codes of this program. Other codes are the child's own, or 128 + the signal that killed it.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
 use rustix::process::Signal;
 
-/// It was done.
+/// Success.
 pub(crate) const SUCCESS: u8 = 0;
 /// The lock was lost, and the child was stopped.
 pub(crate) const LOST: u8 = 120;
-/// Another has the lock, and the command was not started.
+/// Another client holds the lock, and the command was not started.
 pub(crate) const CONFLICT: u8 = 121;
 /// No majority of the masters voted, and the command was not started.
 pub(crate) const NO_MAJORITY: u8 = 122;
 /// There is no such lock.
 pub(crate) const FREE: u8 = 123;
-/// Something failed that is neither the child's nor the lock's doing.
+/// `quorlock` itself failed.
 pub(crate) const FAILED: u8 = 125;
-/// The command was found and could not be run.
+/// The command was found but could not be run.
 pub(crate) const CANNOT_RUN: u8 = 126;
 /// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
@@ -25,14 +25,15 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Shown by `--help`.
 pub(crate) const RUN_HELP: &str = "Exit codes:
   the command's own, or 128 + the signal that killed it;
-  128 + the signal, too, when one ended the wait for the lock
+  128 + the signal that ended the wait for the lock
   120  the lock was lost; the command was stopped
-  121  another has the lock; the command was not started (-E replaces this code)
+  121  another client holds the lock; the command was not started (-E replaces
+       this code)
   122  no majority of the masters voted: they are down, abstain or refuse;
        the command was not started
-  125  quorlock itself failed, or its arguments are not understood, or so many
-       masters refuse for good that waiting does not help: a wrong password,
-       an unknown certificate, no module, a replica
+  125  quorlock itself failed, its arguments are not understood, or too many
+       masters refuse permanently: a wrong password, an unknown certificate,
+       no module, a replica
   126  the command could not be run
   127  the command was not found";
 
@@ -42,7 +43,7 @@ pub(crate) fn of(status: ExitStatus) -> ExitCode {
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED))
 }
 
-/// What a shell says of a program that this signal ended.
+/// The code that a shell reports for a program that this signal ended.
 pub(crate) fn by(signal: Signal) -> ExitCode {
     of(ExitStatus::from_raw(signal.as_raw()))
 }

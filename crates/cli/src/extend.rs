@@ -76,7 +76,7 @@ async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyho
     Ok(ExitCode::from(code))
 }
 
-/// Whether an operator revoked the lock on so many nodes that the others are no majority.
+/// Whether an operator revoked the lock on too many nodes to leave a majority.
 fn is_revoked(nodes: &Nodes) -> bool {
     let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();
     2 * revoked >= nodes.0.len()

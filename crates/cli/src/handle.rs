@@ -8,14 +8,14 @@ use quorlock_client::{DetachedLock, Lock, Quorum};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-/// The most that is read from standard input: far more than a handle with 64 long keys.
+/// The limit for standard input: far more than a handle with 64 long keys.
 const INPUT_BYTES_MAX: u64 = 1024 * 1024;
-/// How long slow nodes are waited for, so that the lock is held on all that can be reached.
+/// How long to wait for slow nodes, so that all reachable nodes hold the lock.
 const STRAGGLERS_LIMIT: Duration = Duration::from_millis(50);
-/// How often it is checked which nodes have answered.
+/// How often to check which nodes have answered.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Which lock.
+/// The lock to work on.
 #[derive(clap::Args)]
 pub(crate) struct HandleArg {
     /// The handle, as text or JSON as it was printed; `-` reads it from standard input
@@ -99,8 +99,8 @@ impl Format {
     }
 }
 
-/// Waits until the lock is held on every node that can be reached: what is not sent when this
-/// process ends is never sent.
+/// Waits until every reachable node holds the lock. Requests that are unsent when this process ends
+/// are never sent.
 async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
     let until = Instant::now() + STRAGGLERS_LIMIT;
     while Instant::now() < until {

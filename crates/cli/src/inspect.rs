@@ -60,7 +60,7 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(summary.kind.code()))
 }
 
-/// What the answers of the nodes amount to.
+/// The verdict on the answers of the nodes.
 pub(crate) struct Summary<'a> {
     pub(crate) kind: Kind,
     pub(crate) held: Option<&'a HeldLock>,
@@ -158,7 +158,7 @@ impl<'a> Summary<'a> {
     fn meaning(&self) -> String {
         let next = match self.waiters {
             0 => "The next client that asks acquires it",
-            _ => "The first of those that wait acquires it",
+            _ => "The first waiter acquires it",
         };
         match self.kind {
             Kind::Free => "A client that asks for the lock acquires it.".to_owned(),
@@ -173,7 +173,7 @@ impl<'a> Summary<'a> {
                     .to_owned()
             }
             Kind::NoMajority => {
-                "Somebody may hold it: ask again when a majority of the nodes can be reached.".to_owned()
+                "A client may hold it: ask again when a majority of the nodes can be reached.".to_owned()
             }
             Kind::Divided => {
                 "Clients are acquiring or releasing the lock just now, or nodes kept what a client left \
@@ -212,7 +212,7 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
     lines
 }
 
-/// A waiter with its address, to find it by.
+/// A waiter with its address.
 fn named(waiter: &WaiterInfo) -> String {
     let owner = shown::owner(waiter.owner.as_deref());
     match &waiter.address {

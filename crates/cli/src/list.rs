@@ -12,7 +12,7 @@ use crate::nodes::{self, NodeArgs};
 use crate::shown::{self, count, escaped, table, time};
 use crate::{exit, say};
 
-/// How many locks are listed when no option says so.
+/// The default of `--limit`.
 const LIMIT: usize = 1000;
 
 /// Lists the locks of all nodes, in the order of their keys.
@@ -68,7 +68,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         shown::print(&table(&rows));
         for (node, error) in failed {
             if let Some(error) = error {
-                say(format_args!("{node} listed less than all its locks: {}", escaped(error.to_string())));
+                say(format_args!("{node} did not list all its locks: {}", escaped(error.to_string())));
             }
         }
     }
@@ -103,7 +103,7 @@ fn state(summary: &Summary<'_>) -> String {
 #[derive(Serialize)]
 struct All<'a> {
     locks: Vec<Printed<'a>>,
-    /// Whether there are more than the limit.
+    /// Whether there are more locks than the limit.
     truncated: bool,
     failed: Vec<Failed<'a>>,
 }

@@ -1,25 +1,24 @@
 //! `quorlock`: runs a program under a lock that a majority of Redis or Valkey masters grants.
 //!
 //! - [`args`]: the command line.
-//! - [`nodes`]: where the nodes are named, and how they are reached; [`endpoint`] is one of them.
+//! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`] is one of them.
 //! - [`config`]: configuration files.
-//! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] is what they pass on.
-//! - [`inspect`], [`list`], [`revoke`]: the locks of others, for operators.
-//! - [`shown`]: text of others on a terminal, times, tables.
+//! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] connects them.
+//! - [`inspect`], [`list`], [`revoke`]: locks of other clients, for operators.
+//! - [`shown`]: text of servers and clients made safe for a terminal, times, tables.
 //! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: what to do about an error, in terms of the command line.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
-//! - [`keeper`]: the lock that it keeps.
-//! - [`watchdog`]: the process that starts the command, and stops it in time.
-//! - [`family`]: the command and everything that it started.
-//! - [`clock`]: the clocks of a validity.
-//! - [`signals`]: what others want of this program.
+//! - [`lock_renewer`]: the lock of that command.
+//! - [`watchdog`]: the process that starts the command and stops it in time.
+//! - [`process_tree`]: the command and everything that it started.
+//! - [`clock`]: the clocks that measure a validity.
+//! - [`signals`]: the signals that this program handles.
 //! - [`up`]: `quorlock up`.
-//! - [`fleet`]: every node asked by itself; [`status`] shows them, [`doctor`] says what
-//!   is wrong, and [`exporter`] serves their figures to Prometheus.
-//!   [`top`] shows their locks.
-//! - [`exit`]: what the exit codes mean.
+//! - [`fleet`]: the state of each node; [`status`] shows it, [`doctor`] finds faults, [`exporter`]
+//!   serves figures to Prometheus, and [`top`] shows the locks.
+//! - [`exit`]: the exit codes.
 //! - [`manual`]: man pages and shell completions.
 
 mod acquire;
@@ -34,14 +33,14 @@ mod endpoint;
 mod exit;
 mod exporter;
 mod extend;
-mod family;
 mod fleet;
 mod handle;
 mod inspect;
-mod keeper;
 mod list;
+mod lock_renewer;
 mod manual;
 mod nodes;
+mod process_tree;
 mod release;
 mod revoke;
 mod run;
@@ -77,7 +76,7 @@ async fn main() -> ExitCode {
             if error.kind() == ErrorKind::UnknownArgument && env::args_os().any(|word| word == "--nodes") {
                 say("if --nodes is followed by several nodes: separate them by commas, not by spaces");
             }
-            // Not clap's 2, which a command may well mean something by.
+            // Not clap's 2, which may be an exit code of the command.
             return if error.use_stderr() { ExitCode::from(exit::FAILED) } else { ExitCode::SUCCESS };
         }
     };
@@ -105,7 +104,8 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Tells the person. Standard output belongs to the command, and that nobody listens is no reason to fail.
+/// Prints a message on standard error, with escapes in the texts of servers. Standard output belongs
+/// to the command. A closed standard error is ignored.
 fn say(message: impl Display) {
-    let _ = writeln!(stderr(), "quorlock: {message}");
+    let _ = writeln!(stderr(), "quorlock: {}", shown::printable_lines(&message.to_string()));
 }

@@ -1,4 +1,4 @@
-//! Man pages and shell completions, for packages. Made from the command line's own definition.
+//! Man pages and shell completions for packages, made from the definition of the command line.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,10 +14,10 @@ use clap_mangen::roff::{Roff, roman};
 
 use crate::args::Args;
 
-/// The shells that packages of Linux systems have a folder for.
+/// The shells for whose completions Linux packages have a folder.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
-/// The word that stands for this on the command line. Neither the help nor the completions show it.
+/// The hidden verb that writes them. Neither the help nor the completions show it.
 pub(crate) const VERB: &str = "__manual";
 
 /// Writes the pages to DIR/man and the completions to DIR/completions.
@@ -37,7 +37,7 @@ fn write(folder: &Path) -> io::Result<()> {
     }
     let pages = folder.join("man");
     fs::create_dir_all(&pages)?;
-    // `quorlock help` has nothing to tell beyond `quorlock --help`.
+    // `quorlock help` says the same as `quorlock --help`.
     program = program.disable_help_subcommand(true);
     program.build();
     page(&program, &pages)?;
@@ -68,8 +68,8 @@ fn page(command: &Command, folder: &Path) -> io::Result<()> {
     file.flush()
 }
 
-/// What `--help` says after the options. A paragraph that begins with a line such as `Examples:` is a section of its
-/// own; its lines stay as they are, since they are tables and commands.
+/// The text of `--help` after the options. A paragraph that begins with a line such as `Examples:` becomes a
+/// section. Its lines are kept as they are, since they are tables and commands.
 fn notes(text: &str, to: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     for paragraph in text.split("\n\n") {

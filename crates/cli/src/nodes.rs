@@ -1,4 +1,4 @@
-//! The nodes that a verb works on: where they are named, and the connection to them.
+//! The nodes of a verb: where the user names them, and the connection to them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::config::{self, Defaults, File, Loaded, Tls};
 use crate::endpoint::Endpoint;
 use crate::say;
 
-/// The variables that may contain a password. `quorlock run` keeps them from its command.
+/// The variables that may contain a password. `quorlock run` removes them from the environment of its
+/// command.
 pub(crate) const SECRET_VARIABLES: [&str; 2] = [NODES_VARIABLE, PASSWORD_VARIABLE];
 
 const NODES_VARIABLE: &str = "QUORLOCK_NODES";
@@ -22,7 +23,7 @@ const PASSWORD_VARIABLE: &str = "QUORLOCK_PASSWORD";
 
 const HEADING: &str = "Nodes";
 
-/// Options of every verb that reaches the nodes. Flatten them into the verb.
+/// Options of every verb that connects to the nodes.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 pub(crate) struct NodeArgs {
@@ -88,7 +89,7 @@ File:
 
 /// The nodes, and how to reach them.
 pub(crate) struct Nodes {
-    /// At least one, in the order in which they are named.
+    /// At least one, in the user's order.
     pub(crate) endpoints: Vec<Endpoint>,
     certificates: Certificates,
     pub(crate) defaults: Defaults,
@@ -99,14 +100,14 @@ struct Named<'a> {
     /// The option, the variable or the file.
     by: String,
     texts: Vec<String>,
-    /// The file that names them, if it is one.
+    /// The path, if a file names them.
     file: Option<&'a Loaded>,
 }
 
 /// For nodes with TLS, in PEM.
 #[derive(Default)]
 struct Certificates {
-    /// By which nodes are checked. None: those of the system.
+    /// The roots that nodes are checked by; `None` for those of the system.
     roots: Option<Vec<u8>>,
     identity: Option<Identity>,
 }
@@ -229,7 +230,7 @@ impl Nodes {
         Ok(self.quorum().connect().await?)
     }
 
-    /// Connects to the nodes, each of which may take this long to answer.
+    /// Connects to the nodes, with a time limit for each answer.
     pub(crate) async fn connect_within(&self, node_limit: Duration) -> anyhow::Result<Quorum> {
         Ok(self.quorum().node_timeout(node_limit).connect().await?)
     }
@@ -245,10 +246,10 @@ impl Nodes {
         builder
     }
 
-    /// A client of each node by itself, which is not connected yet.
+    /// One client per node, not connected yet.
     pub(crate) fn clients(&self) -> anyhow::Result<Vec<NodeClient>> {
         if self.endpoints.iter().any(Endpoint::has_tls) && CryptoProvider::get_default().is_none() {
-            // It fails only if there is one meanwhile.
+            // Fails only if another provider was installed in the meantime.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         self.endpoints.iter().map(|endpoint| self.client(endpoint)).collect()
@@ -287,7 +288,7 @@ impl Nodes {
 pub(crate) struct NodeClient {
     /// The address, without user and password.
     pub(crate) name: String,
-    /// Or why there can be no connection.
+    /// The client, or why there can be no connection.
     pub(crate) client: Result<Client, String>,
 }
 
@@ -298,7 +299,7 @@ fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
 /// The value of a variable of the environment; an empty one counts as missing.
 fn variable(name: &str) -> anyhow::Result<Option<String>> {
     let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-    // Not the value: it may be a password.
+    // Without the value, which may be a password.
     value.into_string().map(Some).map_err(|_| anyhow!("{name} is not UTF-8: write its value in UTF-8"))
 }
 

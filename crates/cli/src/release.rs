@@ -30,7 +30,7 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let handle = args.handle.read()?;
     let quorum = args.nodes.connect().await?;
     let outcome = quorum.release_detached(handle).await;
-    // The nodes beyond the majority.
+    // Reaches the nodes beyond the majority.
     let _ = quorum.flush(CLOSE_LIMIT).await;
     let code = match outcome {
         Ok(Released::Released) => return Ok(ExitCode::SUCCESS),

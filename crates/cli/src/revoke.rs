@@ -22,9 +22,9 @@ use crate::shown::{self, escaped, table, time};
 use crate::signals::Signals;
 use crate::{exit, say};
 
-/// For how long a majority is waited for at least, whatever is known of the lock.
+/// The shortest wait for a majority, whatever is known about the lock.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
-/// How often the line of progress is written anew.
+/// How often the progress line is updated.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Takes a lock back from its holder, and waits until it is free.
@@ -70,7 +70,9 @@ const EXAMPLE: &str = "Example:
 pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
-    let Some(inspection) = look(&quorum, &key).await? else { return Ok(ExitCode::from(exit::NO_MAJORITY)) };
+    let Some(inspection) = inspect(&quorum, &key).await? else {
+        return Ok(ExitCode::from(exit::NO_MAJORITY));
+    };
     let summary = Summary::of(&inspection);
     say(format_args!("{} is {}", escaped(&key), summary.headline()));
     if summary.kind == Kind::Free {
@@ -84,13 +86,13 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
         if !is_confirmed().await? {
             bail!("nothing was revoked");
         }
-        // It may have changed hands while the person read.
-        let Some(again) = look(&quorum, &key).await? else { return Ok(ExitCode::from(exit::NO_MAJORITY)) };
+        // Another client may have acquired it while the operator read.
+        let Some(again) = inspect(&quorum, &key).await? else { return Ok(ExitCode::from(exit::NO_MAJORITY)) };
         if let Some(code) = has_changed(&summary, &Summary::of(&again)) {
             return Ok(code);
         }
     }
-    // From here on a signal ends the wait, and what it leaves is said.
+    // From here on a signal ends the wait, and a message says what it leaves.
     let mut signals = Signals::listen()?;
     let revoking = async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
     let mut revocation = match signals.unless(revoking).await {
@@ -111,8 +113,8 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     Ok(finish(&revocation.report(), &waited, args.now))
 }
 
-/// What the nodes say; none, and a message, when no node answers.
-async fn look(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspection>> {
+/// Inspects the lock. Prints a message and returns `None` when no node answers.
+async fn inspect(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspection>> {
     match quorum.inspect(key).await {
         Ok(inspection) => Ok(Some(inspection)),
         Err(error @ InspectError::NoAnswer { .. }) => {
@@ -123,7 +125,7 @@ async fn look(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspection>>
     }
 }
 
-/// Whom it hits, and how.
+/// Says who is affected, and how.
 fn consequence(summary: &Summary<'_>, now: bool) -> String {
     let holder = match summary.held {
         Some(held) => format!("{}, fence {},", shown::owner(held.owner.as_deref()), held.fence),
@@ -155,7 +157,7 @@ async fn is_confirmed() -> anyhow::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// The exit code when the lock is not what the person was shown.
+/// The exit code when the lock is not the one that the operator confirmed.
 fn has_changed(shown: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
     let fence = |summary: &Summary<'_>| summary.held.map(|held| held.fence);
     if now.kind == Kind::Free {
@@ -173,7 +175,7 @@ fn has_changed(shown: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
 enum Waited {
     /// The lock is over.
     Over,
-    /// Too few nodes have answered, and what the others revoked has ended.
+    /// Too few nodes answered, and the lock has ended on the others.
     GaveUp,
     Interrupted(Signal),
 }
@@ -211,7 +213,7 @@ async fn wait(revocation: &mut Revocation, at_most: Duration, signals: &mut Sign
     }
 }
 
-/// A line that is written over on a terminal, and written once elsewhere.
+/// A line that is overwritten on a terminal, and printed once elsewhere.
 #[derive(Default)]
 struct Progress {
     shown: Option<RevocationState>,

@@ -6,21 +6,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
 use quorlock_core::quorum::Moment;
-use quorlock_core::{Guard, Ttl};
+use quorlock_core::{StopSchedule, Ttl};
 use rustix::process::Signal;
 
 use crate::args::Run;
-use crate::family::Group;
-use crate::keeper::{Keeper, Kept};
+use crate::lock_renewer::{LockRenewer, LockState};
+use crate::process_tree::Group;
 use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, Report, Watchdog};
 use crate::{advice, clock, exit, say};
 
-/// An extension that no node answers takes one node limit. A third of the ttl must leave time for several, and for the child
-/// to be stopped after the last.
+/// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third of the ttl must leave
+/// time for several, and to stop the child after the last.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
-/// How long nodes that do not answer are waited for at the end. What they were sent is on its way, and what they hold ends
-/// by its ttl.
+/// How long to wait for silent nodes at the end. Their requests are in flight, and what they hold ends by its ttl.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
@@ -33,7 +32,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
-    Guard::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
+    StopSchedule::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
     let quorum = match signals.unless(nodes.connect()).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::by(signal)),
@@ -76,16 +75,16 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
         say(format_args!("acquired after {after:.1?}, held on {coverage}, fence {}", lock.fence()));
     }
     let (fence, permit) = (lock.fence(), lock.slot());
-    let mut keeper = Keeper::new(lock, args.ttl());
-    let (status, is_asked) = match supervise(&args, ttl, (fence, permit), &mut keeper, signals).await? {
+    let mut renewer = LockRenewer::new(lock, args.ttl());
+    let (status, is_asked) = match supervise(&args, ttl, (fence, permit), &mut renewer, signals).await? {
         Ended::ByItself { status, is_asked } => (status, is_asked),
-        // Only now that it is gone: a reader of stderr that is stuck must not delay that.
+        // Only after the command is gone: a blocked standard error must not delay its end.
         Ended::WithTheLock => {
-            say(format_args!("the command was stopped: {}", keeper.reason()));
+            say(format_args!("the command was stopped: {}", renewer.reason()));
             return Ok(ExitCode::from(exit::LOST));
         }
         Ended::BeforeItBegan => {
-            say(format_args!("the command was not started: {}", keeper.reason()));
+            say(format_args!("the command was not started: {}", renewer.reason()));
             return Ok(ExitCode::from(exit::LOST));
         }
         Ended::WithTheWatchdog => {
@@ -99,8 +98,8 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
         }
     };
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
-    let was_held = is_asked || hold(&mut keeper, hold_until, signals).await;
-    match keeper.release().await {
+    let was_held = is_asked || hold(&mut renewer, hold_until, signals).await;
+    match renewer.release().await {
         Ok(Released::Released) if args.verbose => {
             let after = clock::now().since(held_since);
             say(format_args!("released after {after:.1?}"));
@@ -117,7 +116,7 @@ async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals)
     Ok(exit::of(status))
 }
 
-/// Tries once, says what is in the way, and waits.
+/// Tries once, prints why the lock is not free, and waits for it.
 pub(crate) async fn acquire(
     wanted: &LockBuilder,
     wait: Duration,
@@ -134,7 +133,7 @@ pub(crate) async fn acquire(
     wanted.acquire().await
 }
 
-/// Whether it makes no sense to wait: so many nodes do not take what they are asked that the others are no majority.
+/// Whether waiting cannot help: too many nodes fail permanently to leave a majority.
 pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
@@ -152,8 +151,8 @@ pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
     }
 }
 
-/// Whether it is nothing but a lock that is in use: of interest to a person who wonders, and not to the mails of cron. So it
-/// is where a master is missing and not to blame, because a majority can vote without it.
+/// Whether the lock is merely in use. A person at a terminal wants to read that, and a mail from cron should not contain
+/// it. The same holds for a missing master while a majority votes.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
@@ -165,12 +164,12 @@ fn is_usual(error: &AcquireError) -> bool {
 enum Ended {
     ByItself {
         status: ExitStatus,
-        /// Whether a signal had asked `quorlock` to end.
+        /// Whether a signal asked `quorlock` to end before that.
         is_asked: bool,
     },
-    /// Because the lock was lost or not extended in time.
+    /// The lock was lost or not extended in time.
     WithTheLock,
-    /// Because its watchdog was killed.
+    /// Its watchdog was killed.
     WithTheWatchdog,
     /// It was not started: the lock had too little validity left.
     BeforeItBegan,
@@ -178,12 +177,12 @@ enum Ended {
     Never(io::Error),
 }
 
-/// Runs the command while the lock is kept, passes signals on to it, and has it stopped when the lock is lost.
+/// Runs the command while the lock is renewed. Passes signals on, and stops the command when the lock is lost.
 async fn supervise(
     args: &Run,
     ttl: Ttl,
     (fence, permit): (Fence, Option<usize>),
-    keeper: &mut Keeper,
+    renewer: &mut LockRenewer,
     signals: &mut Signals,
 ) -> anyhow::Result<Ended> {
     let begin = Begin {
@@ -191,9 +190,9 @@ async fn supervise(
         kill_after: args.kill_after,
         group: Group::choose(),
         wait_all: args.wait_all,
-        deadline: keeper.deadline(),
+        deadline: renewer.deadline(),
     };
-    let mut guard = begin.guard()?;
+    let mut schedule = begin.schedule()?;
     let environment = [
         ("QUORLOCK_KEY", args.key.clone()),
         ("QUORLOCK_FENCE", fence.to_string().into()),
@@ -216,23 +215,23 @@ async fn supervise(
                 Some(Report::Ended(status)) => return Ok(Ended::ByItself { status, is_asked }),
                 None => {
                     let now = clock::now();
-                    let is_overdue = now.has_reached(guard.overdue_at());
-                    guard.handle_abandoned(now);
-                    watchdog.replace(&mut guard).await?;
+                    let is_overdue = now.has_reached(schedule.overdue_at());
+                    schedule.handle_abandoned(now);
+                    watchdog.replace(&mut schedule).await?;
                     return Ok(if is_overdue { Ended::WithTheLock } else { Ended::WithTheWatchdog });
                 }
             },
-            () = clock::reach(guard.overdue_at()) => {
-                watchdog.replace(&mut guard).await?;
+            () = clock::reach(schedule.overdue_at()) => {
+                watchdog.replace(&mut schedule).await?;
                 return Ok(Ended::WithTheLock);
             }
-            kept = keeper.next() => match kept {
-                Kept::Until(deadline) => {
-                    guard.handle_extended(deadline);
+            state = renewer.next() => match state {
+                LockState::ValidUntil(deadline) => {
+                    schedule.handle_extended(deadline);
                     watchdog.order(&Order::Extended(deadline));
                 }
-                Kept::Lost => {
-                    guard.handle_lost(clock::now());
+                LockState::Lost => {
+                    schedule.handle_lost(clock::now());
                     watchdog.order(&Order::Lost);
                 }
             },
@@ -244,14 +243,14 @@ async fn supervise(
     }
 }
 
-/// Keeps the lock until `until`, or until a signal arrives: the command has ended, and gets none. Returns whether it was held to the end.
-async fn hold(keeper: &mut Keeper, until: Moment, signals: &mut Signals) -> bool {
+/// Renews the lock until `until`, or until a signal arrives. Returns whether it was held to the end.
+async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {
             biased;
             () = clock::reach(until) => return true,
             _ = signals.next() => return true,
-            kept = keeper.next() => if matches!(kept, Kept::Lost) { return false },
+            state = renewer.next() => if matches!(state, LockState::Lost) { return false },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Text of others on a terminal, times with units, tables and JSON.
+//! Text of servers and clients made safe for a terminal, times with units, tables and JSON.
 
 use std::fmt::Write as _;
 use std::io::{Write as _, stdout};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The most characters of a key or a label that are shown; JSON has all of them.
+/// How many characters of a key or a label are shown. JSON has all of them.
 const SHOWN_MAX: usize = 200;
 
-/// A key, a label or a name that a client has sent, as it may reach a terminal: without control
-/// characters, escape sequences, marks that reorder or hide text, and line ends. Bytes that are not
-/// UTF-8 are shown in hexadecimal.
+/// Escapes a key, a label or a name from a client for a terminal: control characters, escape
+/// sequences, marks that reorder or hide text, and line ends. Shows bytes that are not UTF-8 in
+/// hexadecimal.
 pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
     let mut shown = String::new();
     let mut left = SHOWN_MAX;
@@ -34,7 +34,32 @@ pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
     shown
 }
 
-/// An owner label, or what to say where there is none.
+/// Escapes characters of a message that control a terminal, reorder or hide text. Changes nothing
+/// when it is applied twice. For keys and labels use [`escaped`].
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) {
+            let _ = write!(shown, "{}", c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Whether a terminal would act on this character, or not show it.
+fn is_control(c: char) -> bool {
+    !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
+}
+
+/// Makes each line of a message [`printable`]. Indents further lines, so that no text of a server
+/// looks like a message of this program.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
+}
+
+/// An owner label, or a placeholder for a missing one.
 pub(crate) fn owner(label: Option<&str>) -> String {
     label.map_or_else(|| "an unnamed owner".to_owned(), escaped)
 }
@@ -74,7 +99,8 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     lines
 }
 
-/// JSON in one line. Characters that are not printable are escaped, so that it may reach a terminal.
+/// Formats a value as JSON in one line. Escapes characters that are not printable, so that it is safe
+/// for a terminal.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     let mut shown = String::new();
     for char in serde_json::to_string(value)?.chars() {
@@ -90,7 +116,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Prints what was asked for. That nobody reads it is no reason to fail.
+/// Prints the result on standard output. A closed standard output is ignored.
 pub(crate) fn print(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
     let _ = stdout().flush();
@@ -115,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_others_cannot_command_the_terminal() {
+    fn key_or_label_cannot_control_the_terminal() {
         for (text, shown) in [
             ("orders/42", "orders/42"),
             ("Zürich 東京 it's \"ok\"", "Zürich 東京 it's \"ok\""),
@@ -134,7 +160,29 @@ mod tests {
     }
 
     #[test]
-    fn json_shows_no_character_that_commands_the_terminal() {
+    fn message_cannot_control_the_terminal() {
+        for (text, shown) in [
+            ("orders/42", "orders/42"),
+            ("é 日本", "é 日本"),
+            ("\x1b[2Jx", "\\u{1b}[2Jx"),
+            ("a\nb\tc", "a\\nb\\tc"),
+            ("it's \"C:\\x\"", "it's \"C:\\x\""),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("\u{202e}txt", "\\u{202e}txt"),
+            ("a\u{200b}b", "a\\u{200b}b"),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+    }
+
+    #[test]
+    fn further_lines_of_a_message_are_indented() {
+        let text = "no node answered:\na: \u{1b}[2J\nquorlock: all is well";
+        assert_eq!(printable_lines(text), "no node answered:\n  a: \\u{1b}[2J\n  quorlock: all is well");
+    }
+
+    #[test]
+    fn json_cannot_control_the_terminal() {
         let text = "\u{1b}[2J \u{202e} \u{9b} \u{e0041} ü \" \\ \n";
         let shown = json(&text).unwrap();
         assert!(shown.chars().all(|char| char == 'ü' || matches!(char, ' '..='~')), "{shown}");

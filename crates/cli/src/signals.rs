@@ -1,4 +1,4 @@
-//! The signals that would end this program if it did not listen.
+//! The signals that would end this program if it did not handle them.
 
 use std::fs;
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use tokio::signal::unix::{self, SignalKind};
 const LISTENED_TO: [Signal; 6] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// What comes in of these signals. They end this program no more, even after this is dropped.
+/// A listener for these signals. They no longer end this program, even after this is dropped.
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
@@ -19,8 +19,8 @@ impl Signals {
         let ignored = ignored_mask();
         LISTENED_TO
             .into_iter()
-            // Under nohup, and in the background of a script, some are to be ignored: by this program and by its child,
-            // which inherits that as long as nobody listens here.
+            // Under nohup, and in the background of a script, this program and its child must ignore some signals. The
+            // child inherits that as long as this program does not listen.
             .filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0)
             .map(|signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
             .collect::<Result<_, std::io::Error>>()
@@ -37,7 +37,10 @@ impl Signals {
         }
     }
 
-    /// The next signal. Nothing is lost when this is not awaited to its end.
+    /// Waits for the next signal.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no signal.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
             for (signal, arrived) in &mut self.0 {
@@ -51,8 +54,8 @@ impl Signals {
     }
 }
 
-/// One bit for each signal that this program was started with ignored, from the lowest; none where the system does not
-/// tell.
+/// One bit for each signal that was ignored when this program started, from the lowest; 0 where the system does not
+/// say.
 fn ignored_mask() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

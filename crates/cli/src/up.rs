@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use indicatif::ProgressBar;
-use quorlock_testkit::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
+use quorlock_localserver::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -57,9 +57,9 @@ Example:
   quorlock up --port 7001 --keep ~/locks
   has the same addresses and the same data each time.";
 
-/// How often the sign of progress moves.
+/// How often the progress spinner moves.
 const TICK: Duration = Duration::from_millis(100);
-/// Taken by the program that uses a folder.
+/// Locked by the program that uses a folder.
 const LOCK_FILE: &str = "quorlock-up.lock";
 
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
@@ -79,7 +79,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
     let is_again = folder.as_ref().is_some_and(|folder| (0..args.masters).any(|index| folder.has(index)));
 
-    // Before the first server is there: one that is interrupted must not leave any behind.
+    // Before the first server starts: an interrupted program must leave none behind.
     let mut signals = Signals::listen()?;
     progress.set_message(format!("starting {} masters", args.masters));
     let of_masters = folder.clone();
@@ -113,7 +113,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     tell("Ctrl-C ends all.");
     signals.next().await;
     if folder.is_some() {
-        // So that they write what they have.
+        // So that they write their data.
         for master in &mut masters {
             master.shutdown();
         }
@@ -126,7 +126,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
 /// Where the files of the masters stay. One program at a time uses it.
 struct Folder {
     path: PathBuf,
-    /// Locked until it is closed.
+    /// Holds the lock on the folder until it is closed.
     _lock: File,
 }
 

@@ -57,7 +57,7 @@ fn succeeds(output: &Output) {
     assert_eq!((code(output.status), stderr(output)), (0, ""));
 }
 
-/// It has used the nodes at [`NOBODY`].
+/// Asserts that the program used the nodes at [`NOBODY`].
 #[track_caller]
 fn finds_nobody(output: &Output) {
     assert_ne!(code(output.status), 0);
@@ -73,7 +73,7 @@ fn fails(output: &Output, hints: &[&str]) {
     assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
 }
 
-/// Masters on which only this user, with this password, may do anything.
+/// Masters that accept only this user with this password.
 fn with_password() -> Masters {
     let masters = Masters::start(3);
     for master in &masters {
@@ -192,7 +192,7 @@ fn secret_that_others_can_read_is_warned_of() {
     assert!(stderr(&output).contains("chmod 600"), "{output:?}");
 }
 
-/// Otherwise anybody's nodes on the command line would be told the password.
+/// Otherwise the program would send the password to any nodes on the command line.
 #[test]
 fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     let masters = Masters::start(3);
@@ -240,6 +240,6 @@ fn wait_of_a_file_is_no_obstacle_to_no_wait() {
     let file = files.write("f.toml", &(list(&masters) + "[defaults]\nwait = '1h'"));
     let holder = Holder::start(&masters, &PATIENT);
     assert_eq!(code(run_with(&file).status), 121);
-    holder.let_go();
+    holder.release();
     assert_eq!(code(run_script(&masters, &PATIENT, "true").status().unwrap()), 0);
 }

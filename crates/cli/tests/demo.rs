@@ -16,7 +16,7 @@ fn demo(options: &[&str]) -> Output {
 }
 
 #[test]
-fn under_the_lock_no_increment_is_lost() {
+fn no_increment_is_lost_under_the_lock() {
     let output = demo(&[]);
     let said = stdout(&output);
     assert_eq!((code(output.status), stderr(&output)), (0, ""), "{said}");
@@ -26,7 +26,7 @@ fn under_the_lock_no_increment_is_lost() {
 }
 
 #[test]
-fn without_the_lock_increments_are_lost_and_the_demo_fails() {
+fn increments_are_lost_without_the_lock_and_the_demo_fails() {
     let output = demo(&["--without-lock"]);
     assert_eq!(code(output.status), 1, "{}", stdout(&output));
     assert!(stdout(&output).contains("LOST"), "{}", stdout(&output));

@@ -8,10 +8,10 @@ use std::process::Output;
 use std::time::Duration;
 
 use common::{code, quorlock, stderr, stdout};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, ServerBuilder};
+use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, ServerBuilder};
 use serde_json::Value;
 
-/// Masters of one set, as they should be.
+/// Healthy masters of one set.
 fn well(count: usize) -> Masters {
     let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
     Masters::start_with(count, |index, master| {
@@ -24,7 +24,7 @@ fn doctor(urls: &[String], options: &[&str]) -> Output {
     quorlock().args(["doctor", "--nodes"]).arg(urls.join(",")).args(options).output().unwrap()
 }
 
-/// The checks that found something, each with the number of its node in the list, and the exit code.
+/// The checks with findings, each with the number of its node in the list, and the exit code.
 #[track_caller]
 fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     let output = doctor(urls, &[options, &["--json"]].concat());
@@ -37,13 +37,13 @@ fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     (checks, code(output.status))
 }
 
-/// A master that waits as long as it should after a start, on which nothing is found but that.
+/// A master that abstains after a start as it should, without other findings.
 fn careful(builder: ServerBuilder) -> Server {
     builder.arg("lock.rejoin-delay", -1).start().unwrap()
 }
 
 #[test]
-fn nothing_is_found_on_a_fleet_that_is_well() {
+fn healthy_fleet_has_no_findings() {
     // A short max-ttl, so that an honest abstention is over soon.
     let masters = Masters::start_with(3, |index, master| {
         let master = master.arg("lock.set", format!("eu {} 1,2,3", index + 1));
@@ -121,7 +121,7 @@ fn clock_that_is_stepped_is_found() {
     assert_eq!(checks(&masters.urls(), &[]), (vec!["clock".into()], 2));
 }
 
-/// The user may ask DRYRUN or not; the same is found, and nothing is changed.
+/// The findings are the same for a user with and without DRYRUN, and nothing is changed.
 #[test]
 fn missing_rights_are_found_with_and_without_dryrun() {
     let masters = well(3);
@@ -161,7 +161,7 @@ fn missing_rights_are_found_with_and_without_dryrun() {
     }
 }
 
-/// The user of docs/operations/security.md, who may do nothing but lock.
+/// The user of docs/operations/security.md, with only the rights for locks.
 #[test]
 fn user_of_the_documentation_has_all_rights() {
     let masters = well(3);

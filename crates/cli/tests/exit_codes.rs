@@ -30,7 +30,7 @@ fn held_lock_exits_with_121_or_the_code_that_was_asked_for() {
         assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
         assert!(stderr(&output).contains("not acquired: another client "), "{}", stderr(&output));
     }
-    holder.let_go();
+    holder.release();
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn verbose_run_says_when_the_lock_was_acquired_and_released() {
     let mut waiting = Running::start(&mut run_script(&masters, &verbose, "echo ran"));
     let said = waiting.error_line();
     assert!(said.starts_with("quorlock: waiting: another client holds the lock"), "{said}");
-    holder.let_go();
+    holder.release();
     assert_eq!(code(waiting.end().status), 0);
 }
 
@@ -145,6 +145,6 @@ fn fractions_of_seconds_are_waited_for() {
     for wrong in ["-1", "x", "1s"] {
         assert_eq!(code(wait(["-w", wrong]).1.status), 125, "{wrong}");
     }
-    holder.let_go();
+    holder.release();
     eventually(PATIENCE, "the lock is free", || common::holding(&masters) == 0);
 }

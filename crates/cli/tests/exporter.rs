@@ -46,7 +46,7 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
     let text = exporter.scrape();
     has(&text, &format!("quorlock_node_up{{node=\"{}\"}} 0.0", names[2]));
     has(&text, "quorlock_voting_nodes{} 2.0");
-    // And it comes back without a restart of the exporter.
+    // The node is scraped again without a restart of the exporter.
     masters[2].restart().unwrap();
     eventually(PATIENCE, "the node is up again", || exporter.scrape().contains("voting_nodes{} 3.0"));
 
@@ -87,7 +87,7 @@ fn one_scrape_asks_each_node_once_and_overlapping_scrapes_share_that() {
     let before = infos(&masters[0]);
     exporter.scrape();
     let connections = proxy.connections();
-    // Each look at it is one more.
+    // Each of these calls counts, too.
     assert_eq!(infos(&masters[0]) - before, INFOS_PER_SCRAPE + 1);
 
     let before = infos(&masters[0]);

@@ -64,7 +64,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
 }
 
 #[test]
-fn a_wrong_command_line_has_a_code_of_its_own_and_points_to_help() {
+fn wrong_command_line_exits_with_125_and_points_to_help() {
     for wrong in
         [["run"].as_slice(), &["run", "k"], &["run", "k", "true"], &["walk"], &["run", "--ttl", "10", "k"]]
     {
@@ -75,7 +75,7 @@ fn a_wrong_command_line_has_a_code_of_its_own_and_points_to_help() {
     }
 }
 
-/// The files in the help and in the documentation are ones that the program reads.
+/// The program reads the files in the help and in the documentation.
 #[test]
 fn files_of_the_help_and_of_the_documentation_are_read() {
     let help = quorlock().arg("--help").output().unwrap();
@@ -89,7 +89,7 @@ fn files_of_the_help_and_of_the_documentation_are_read() {
         let mut command = quorlock();
         let output = command.args(["run", "k", "--config"]).arg(&path).args(["--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
-        // It was read, and the first file that it names is not there.
+        // The file was read, and the first file that it names is missing.
         let error = "cannot read the password from /etc/quorlock.password";
         assert!(stderr(&output).contains(error), "{}", stderr(&output));
     }

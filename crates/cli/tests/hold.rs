@@ -13,7 +13,7 @@ use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
 const JOB: &str = "sleep 0.05; echo ran; exit 3";
-/// As far as the clocks of five machines may differ.
+/// The largest difference between the clocks of five machines.
 const STAGGER: Duration = Duration::from_millis(600);
 
 /// How many of five machines, which start one after the other, run the job.
@@ -24,7 +24,7 @@ fn machines_that_run(options: &[&str]) -> usize {
         let output =
             run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB).output().unwrap();
         let ran = stdout(&output) == "ran\n";
-        // On a very busy machine the masters may leave the last look, at the end of the wait, unanswered: 122.
+        // On a very busy machine the masters may not answer the last request of the wait: 122.
         let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
         assert!(expected.contains(&code(output.status)), "{}: {}", output.status, stderr(&output));
         ran
@@ -108,7 +108,7 @@ fn longer_command_is_not_held_for() {
 }
 
 #[test]
-fn loss_during_the_hold_is_told_and_changes_no_exit_code() {
+fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
     let masters = Masters::start(1);
     let options = ["--hold-at-least", "1h", "--ttl", "1s"];
     let mut running = Running::start(&mut run_script(&masters, &options, "echo $$; exit 7"));

@@ -23,7 +23,7 @@ fn json(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
 }
 
-/// A lock that nobody releases.
+/// Acquires a lock that no process releases.
 fn acquire(masters: &Masters, key: &str) {
     let output = on(masters, "acquire").args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
@@ -70,7 +70,7 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     assert!(text.contains(r"waiting  1: \u{1b}[31mweb-4 (") && !text.contains('\u{1b}'), "{text}");
     assert!(text.contains("from now at most, unless it is extended"), "{text}");
     drop(waiter);
-    holder.let_go();
+    holder.release();
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn node_that_is_down_is_named_with_the_reason() {
     let listed = list(&masters, &[]);
     assert_eq!(code(listed.status), 0);
     assert!(stdout(&listed).contains("held by web-1 on 2 of 3 nodes"), "{}", stdout(&listed));
-    assert!(stderr(&listed).contains("listed less than all its locks"), "{}", stderr(&listed));
+    assert!(stderr(&listed).contains("did not list all its locks"), "{}", stderr(&listed));
 
     masters[2].kill();
     let output = inspect(&masters, &["k"]);

@@ -1,7 +1,7 @@
 //! Locks that are lost while the command runs.
 //!
-//! That the command was stopped in time is asked of the masters, not of a clock: when it is gone, a majority of them still
-//! holds the lock, so that nobody else can have had it.
+//! The masters tell whether the command was stopped in time, not a clock: when it is gone, a majority of them still
+//! holds the lock, so that no other client can have acquired it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -13,16 +13,16 @@ use common::{Net, PATIENCE, Running, code, is_alive, run_script, stderr, stdout}
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-/// A twentieth of it, the time before its end at which the command is killed, is long on a busy machine, too.
+/// A twentieth of it, the margin of the kill, must be long enough on a busy machine.
 const TTL: [&str; 2] = ["--ttl", "5s"];
 
-/// Says its process id, and ends when it is told to.
+/// Prints its process id, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
-/// Says its process id, and goes on when it is told to end.
+/// Prints its process id, and ignores SIGTERM.
 const STUBBORN: &str = "trap 'echo TERM' TERM; echo $$; while :; do sleep 0.01; done";
 
 #[test]
-fn a_command_is_asked_to_end_before_anybody_else_can_have_the_lock() {
+fn command_is_terminated_before_another_client_can_acquire_the_lock() {
     let net = Net::start();
     let mut running = net.run(&TTL, OBEDIENT);
     let command = running.pid_line();
@@ -35,7 +35,7 @@ fn a_command_is_asked_to_end_before_anybody_else_can_have_the_lock() {
 }
 
 #[test]
-fn a_command_that_will_not_end_is_killed_before_anybody_else_can_have_the_lock() {
+fn command_that_ignores_sigterm_is_killed_before_the_lock_is_free() {
     let net = Net::start();
     let mut running = net.run(&TTL, STUBBORN);
     let command = running.pid_line();
@@ -46,9 +46,9 @@ fn a_command_that_will_not_end_is_killed_before_anybody_else_can_have_the_lock()
 }
 
 #[test]
-fn what_the_command_started_is_killed_with_it() {
+fn descendants_of_the_command_are_killed_with_it() {
     let net = Net::start();
-    // The command itself ends when it is told to; its child does not.
+    // The command itself ends on SIGTERM; its child does not.
     let script = format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\""));
     let mut running = net.run(&TTL, &script);
     let grandchild = running.pid_line();
@@ -59,7 +59,7 @@ fn what_the_command_started_is_killed_with_it() {
 }
 
 #[test]
-fn a_majority_that_comes_back_in_time_is_no_loss() {
+fn majority_that_comes_back_in_time_is_no_loss() {
     let net = Net::start();
     let mut running = net.run(&TTL, "echo held; read go");
     assert_eq!(running.line(), "held");
@@ -71,7 +71,7 @@ fn a_majority_that_comes_back_in_time_is_no_loss() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    // Longer than the ttl: it has been extended since.
+    // Longer than the ttl: the lock was extended since.
     let mut second = run_script(&net.masters, &["--wait", "5500ms"], "echo ran");
     assert_eq!(code(second.output().unwrap().status), 121);
     running.say("go");
@@ -80,12 +80,12 @@ fn a_majority_that_comes_back_in_time_is_no_loss() {
 }
 
 #[test]
-fn a_majority_that_is_killed_stops_the_command() {
+fn killed_majority_stops_the_command() {
     stops_commands("not connected", kill_a_majority);
 }
 
 #[test]
-fn an_operator_who_deletes_the_key_stops_the_command() {
+fn deleted_key_stops_the_command() {
     stops_commands("the lock is lost", delete_on_a_majority);
 }
 
@@ -119,7 +119,7 @@ fn stops_commands(reason: &str, accident: fn(&mut Masters)) {
 }
 
 #[test]
-fn a_program_that_was_stopped_past_its_time_kills_the_command_when_it_goes_on() {
+fn quorlock_stopped_past_the_deadline_kills_the_command_on_resume() {
     let masters = Masters::start(3);
     let mut running = Running::start(&mut run_script(&masters, &["--ttl", "1s"], STUBBORN));
     let command = running.pid_line();

@@ -21,7 +21,7 @@ fn pages() -> BTreeMap<PathBuf, String> {
     paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// What stands in fences of this language.
+/// The code blocks in this language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
@@ -63,7 +63,7 @@ fn every_page_is_in_the_table_of_contents() {
     }
 }
 
-/// The containers of an object of Kubernetes, wherever they are in it.
+/// The containers of a Kubernetes object, at any depth.
 fn containers(object: &Value) -> Vec<&Value> {
     match object {
         Value::Object(fields) => fields
@@ -95,7 +95,7 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
                 assert_eq!(container["envFrom"][0]["secretRef"]["name"], "quorlock");
                 let words =
                     container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
-                // Nobody waits for a minute here.
+                // This test does not wait for a minute.
                 let words: Vec<_> = words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
                 let end = words.iter().position(|word| *word == "--").unwrap();
                 let mut command = quorlock();

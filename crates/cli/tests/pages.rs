@@ -20,7 +20,7 @@ const GETTING_STARTED: &str = include_str!("../../../docs/getting-started.md");
 const PROGRAM: &str = include_str!("../../../docs/program.md");
 const BENCHMARKS: &str = include_str!("../../../docs/benchmarks.md");
 
-/// An integer with so many digits is a fence or a time: another one each time.
+/// An integer with this many digits is a fence or a time, which differs from run to run.
 const VARYING_DIGITS: usize = 3;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
@@ -31,7 +31,7 @@ fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
     page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// Blocks of shell commands that need nodes, and nothing that is installed.
+/// Blocks of shell commands that need nodes, and no installation.
 fn scripts(page: &'static str) -> Vec<&'static str> {
     let needs_nodes = |block: &&str| block.contains("quorlock ") && !block.starts_with("quorlock up");
     let installs = |block: &&str| block.contains("make ") || block.contains("sudo ");
@@ -99,7 +99,7 @@ fn cli(server: &Server, line: &str) -> String {
     panic!("neither redis-cli nor valkey-cli is installed: run `make setup`");
 }
 
-/// Whether a line is the one that is shown, but for an integer that differs from run to run.
+/// Whether a line matches the page, except for integers that differ from run to run.
 fn is_as_shown(actual: &str, shown: &str) -> bool {
     const INTEGER: &str = "(integer) ";
     match shown.rsplit_once(INTEGER) {

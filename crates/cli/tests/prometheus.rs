@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::http::{Exporter, get, try_get};
 use common::{PATIENCE, stderr};
-use quorlock_testkit::{Masters, Server, WallClock, eventually};
+use quorlock_testkit::{Inject as _, Masters, Server, WallClock, eventually};
 use serde_json::Value;
 
 /// How often it scrapes and evaluates here.

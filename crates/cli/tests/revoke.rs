@@ -20,12 +20,12 @@ use rustix::process::Signal;
 
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-limit", "300ms"];
 
-/// Runs until it is stopped, and ends slowly. Says whether it is alone.
+/// Runs until it is stopped, and ends slowly. Prints whether it is alone.
 fn holder(file: &Path) -> String {
     alone(file, "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.02; done")
 }
 
-/// Does not end when it is asked to.
+/// Ignores SIGTERM.
 fn stubborn(file: &Path) -> String {
     alone(file, "trap '' TERM; while :; do sleep 0.02; done")
 }
@@ -53,7 +53,7 @@ fn says(running: &mut Running, text: &str) {
 
 /// A client waits for the lock on some node.
 #[track_caller]
-fn somebody_waits(masters: &Masters) {
+fn client_waits(masters: &Masters) {
     eventually(PATIENCE, "a client waits", || {
         let waiters = |master: &quorlock_testkit::Server| {
             let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
@@ -69,7 +69,7 @@ fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running,
     assert_eq!(holder.line(), "alone");
     eventually(PATIENCE, "all masters hold it", || holding(masters) == masters.len());
     let waiter = Running::start(&mut run_script(masters, &["--owner", "web-4"], &alone(file, "")));
-    somebody_waits(masters);
+    client_waits(masters);
     (holder, waiter)
 }
 
@@ -232,14 +232,14 @@ fn interrupted_wait_leaves_the_lock_revoked() {
 }
 
 #[test]
-fn without_a_terminal_nothing_is_revoked_unless_yes_is_given() {
+fn revocation_without_a_terminal_needs_yes() {
     let masters = Masters::start(3);
     let held = common::Holder::start(&masters, &["--ttl", "30s"]);
     let output = on(&masters, "revoke").arg("k").output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("give --yes"), "{}", stderr(&output));
     assert_eq!(revoked(&masters), 0);
-    held.let_go();
+    held.release();
     becomes_free(&masters);
     let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (123, ""), "{}", stderr(&output));

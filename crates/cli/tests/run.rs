@@ -11,7 +11,7 @@ use common::{Holder, PATIENT, Running, code, holding, quorlock, run_on, run_scri
 use quorlock_testkit::{Masters, Server};
 
 #[test]
-fn the_commands_exit_code_is_passed_on_and_the_key_is_free() {
+fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
     let masters = Masters::start(3);
     for expected in [0, 1, 42, 255] {
         let output = run_script(&masters, &PATIENT, &format!("exit {expected}")).output().unwrap();
@@ -22,7 +22,7 @@ fn the_commands_exit_code_is_passed_on_and_the_key_is_free() {
 }
 
 #[test]
-fn a_command_that_a_signal_killed_gives_128_and_the_signal() {
+fn command_that_a_signal_killed_exits_with_128_and_the_signal() {
     let masters = Masters::start(1);
     for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
         let output = run_script(&masters, &PATIENT, &format!("kill -{signal} $$")).output().unwrap();
@@ -32,7 +32,7 @@ fn a_command_that_a_signal_killed_gives_128_and_the_signal() {
 }
 
 #[test]
-fn a_command_that_is_missing_gives_127_and_one_that_cannot_run_126() {
+fn missing_command_exits_with_127_and_one_that_cannot_run_with_126() {
     let masters = Masters::start(3);
     let plain_file = tempfile::NamedTempFile::new().unwrap();
     for (command, expected) in [("/no/such/command", 127), (plain_file.path().to_str().unwrap(), 126)] {
@@ -44,7 +44,7 @@ fn a_command_that_is_missing_gives_127_and_one_that_cannot_run_126() {
 }
 
 #[test]
-fn a_lock_that_another_holds_gives_121_and_the_command_never_runs() {
+fn held_lock_exits_with_121_and_the_command_never_runs() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
@@ -62,22 +62,22 @@ fn a_lock_that_another_holds_gives_121_and_the_command_never_runs() {
     }
     assert!(!trace.exists());
     assert!(holding(&masters) >= 2, "those who were refused have not freed it");
-    holder.let_go();
+    holder.release();
     assert_eq!(holding(&masters), 0);
 }
 
 #[test]
-fn a_run_that_waits_gets_the_lock_when_the_holder_ends() {
+fn waiting_run_acquires_the_lock_when_the_holder_ends() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &PATIENT);
     let waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
-    holder.let_go();
+    holder.release();
     let output = waiting.end();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
 }
 
 #[test]
-fn the_command_finds_its_key_and_a_fence_that_grows() {
+fn command_gets_its_key_and_a_fence_that_grows() {
     let masters = Masters::start(3);
     let mut last = 0;
     for _ in 0..5 {
@@ -101,7 +101,7 @@ fn readers_run_together_and_a_writer_does_not_run_beside_them() {
     };
     assert_eq!(exit_code(&["--shared"]), 0);
     assert_eq!(exit_code(&[]), 121);
-    readers.into_iter().for_each(Holder::let_go);
+    readers.into_iter().for_each(Holder::);
     assert_eq!(exit_code(&[]), 0);
 }
 
@@ -117,9 +117,9 @@ fn no_more_commands_run_than_there_are_permits_and_each_knows_its_own() {
     assert!(["0\n", "1\n"].contains(&stdout(&output)), "{}", stdout(&output));
     let second = Holder::start(&masters, &["--permits", "2"]);
     assert_eq!(code(with_permit(&[], "true").status), 121);
-    second.let_go();
+    second.();
     assert_eq!(code(with_permit(&[], "true").status), 0);
-    first.let_go();
+    first.();
     for wrong in [["--permits", "0"].as_slice(), &["--permits", "65"], &["--permits", "2", "--shared"]] {
         let mut command = run_on(masters.urls());
         assert_eq!(code(command.args(wrong).args(["k", "--", "true"]).output().unwrap().status), 125);
@@ -127,13 +127,13 @@ fn no_more_commands_run_than_there_are_permits_and_each_knows_its_own() {
 }
 
 #[test]
-fn who_holds_the_lock_is_shown_to_those_who_ask() {
+fn owner_of_the_lock_is_shown_by_lock_inspect() {
     let masters = Masters::start(1);
     let owner_seen_with = |options: &[&str]| {
         let holder = Holder::start(&masters, options);
         let inspected: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut masters[0].connection()).unwrap();
-        holder.let_go();
+        holder.release();
         format!("{inspected:?}")
     };
     assert!(owner_seen_with(&["--owner", "the night watch"]).contains("the night watch"));
@@ -142,7 +142,7 @@ fn who_holds_the_lock_is_shown_to_those_who_ask() {
 }
 
 #[test]
-fn a_key_may_be_any_bytes() {
+fn key_may_be_any_bytes() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt as _;
 
@@ -170,12 +170,12 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
     assert_eq!(try_with(None, &urls), 0);
     assert_eq!(try_with(Some(&urls), nobody), 0);
     assert_eq!(try_with(Some(nobody), &urls), 122);
-    // As people write lists.
+    // With spaces and an empty entry, as users write lists.
     assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
 }
 
 #[test]
-fn a_master_may_be_named_by_host_and_port_alone() {
+fn master_may_be_named_by_host_and_port_alone() {
     let master = Server::with_module().tcp().start().unwrap();
     let url = master.url();
     let host_and_port = url.trim_start_matches("redis://").trim_end_matches('/');
@@ -193,20 +193,20 @@ fn standard_streams_are_the_commands_own() {
 }
 
 #[test]
-fn the_lock_is_kept_while_the_command_runs_longer_than_the_ttl() {
+fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &["--ttl", "2s", "--node-limit", "200ms"]);
-    // Waiting longer than the ttl would be enough if nobody kept the lock.
+    // A wait longer than the ttl would be enough without renewals.
     let output = run_script(&masters, &["--wait", "2500ms"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (121, ""));
-    holder.let_go();
+    holder.release();
 }
 
 #[test]
 fn runs_of_the_same_key_never_overlap() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
-    // Only one can make the folder: whoever comes while it is there has overlapped, and fails.
+    // Only one run can make the folder: a run that overlaps finds it, and fails.
     let script = format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let run_some = || {
         for _ in 0..5 {
@@ -223,7 +223,7 @@ fn runs_of_the_same_key_never_overlap() {
 }
 
 #[test]
-fn a_minority_that_is_dead_or_hangs_does_not_matter() {
+fn dead_or_hanging_minority_does_not_block_a_run() {
     let mut masters = Masters::start(5);
     masters[0].kill();
     masters[1].pause();
@@ -234,7 +234,7 @@ fn a_minority_that_is_dead_or_hangs_does_not_matter() {
 }
 
 #[test]
-fn a_command_that_outlives_its_lock_is_not_told_to_have_been_protected() {
+fn command_that_outlives_its_lock_is_reported_as_unprotected() {
     let masters = Masters::start(1);
     let mut running = Running::start(&mut run_script(&masters, &PATIENT, "echo held; read go; exit 7"));
     assert_eq!(running.line(), "held");
@@ -246,7 +246,7 @@ fn a_command_that_outlives_its_lock_is_not_told_to_have_been_protected() {
 }
 
 #[test]
-fn a_wait_for_masters_that_cannot_vote_says_so() {
+fn wait_for_masters_that_cannot_vote_is_reported() {
     let mut masters = Masters::start(3);
     masters[0].kill();
     masters[1].kill();
@@ -264,7 +264,7 @@ fn a_wait_for_masters_that_cannot_vote_says_so() {
 }
 
 #[test]
-fn what_cannot_be_a_lock_is_an_error_that_says_why() {
+fn invalid_lock_is_an_error_that_says_why() {
     let masters = Masters::start(1);
     let refused = |command: &mut Command| {
         let output = command.args(["--", "true"]).output().unwrap();
@@ -282,7 +282,7 @@ fn what_cannot_be_a_lock_is_an_error_that_says_why() {
 }
 
 #[test]
-fn without_masters_it_says_how_to_name_some() {
+fn missing_masters_are_an_error_that_says_how_to_name_them() {
     for nothing in [None, Some(""), Some(" , ")] {
         let mut command = quorlock();
         if let Some(nothing) = nothing {
@@ -297,11 +297,11 @@ fn without_masters_it_says_how_to_name_some() {
 }
 
 #[test]
-fn a_password_is_never_shown() {
+fn password_is_never_shown() {
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
     let address = guarded.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
     let nodes = [
-        // The wrong one, nobody there, and what is not a URL at all.
+        // A wrong password, no server, and text that is not a URL.
         format!("redis://:hunter2@{address}"),
         format!("redis://default:hunter2@{address}/0"),
         "redis://:hunter2@127.0.0.1:1".to_owned(),
@@ -318,7 +318,7 @@ fn a_password_is_never_shown() {
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
         }
-        // Nor where something else is wrong.
+        // Nor in other errors.
         let output = run_on([&node]).args(["--nonsense", "k", "--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
@@ -329,7 +329,7 @@ fn a_password_is_never_shown() {
 }
 
 #[test]
-fn what_waiting_does_not_mend_is_not_waited_for() {
+fn permanent_errors_are_not_waited_for() {
     let masters = Masters::start(3);
     let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);

@@ -17,7 +17,7 @@ use quorlock_testkit::{Masters, Proxy, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// So that a busy machine does not end a lock early.
+/// Long enough that a busy machine does not lose a lock.
 const TTL: [&str; 2] = ["--ttl", "60s"];
 
 /// How long a client waits for nodes that do not answer.
@@ -40,7 +40,7 @@ fn token(handle: &str) -> &str {
     handle.split(':').nth(2).unwrap_or("no token at all")
 }
 
-/// Whether another can have the lock.
+/// Whether another client can acquire the lock.
 fn is_free(masters: &Masters) -> bool {
     let code = code(run_script(masters, &["--no-wait"], "true").status().unwrap());
     assert!([0, 121].contains(&code), "{code}");

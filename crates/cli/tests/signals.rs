@@ -14,7 +14,7 @@ use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
 #[test]
-fn a_signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
+fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
     let masters = Masters::start(3);
     let script = "trap 'echo TERM; exit 3' TERM; trap 'echo INT; exit 4' INT; trap 'echo HUP; exit 5' HUP
                   trap 'echo USR1; exit 6' USR1; echo started; read go";
@@ -35,7 +35,7 @@ fn a_signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
 }
 
 #[test]
-fn a_command_that_goes_on_after_a_signal_keeps_its_lock() {
+fn command_that_survives_a_signal_keeps_its_lock() {
     let masters = Masters::start(3);
     let script = "trap 'echo reloaded' HUP; echo started; while ! read go; do :; done; echo done";
     let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
@@ -50,7 +50,7 @@ fn a_command_that_goes_on_after_a_signal_keeps_its_lock() {
 }
 
 #[test]
-fn a_signal_reaches_what_the_command_started() {
+fn signal_reaches_descendants_of_the_command() {
     let masters = Masters::start(1);
     let script = "sh -c 'echo $$; while :; do sleep 0.01; done' & wait";
     let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
@@ -61,7 +61,7 @@ fn a_signal_reaches_what_the_command_started() {
 }
 
 #[test]
-fn a_signal_ends_the_wait_for_a_lock() {
+fn signal_ends_the_wait_for_a_lock() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &PATIENT);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
@@ -72,12 +72,12 @@ fn a_signal_ends_the_wait_for_a_lock() {
         let output = waiting.end();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""));
     }
-    holder.let_go();
+    holder.release();
     assert_eq!(holding(&masters), 0);
 }
 
 #[test]
-fn under_nohup_a_hang_up_reaches_nobody() {
+fn hang_up_under_nohup_reaches_no_process() {
     let masters = Masters::start(1);
     let run = run_script(&masters, &PATIENT, "echo started; read go; echo done");
     let mut command = Command::new("nohup");

@@ -1,4 +1,4 @@
-//! `quorlock status`: every node by itself, also those that are broken.
+//! `quorlock status`: every node by itself, also broken ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 

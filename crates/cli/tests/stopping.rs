@@ -49,7 +49,7 @@ fn kill_after_bounds_the_grace_and_leaves_the_command_more_time() {
     let started = Instant::now();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    // By default it would come when a third is left: 2.7 s after the last extension.
+    // The default SIGTERM would come when a third is left: 2.7 s after the last extension.
     assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
     net.ends_before_the_lock(command);
     let output = running.end();
@@ -69,7 +69,7 @@ fn grace_that_leaves_no_time_to_extend_is_refused() {
 }
 
 #[test]
-fn doubt_is_told_once_and_so_is_its_end() {
+fn unconfirmed_lock_is_reported_once_and_so_is_its_end() {
     let net = Net::start();
     let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
     assert_eq!(running.line(), "held");
@@ -147,7 +147,7 @@ fn loss_ends_background_processes_in_sessions_of_their_own() {
     assert_eq!(code(running.end().status), 120);
 }
 
-/// A command that leaves a process behind, which says its process id and ends when a file appears.
+/// A command that leaves a process behind, which prints its process id and ends when a file appears.
 fn in_background(shell: &str, go: &str) -> String {
     // The command ends only when the other has begun.
     format!(
@@ -157,7 +157,7 @@ fn in_background(shell: &str, go: &str) -> String {
 }
 
 #[test]
-fn command_runs_on_when_one_or_two_of_five_masters_are_lost_at_any_moment() {
+fn command_survives_the_loss_of_two_of_five_masters_at_any_moment() {
     let mut masters = Masters::start(5);
     let options = ["--ttl", "1s", "--node-limit", "100ms"];
     let mut running = Running::start(&mut run_script(&masters, &options, "echo held; read go; echo done"));

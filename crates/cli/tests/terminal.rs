@@ -135,7 +135,7 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
 #[test]
 fn command_that_is_stopped_beyond_its_lock_is_killed_and_never_continued() {
     let masters = Masters::start(3);
-    // The loop would say so if it ran on; SIGTERM finds it stopped.
+    // The loop would print if it continued; SIGTERM finds it stopped.
     let script = "$Q k -- sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.01; done'
                   echo stopped $?; read line; fg >/dev/null; echo status $?";
     let mut terminal = Terminal::start(&masters, "--ttl 1500ms", script);
@@ -183,5 +183,5 @@ fn revocation_is_asked_for_and_its_interruption_says_that_it_stands() {
     terminal.press(CTRL_C);
     terminal.shows("interrupted: the revocation stands, and the lock ends within ");
     assert_eq!(terminal.shows("status"), "status 130");
-    holder.let_go();
+    holder.release();
 }

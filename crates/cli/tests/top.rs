@@ -98,7 +98,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Whether it is as a shell needs it.
+    /// Whether the terminal is in the state that a shell needs.
     fn is_cooked(&self) -> bool {
         let modes = tcgetattr(&self.keyboard).unwrap().local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
@@ -157,7 +157,7 @@ fn locks_come_and_go_and_q_restores_the_terminal() {
 }
 
 #[test]
-fn text_of_others_does_not_act_on_the_terminal() {
+fn text_of_clients_cannot_control_the_terminal() {
     let masters = Masters::start(1);
     acquire(&masters, "\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
     let terminal = Terminal::start(&masters, "$TOP");
@@ -205,7 +205,7 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     terminal.shows("status 0");
 }
 
-/// What this server has spent on listing locks: the number of calls and the time.
+/// The number of calls and the time that this server has spent on listing locks.
 fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
     let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.scan:"));
@@ -233,7 +233,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     terminal.shows("10000 locks");
     let (mut spent, mut before_next) = (spent_on_scans(&masters[0]), Instant::now());
     let calls = spent.0;
-    // Meanwhile the keys are answered.
+    // The program responds to keys in the meantime.
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
     loop {
@@ -252,7 +252,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
 }
 
 #[test]
-fn without_a_terminal_it_says_what_to_use() {
+fn missing_terminal_is_an_error_that_says_what_to_use() {
     let masters = Masters::start(1);
     let output = quorlock().args(["top", "--nodes"]).arg(masters[0].url()).output().unwrap();
     assert_eq!(code(output.status), 125);

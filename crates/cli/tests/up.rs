@@ -13,7 +13,7 @@ use redis::Client;
 use rustix::process::{Pid, Signal};
 
 #[test]
-fn the_printed_line_names_masters_that_work() {
+fn printed_line_names_masters_that_work() {
     let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
     let line = up.line();
     let nodes = line.strip_prefix("export QUORLOCK_NODES=").unwrap();
@@ -57,7 +57,7 @@ fn what_runs_at(url: &str) -> (Pid, PathBuf) {
 }
 
 #[test]
-fn a_server_or_module_that_is_not_there_is_an_error_that_says_what_to_do() {
+fn missing_server_or_module_is_an_error_that_says_what_to_do() {
     let refused = |options: &[&str], environment: Option<&str>, hints: &[&str]| {
         let mut command = quorlock();
         command.arg("up").args(options);
@@ -83,7 +83,7 @@ fn a_server_or_module_that_is_not_there_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn a_module_that_is_none_is_an_error_with_the_servers_own_words() {
+fn file_that_is_no_module_is_an_error_with_the_answer_of_the_server() {
     let output = quorlock().args(["up", "-n", "1", "--module", "/bin/sh"]).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("/bin/sh"), "{}", stderr(&output));
@@ -96,7 +96,7 @@ fn no_masters_and_too_many_are_refused() {
     }
 }
 
-/// Starts masters in a folder, and returns their line and what was said.
+/// Starts masters in a folder, and returns the line of standard output and the messages.
 fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
     let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
     let line = up.line();

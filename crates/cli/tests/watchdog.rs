@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const TTL: [&str; 2] = ["--ttl", "1500ms"];
-/// Goes on when it is told to end.
+/// Ignores SIGTERM.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
 /// Does so in a process and in a session that are not its own.
 const STUBBORN_ALL: &str =
@@ -38,7 +38,7 @@ impl Pair {
         Self { masters, folder, holder, command }
     }
 
-    /// What the next command says when it has the lock.
+    /// The line that the next command prints when it holds the lock.
     fn next(&self) -> String {
         let output = run_script(&self.masters, &["--wait", "10s"], &script(&self.folder, "true"));
         let output = { output }.output().unwrap();
@@ -55,7 +55,7 @@ impl Pair {
     }
 }
 
-/// Says its process id, and whether it is the only command that runs.
+/// Prints its process id, and whether it is the only command that runs.
 fn script(folder: &TempDir, rest: &str) -> String {
     let file = folder.path().join("flock");
     format!("echo $$; exec 9>>{}; flock -n 9 && echo alone || echo overlap; {rest}", file.display())
@@ -80,7 +80,7 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
 }
 
 #[test]
-fn stopped_quorlock_without_its_watchdog_leaves_the_command_beyond_its_lock() {
+fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let pair = Pair::start(STUBBORN);
     let watchdog = pair.watchdog();
     pair.holder.signal(Signal::STOP);
@@ -103,7 +103,7 @@ fn killed_quorlock_leaves_no_command_beyond_its_lock() {
 }
 
 #[test]
-fn killed_quorlock_without_its_watchdog_leaves_the_command_beyond_its_lock() {
+fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let pair = Pair::start(STUBBORN);
     let watchdog = pair.watchdog();
     pair.holder.signal(Signal::STOP);
@@ -188,7 +188,7 @@ fn watchdog_ends_with_the_command_and_ignores_signals() {
 }
 
 #[test]
-fn watchdog_is_not_for_people() {
+fn watchdog_refuses_to_start_without_quorlock_run() {
     let output = common::quorlock().args(["__watchdog", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("only `quorlock run` starts a watchdog"), "{}", stderr(&output));

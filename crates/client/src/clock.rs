@@ -41,7 +41,7 @@ mod platform {
     use nix::libc::CLOCK_MONOTONIC_RAW;
     use nix::time::ClockId;
 
-    /// One clock does for both: on macOS this one is not slewed and counts the time that the
+    /// One clock serves as both: on macOS this one is not slewed, and counts the time that the
     /// machine sleeps.
     pub(super) fn now() -> Moment {
         let now = ClockId::from_raw(CLOCK_MONOTONIC_RAW).now();
@@ -81,7 +81,7 @@ pub(crate) mod tests {
         EPOCH.set(EPOCH.get().or(Some(Instant::now())));
     }
 
-    /// As if the machine had slept: one clock goes on, and timers do not. Of this thread only.
+    /// Simulates a machine that slept, for this thread: one clock advances, and timers do not.
     pub(crate) fn sleep_through(time: Duration) {
         SLEPT.set(SLEPT.get() + time);
     }

@@ -1,5 +1,5 @@
-//! What a client tells of itself: events for `tracing`, and with the feature `metrics` figures for the `metrics` facade.
-//! Neither ever has a token in it.
+//! Events for `tracing`, and with the feature `metrics` figures for the `metrics` facade. Neither
+//! contains a token.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::driver::LockInner;
 use crate::{AcquireError, Lock, Released};
 
-/// A call of `acquire` or `try_acquire` has come to an end.
+/// Records the end of a call of `acquire` or `try_acquire`.
 pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     let outcome = match outcome {
         Ok(lock) => {
@@ -36,7 +36,7 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     figures::measure("quorlock_wait_seconds", || since.elapsed());
 }
 
-/// A round of extends was decided for a lock.
+/// Records the verdict of a round of extensions for a lock.
 pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
     let outcome = match verdict {
         ExtensionVerdict::Extended(_) => {
@@ -57,12 +57,12 @@ pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
     figures::count("quorlock_extends_total", outcome);
 }
 
-/// A node that had missed a lock was asked to take it.
+/// Records that a node that had missed a lock granted or refused it.
 pub(crate) fn repaired(granted: bool) {
     figures::count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
 }
 
-/// A release has come to an end; `None` when too few nodes have confirmed it.
+/// Records the end of a release; `None` when too few nodes confirmed it.
 pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
     let outcome = match released {
         Some(Released::Released) => "released",
@@ -72,12 +72,12 @@ pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
     gone(lock, outcome);
 }
 
-/// A lock was dropped.
+/// Records a dropped lock.
 pub(crate) fn dropped(lock: &Arc<LockInner>) {
     gone(lock, "dropped");
 }
 
-/// A lock was given to another process.
+/// Records a lock that was detached for another process.
 pub(crate) fn detached(lock: &Arc<LockInner>) {
     gone(lock, "detached");
 }

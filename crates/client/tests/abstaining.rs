@@ -1,4 +1,4 @@
-//! Masters that abstain, because they may have forgotten who holds what.
+//! Masters that abstain, because they may have forgotten locks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,12 +13,12 @@ use quorlock_testkit::{Masters, eventually_async};
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
-/// A lock whose nodes have all the time that they need, on a machine that is busy.
+/// A lock with a node timeout that is long enough for a busy machine.
 fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
     quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
 
-/// Five masters, of which the first so many abstain.
+/// Five masters, of which the first `n` abstain.
 async fn of_five_abstain(abstaining: usize) -> (Masters, Quorum) {
     let masters = Masters::start_with(5, |index, builder| {
         if index < abstaining { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
@@ -29,7 +29,7 @@ async fn of_five_abstain(abstaining: usize) -> (Masters, Quorum) {
 }
 
 #[tokio::test]
-async fn a_minority_that_abstains_is_no_obstacle() {
+async fn abstaining_minority_does_not_block_a_lock() {
     let (_masters, quorum) = of_five_abstain(2).await;
     let mut lock = patiently(&quorum, "k").try_acquire().await.unwrap();
     assert_eq!(lock.coverage().held, 3);
@@ -38,7 +38,7 @@ async fn a_minority_that_abstains_is_no_obstacle() {
 }
 
 #[tokio::test]
-async fn a_majority_that_abstains_is_named_with_each_ones_own_words() {
+async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
     let (masters, quorum) = of_five_abstain(3).await;
     let error = patiently(&quorum, "k").try_acquire().await.unwrap_err();
     let said = error.to_string();
@@ -56,7 +56,7 @@ async fn a_majority_that_abstains_is_named_with_each_ones_own_words() {
 }
 
 #[tokio::test]
-async fn a_lock_that_was_held_before_is_kept_on_masters_that_abstain_after_their_restart() {
+async fn held_lock_is_extended_on_masters_that_abstain_after_a_restart() {
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("appendonly", "yes").arg("appendfsync", "always"));
     let mut masters = masters.unwrap();
@@ -75,7 +75,7 @@ async fn a_lock_that_was_held_before_is_kept_on_masters_that_abstain_after_their
 }
 
 #[tokio::test]
-async fn a_user_who_may_only_lock_can_lock() {
+async fn user_with_only_lock_rights_can_lock() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     let mut urls = Vec::new();
     for master in &masters {

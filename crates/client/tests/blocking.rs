@@ -1,4 +1,4 @@
-//! The same without tokio, and inside a program that uses it.
+//! The blocking API, without tokio and inside a program that uses it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -40,14 +40,14 @@ fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
 }
 
 #[test]
-fn a_lock_lives_and_ends_without_tokio() {
+fn lock_is_acquired_and_released_without_tokio() {
     let (masters, quorum) = quorum();
     life_of_a_lock(&masters, &quorum);
     quorum.flush(PATIENCE).unwrap();
 }
 
 #[test]
-fn it_works_inside_a_program_that_uses_tokio() {
+fn blocking_api_works_in_a_program_that_uses_tokio() {
     let flavors = [
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
@@ -62,7 +62,7 @@ fn it_works_inside_a_program_that_uses_tokio() {
 }
 
 #[test]
-fn what_is_done_under_a_lock_gives_its_result_and_tells_when_the_lock_was_lost_meanwhile() {
+fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
     let (masters, quorum) = quorum();
     let builder = quorum.lock("k").ttl(Duration::from_millis(600));
     let kept = builder.run(|lock| {
@@ -106,7 +106,7 @@ fn threads_exclude_each_other() {
 }
 
 #[test]
-fn a_lock_goes_to_another_process_as_a_text() {
+fn blocking_lock_is_handed_to_another_process_as_text() {
     let (masters, giver) = quorum();
     let taker = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
     let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
@@ -131,7 +131,7 @@ fn clients_of_redis_rs_make_a_quorum_of_the_set_that_is_named() {
 }
 
 #[test]
-fn what_is_dropped_last_is_released_all_the_same() {
+fn lock_dropped_after_its_quorum_is_released() {
     let (masters, quorum) = quorum();
     let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().unwrap();
     drop(quorum);

@@ -1,4 +1,4 @@
-//! A lock that one process gives to another.
+//! A lock that one process hands to another.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -12,7 +12,7 @@ use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 
 #[tokio::test]
-async fn a_lock_goes_to_another_process_as_a_text_without_ever_being_free() {
+async fn lock_is_handed_to_another_process_as_text_and_never_free() {
     let (masters, giver) = quorum(3).await;
     let taker = connect(masters.urls()).await;
     let lock = giver.lock("orders/42").ttl(Duration::from_secs(10)).acquire().await.unwrap();
@@ -35,9 +35,9 @@ async fn a_lock_goes_to_another_process_as_a_text_without_ever_being_free() {
 }
 
 #[tokio::test]
-async fn a_node_whose_fences_are_ahead_of_the_others_is_swapped_too() {
+async fn node_whose_fences_are_ahead_is_swapped_too() {
     let mut masters = Masters::start(3);
-    // Fences begin at the clock of the start, and then some.
+    // Fences begin above the wall clock of the start.
     masters[2].restart().unwrap();
     let quorum = connect(masters.urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -51,7 +51,7 @@ async fn a_node_whose_fences_are_ahead_of_the_others_is_swapped_too() {
 }
 
 #[tokio::test]
-async fn of_all_who_resume_the_same_text_one_at_most_succeeds() {
+async fn at_most_one_process_attaches_the_same_text() {
     let (masters, giver) = quorum(5).await;
     let mut quorums = Vec::new();
     for _ in 0..4 {
@@ -86,7 +86,7 @@ async fn of_all_who_resume_the_same_text_one_at_most_succeeds() {
 }
 
 #[tokio::test]
-async fn a_text_is_of_no_use_once_the_lock_was_resumed_or_has_ended() {
+async fn text_of_an_attached_or_ended_lock_is_refused() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -101,7 +101,7 @@ async fn a_text_is_of_no_use_once_the_lock_was_resumed_or_has_ended() {
 }
 
 #[tokio::test]
-async fn a_lock_that_nobody_resumes_ends_by_its_deadline() {
+async fn lock_that_is_never_attached_ends_by_its_deadline() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_millis(400)).acquire().await.unwrap();
     lock.renew();
@@ -112,7 +112,7 @@ async fn a_lock_that_nobody_resumes_ends_by_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_lock_held_on_a_majority_only_can_be_resumed_and_is_repaired() {
+async fn lock_held_on_a_bare_majority_can_be_attached_and_is_repaired() {
     let (mut masters, quorum) = quorum(3).await;
     masters[2].kill();
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -126,12 +126,12 @@ async fn a_lock_held_on_a_majority_only_can_be_resumed_and_is_repaired() {
 }
 
 #[tokio::test]
-async fn a_node_that_was_cut_off_during_the_attachment_forgets_the_old_token() {
+async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
     let Net { masters, proxies, quorum } = net(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     all_hold(&masters, "k").await;
     let text = lock.detach();
-    // It is cut off before the attachment, so that no request for the new token is sent to it.
+    // The node is cut off before the attachment, so that it gets no request for the new token.
     proxies[2].cut();
     eventually_async(PATIENCE, "it is cut off", async || connected(&quorum).1 == 2).await;
     let mut lock = quorum.attach(text).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_node_that_was_cut_off_during_the_attachment_forgets_the_old_token() {
 }
 
 #[tokio::test]
-async fn a_handover_of_another_key_is_refused_before_anything_is_sent() {
+async fn attachment_to_another_key_is_refused_before_anything_is_sent() {
     let (_masters, quorum) = quorum(3).await;
     let handover = quorum.lock("a").acquire().await.unwrap().detach();
     let text = handover.to_secret_text();

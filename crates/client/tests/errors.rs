@@ -1,4 +1,4 @@
-//! One short example of each error that a caller can meet, in the order of src/api/error.rs.
+//! One short example of each error of the API, in the order of src/api/error.rs.
 //!
 //! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`, `Misconfigured`,
 //! `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs, and
@@ -21,7 +21,7 @@ use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError, Nodes,
     Quorum, ReleaseError, RunError,
 };
-use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock};
+use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, WallClock};
 use redis::Commands as _;
 
 /// Holds back the answers of all nodes.
@@ -79,7 +79,7 @@ async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
     let wait = Duration::from_millis(100);
     let error = net.quorum.lock("k").wait(wait).acquire().await.unwrap_err();
     let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
-    // The last look at the nodes comes a few round trips before the end.
+    // The last request to the nodes comes a few round trips before the end.
     assert!(*waited >= wait * 9 / 10, "{error}");
     held.release().await.unwrap();
 
@@ -111,7 +111,7 @@ async fn extend_errors_tell_a_lost_lock_from_one_that_is_still_held() {
     silence(&net);
     let error = lock.extend().await.unwrap_err();
     let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    // An answer to the grant may still have been on its way.
+    // An answer to the grant may still have been in flight.
     assert!(nodes.failed().count() >= 2, "{nodes}");
     assert!(!lock.remaining().is_zero());
     heal(&net);
@@ -259,7 +259,7 @@ async fn node_that_may_not_vote_says_why() {
 }
 
 #[tokio::test]
-async fn key_of_another_type_is_refused_in_the_nodes_own_words() {
+async fn key_of_another_type_is_refused_with_the_answer_of_the_node() {
     let server = Server::with_module().start().unwrap();
     let _: () = server.connection().rpush("k", "x").unwrap();
     let NodeError::Refused(words) = why_not(&server).await else { panic!("it is a list") };
@@ -291,7 +291,7 @@ async fn clock_that_is_far_behind_is_named() {
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
-/// A server that introduces itself as a node, and then answers nonsense.
+/// A server that introduces itself as a node, and then sends unexpected replies.
 fn impostor() -> String {
     fn serve(stream: &TcpStream) -> Option<()> {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);

@@ -1,4 +1,4 @@
-//! The examples do what they say, on real masters.
+//! The examples work as documented, on real masters.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -14,7 +14,7 @@ use quorlock_client::blocking::Quorum;
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The example of that name, which cargo builds together with the tests, unless it is asked for this one only.
+/// The example of that name. Cargo builds it with the tests, unless it builds only this test.
 fn example(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
@@ -34,7 +34,7 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Runs as many of them at the same time on masters of their own. Returns what each has printed.
+/// Runs this many copies at the same time on new masters. Returns the output of each.
 fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
     let masters = Masters::start(3);
     let path = example(name);
@@ -56,7 +56,7 @@ fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
 }
 
 #[test]
-fn of_a_fleet_one_does_the_job() {
+fn one_machine_of_a_fleet_runs_the_job() {
     let mut printed = run("cron", 4, &[]);
     printed.sort_unstable();
     assert_eq!(printed[0], "42 pages\n");
@@ -80,7 +80,7 @@ fn leaders_take_turns_with_growing_fences() {
 }
 
 #[test]
-fn a_stock_is_counted_down_by_many_and_a_late_write_is_refused() {
+fn stock_is_counted_down_by_many_and_a_late_write_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stock.sqlite");
     let database = rusqlite::Connection::open(&path).unwrap();
@@ -104,7 +104,7 @@ fn workers_do_each_job_once() {
 }
 
 #[test]
-fn a_program_without_tokio_takes_locks() {
+fn program_without_tokio_acquires_locks() {
     let printed = run("blocking", 1, &[]);
     assert!(printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"), "{printed:?}");
 }

@@ -1,4 +1,4 @@
-//! What masters and networks do to a lock, and what must hold all the same.
+//! Faults of masters and networks, and what must hold in spite of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,13 +13,13 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
-/// A limit that a decision would be seen to wait for.
+/// A time limit so long that a decision that waits for it is noticed.
 const LONG_LIMIT: Duration = Duration::from_secs(4);
-/// Far less than that.
+/// Far less than that limit.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn a_minority_of_dead_masters_does_not_matter() {
+async fn dead_minority_does_not_block_a_lock() {
     let (mut masters, quorum) = quorum(5).await;
     for dead in 0..2 {
         masters[dead].kill();
@@ -30,7 +30,7 @@ async fn a_minority_of_dead_masters_does_not_matter() {
 }
 
 #[tokio::test]
-async fn a_majority_of_dead_masters_is_named_and_the_living_keep_nothing() {
+async fn dead_majority_is_named_and_the_other_masters_keep_nothing() {
     let (mut masters, quorum) = quorum(5).await;
     let dead: Vec<_> = (0..3).map(|index| masters[index].url()).collect();
     for index in 0..3 {
@@ -50,7 +50,7 @@ async fn a_majority_of_dead_masters_is_named_and_the_living_keep_nothing() {
 }
 
 #[tokio::test]
-async fn a_paused_master_delays_nothing() {
+async fn paused_master_delays_nothing() {
     let (masters, quorum) = quorum(3).await;
     masters[1].pause();
     delays_nothing(&quorum).await;
@@ -60,14 +60,14 @@ async fn a_paused_master_delays_nothing() {
 }
 
 #[tokio::test]
-async fn a_master_that_refuses_connections_delays_nothing() {
+async fn master_that_refuses_connections_delays_nothing() {
     let (mut masters, quorum) = quorum(3).await;
     masters[1].kill();
     delays_nothing(&quorum).await;
 }
 
 #[tokio::test]
-async fn a_network_that_swallows_replies_delays_nothing() {
+async fn network_that_drops_replies_delays_nothing() {
     let net = net(3).await;
     net.proxies[1].drop_bytes(Direction::ToClient);
     delays_nothing(&net.quorum).await;
@@ -75,7 +75,7 @@ async fn a_network_that_swallows_replies_delays_nothing() {
 }
 
 #[tokio::test]
-async fn a_master_that_answers_garbage_delays_nothing() {
+async fn master_that_answers_garbage_delays_nothing() {
     let (masters, _) = quorum(2).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let garbage = format!("redis://{}", listener.local_addr().unwrap());
@@ -92,7 +92,7 @@ async fn a_master_that_answers_garbage_delays_nothing() {
     nothing_is_left(&masters, "k").await;
 }
 
-/// Ten locks at once and one after the other are acquired, extended and released, without waiting for the sick node.
+/// Ten locks at once and one after the other are acquired, extended and released, without waiting for the faulty node.
 async fn delays_nothing(quorum: &Quorum) {
     let started = Instant::now();
     let ten = (0..10).map(|n| {
@@ -120,7 +120,7 @@ async fn delays_nothing(quorum: &Quorum) {
 }
 
 #[tokio::test]
-async fn a_held_lock_beside_a_black_hole_is_refused_at_once() {
+async fn held_lock_beside_a_black_hole_is_refused_at_once() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
@@ -133,7 +133,7 @@ async fn a_held_lock_beside_a_black_hole_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn replies_held_back_beyond_the_ttl_are_no_lock_and_leave_nothing() {
+async fn replies_delayed_beyond_the_ttl_are_no_lock_and_leave_nothing() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
@@ -155,7 +155,7 @@ async fn replies_held_back_beyond_the_ttl_are_no_lock_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn a_client_that_slept_through_its_ttl_holds_nothing() {
+async fn client_that_slept_through_its_ttl_holds_nothing() {
     let (masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(Duration::from_millis(300));
     let mut acquiring = Box::pin(builder.try_acquire());
@@ -193,7 +193,7 @@ async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_cut_network_is_mended_behind_everybodys_back() {
+async fn connections_recover_in_the_background_after_a_cut_network() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.cut();
@@ -210,7 +210,7 @@ async fn a_cut_network_is_mended_behind_everybodys_back() {
 }
 
 #[tokio::test]
-async fn a_restarted_master_takes_part_again() {
+async fn restarted_master_votes_again() {
     let (mut masters, quorum) = quorum(3).await;
     masters[0].kill();
     quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
@@ -224,7 +224,7 @@ async fn a_restarted_master_takes_part_again() {
 }
 
 #[tokio::test]
-async fn a_release_reaches_a_node_that_was_paused_when_it_was_sent() {
+async fn release_reaches_a_node_that_was_paused_when_it_was_sent() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -236,7 +236,7 @@ async fn a_release_reaches_a_node_that_was_paused_when_it_was_sent() {
 }
 
 #[tokio::test]
-async fn a_dropped_acquire_under_a_sick_network_leaves_nothing() {
+async fn dropped_acquire_on_a_faulty_network_leaves_nothing() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.delay(Direction::ToClient, Duration::from_millis(30));
@@ -250,8 +250,8 @@ async fn a_dropped_acquire_under_a_sick_network_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn the_harm_without_a_validity_check_is_a_lock_that_is_over() {
-    // A twin: plain SET NX PX through the same late network is answered OK after the key has gone.
+async fn without_a_validity_check_an_expired_lock_is_granted() {
+    // The harm without it: plain SET NX PX through the same late network is answered OK after the key has gone.
     let server = Server::builder().start().unwrap();
     let proxy = quorlock_testkit::Proxy::start(server.url());
     let client = redis::Client::open(proxy.url()).unwrap();
@@ -274,7 +274,7 @@ async fn the_harm_without_a_validity_check_is_a_lock_that_is_over() {
 }
 
 #[tokio::test]
-async fn a_release_that_went_through_a_connection_that_was_replaced_goes_through_the_new_one() {
+async fn release_is_repeated_through_the_connection_that_replaced_its_own() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
@@ -289,7 +289,7 @@ async fn a_release_that_went_through_a_connection_that_was_replaced_goes_through
 }
 
 #[test]
-fn a_release_fails_and_does_not_panic_when_the_runtime_of_the_client_has_ended() {
+fn release_fails_without_panic_after_the_runtime_has_ended() {
     let masters = Masters::start(3);
     let (own, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let lock = own.block_on(async { connect(masters.urls()).await.lock("k").acquire().await.unwrap() });

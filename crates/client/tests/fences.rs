@@ -1,4 +1,4 @@
-//! Fences over a quorum of real masters: one round trip when nothing is wrong, and growing whatever is.
+//! Fences over a quorum of real masters: one round trip without faults, and growing with any fault.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -8,9 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{PATIENCE, all_hold, connect, connected, nothing_is_left};
 use quorlock_client::{Fence, LockBuilder, Quorum};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, WallClock, eventually, eventually_async};
+use quorlock_testkit::{
+    Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually, eventually_async,
+};
 
-/// What a real client would lose to a slow machine is not what is tested here.
+/// Long enough that a slow machine does not fail these tests.
 fn patiently(quorum: &Quorum) -> LockBuilder {
     quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
@@ -27,7 +29,7 @@ fn abstains(master: &Server) -> bool {
     info.contains("lock_state:abstaining")
 }
 
-/// Takes the lock, checks its fence against the last one, and gives it back.
+/// Acquires the lock, checks its fence against the last one, and releases it.
 async fn take(quorum: &Quorum, last: &mut Option<Fence>) {
     let lock = patiently(quorum).acquire().await.unwrap();
     assert!(Some(lock.fence()) > *last, "{} after {last:?}", lock.fence());
@@ -36,7 +38,7 @@ async fn take(quorum: &Quorum, last: &mut Option<Fence>) {
 }
 
 #[tokio::test]
-async fn an_uncontended_lock_costs_one_round_trip() {
+async fn uncontended_lock_costs_one_round_trip() {
     // What a start adds to the counters would take as long to pass as this says.
     let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
@@ -49,7 +51,7 @@ async fn an_uncontended_lock_costs_one_round_trip() {
         eventually_async(PATIENCE, "all have answered", async || lock.coverage().held == 3).await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let round_trips: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
-        // Now and then the client looks after a connection, and that is counted with it.
+        // The client sometimes checks a connection, which counts as well.
         counted += u32::from(round_trips == [1, 1, 1]);
         lock.release().await.unwrap();
         nothing_is_left(&masters, "k").await;
@@ -62,7 +64,7 @@ async fn an_uncontended_lock_costs_one_round_trip() {
 }
 
 #[tokio::test]
-async fn masters_that_have_just_started_cost_a_client_a_second_round_twice_at_most() {
+async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
     // Each of them counts from its own clock and a minute more.
     let masters = Masters::start(3);
     let quorum = connect(masters.urls()).await;
@@ -79,7 +81,7 @@ async fn masters_that_have_just_started_cost_a_client_a_second_round_twice_at_mo
 }
 
 #[tokio::test]
-async fn a_master_whose_clock_is_wrong_costs_no_lock_and_fences_grow() {
+async fn master_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
     let clocks: Vec<_> = (0..3).map(|_| WallClock::new()).collect();
     let masters = Masters::start_with(3, |index, builder| builder.wall_clock(&clocks[index])).unwrap();
     let quorum = connect(masters.urls()).await;
@@ -99,7 +101,7 @@ async fn a_master_whose_clock_is_wrong_costs_no_lock_and_fences_grow() {
 }
 
 #[tokio::test]
-async fn a_master_that_restarts_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
+async fn master_restarted_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
     for ahead_s in [10, -10, 3600, -3600] {
         let clocks: Vec<_> = (0..3).map(|_| WallClock::new()).collect();
         let mut masters =
@@ -118,8 +120,8 @@ async fn a_master_that_restarts_with_a_wrong_clock_costs_no_lock_and_fences_grow
 }
 
 #[tokio::test]
-async fn two_masters_that_count_differently_agree_once_and_for_all() {
-    // Each began to count at another moment; with the third one gone, a lock needs both.
+async fn masters_with_different_fences_agree_after_one_round() {
+    // Each began to count at a different moment. Without the third one, a lock needs both.
     let mut masters = Masters::start(3);
     masters[0].kill();
     let quorum = Quorum::connect(masters.urls()).await.unwrap();
@@ -134,7 +136,7 @@ async fn two_masters_that_count_differently_agree_once_and_for_all() {
 }
 
 #[tokio::test]
-async fn fences_grow_and_locks_are_taken_while_one_master_after_the_other_restarts() {
+async fn fences_grow_while_the_masters_restart_one_after_the_other() {
     const MAX_TTL_MS: u64 = 1000;
     let mut masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
     let quorum = connect(masters.urls()).await;
@@ -163,7 +165,7 @@ async fn fences_grow_and_locks_are_taken_while_one_master_after_the_other_restar
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_after_the_lock_is_won_changes_nothing() {
+async fn answer_after_the_grant_changes_nothing() {
     let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(Proxy::url)).await;

@@ -1,4 +1,4 @@
-//! What docs/fencing.md says to write is right: its SQL and its script refuse who comes late, and nobody else.
+//! The SQL and the script of docs/fencing.md refuse late writers, and no others.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -20,7 +20,7 @@ fn statement(block: &'static str, begin: &str) -> &'static str {
 }
 
 #[test]
-fn the_column_beside_the_data_refuses_who_comes_late() {
+fn column_beside_the_data_refuses_a_late_writer() {
     let sql = block("sql", "ALTER TABLE stock");
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch("CREATE TABLE stock (name TEXT, apples INTEGER)").unwrap();
@@ -40,7 +40,7 @@ fn the_column_beside_the_data_refuses_who_comes_late() {
 }
 
 #[test]
-fn the_table_of_fences_refuses_who_comes_late() {
+fn table_of_fences_refuses_a_late_writer() {
     let sql = block("sql", "CREATE TABLE fences");
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch(statement(sql, "CREATE TABLE")).unwrap();
@@ -53,7 +53,7 @@ fn the_table_of_fences_refuses_who_comes_late() {
 }
 
 #[test]
-fn the_script_refuses_who_comes_late() {
+fn script_refuses_a_late_writer() {
     // As large as they come, and one apart.
     const LATE: u64 = (1 << 53) - 2;
     let server = Server::builder().start().unwrap();

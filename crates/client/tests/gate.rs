@@ -1,4 +1,4 @@
-//! What a gate lets pass, and what it refuses.
+//! The fences that a gate accepts and refuses.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -13,19 +13,19 @@ fn fence(n: u64) -> Fence {
 }
 
 #[test]
-fn the_same_holder_passes_again_and_an_earlier_one_does_not() {
+fn same_holder_passes_again_and_an_earlier_one_does_not() {
     let gate = FenceGate::new();
     assert_eq!(gate.check(fence(7)), Ok(()));
     assert_eq!(gate.check(fence(7)), Ok(()), "the same holder writes once more");
     assert_eq!(gate.check(fence(9)), Ok(()), "fences may leave out numbers");
     let stale = Stale { fence: fence(7), largest: fence(9) };
     assert_eq!(gate.check(fence(7)), Err(stale));
-    assert_eq!(gate.largest(), fence(9), "whoever was refused leaves no trace");
+    assert_eq!(gate.largest(), fence(9), "a refused fence leaves no trace");
     assert!(stale.to_string().contains('7') && stale.to_string().contains('9'), "{stale}");
 }
 
 #[test]
-fn a_gate_goes_on_from_what_was_stored() {
+fn gate_continues_from_the_stored_fence() {
     let gate = FenceGate::resume(fence(40));
     assert!(gate.check(fence(39)).is_err());
     assert!(gate.check(fence(40)).is_ok());
@@ -41,7 +41,7 @@ fn work_that_panics_has_passed() {
 }
 
 #[test]
-fn what_is_written_inside_never_goes_back() {
+fn value_written_inside_never_goes_back() {
     let gate = FenceGate::new();
     let written = Mutex::new(Vec::new());
     thread::scope(|scope| {

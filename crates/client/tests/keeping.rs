@@ -1,4 +1,4 @@
-//! Locks that are extended by themselves, and what is done under them.
+//! Locks that are renewed in the background, and the work under them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -42,7 +42,7 @@ fn extends(master: &quorlock_testkit::Server) -> u64 {
 }
 
 #[tokio::test]
-async fn a_kept_lock_outlives_its_ttl_many_times() {
+async fn renewed_lock_outlives_its_ttl_many_times() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
@@ -60,7 +60,7 @@ async fn a_kept_lock_outlives_its_ttl_many_times() {
 }
 
 #[tokio::test]
-async fn a_released_lock_is_not_extended_any_more() {
+async fn released_lock_is_not_extended() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
@@ -68,13 +68,13 @@ async fn a_released_lock_is_not_extended_any_more() {
     lock.release().await.unwrap();
     let before = extends(&masters[0]);
     sleep(TTL * 2).await;
-    // Six it would be. One may have been on its way.
+    // Six extensions would be sent. One may have been in flight.
     let since = extends(&masters[0]) - before;
     assert!(since <= 1, "{since} extensions of a lock that was released");
 }
 
 #[tokio::test]
-async fn a_kept_lock_survives_the_loss_of_a_minority_and_no_more() {
+async fn renewed_lock_survives_the_loss_of_a_minority_and_no_more() {
     let (mut masters, quorum) = quorum(5).await;
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
@@ -90,7 +90,7 @@ async fn a_kept_lock_survives_the_loss_of_a_minority_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_kept_lock_is_uncertain_while_no_majority_answers_and_held_again_afterwards() {
+async fn renewed_lock_is_uncertain_only_while_no_majority_answers() {
     let net = net(3).await;
     let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     lock.renew();
@@ -107,7 +107,7 @@ async fn a_kept_lock_is_uncertain_while_no_majority_answers_and_held_again_after
 }
 
 #[tokio::test]
-async fn many_locks_that_are_due_at_the_same_time_go_to_a_node_in_one_message() {
+async fn renewals_due_at_the_same_time_share_one_message_to_a_node() {
     let net = net(3).await;
     let builders: Vec<_> =
         (0..100).map(|n| net.quorum.lock(format!("k{n}")).ttl(Duration::from_secs(6))).collect();
@@ -122,7 +122,7 @@ async fn many_locks_that_are_due_at_the_same_time_go_to_a_node_in_one_message() 
 }
 
 #[tokio::test]
-async fn what_is_done_under_a_lock_gives_its_result_and_the_lock_is_released() {
+async fn run_returns_the_result_and_releases_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let fence = quorum.lock("k").run(|lock| async move { lock.fence() }).await.unwrap();
     nothing_is_left(&masters, "k").await;
@@ -130,7 +130,7 @@ async fn what_is_done_under_a_lock_gives_its_result_and_the_lock_is_released() {
 }
 
 #[tokio::test]
-async fn what_takes_longer_than_the_ttl_is_done_under_the_lock_to_its_end() {
+async fn run_longer_than_the_ttl_is_under_the_lock_to_its_end() {
     let (masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(TTL);
     let done = builder.run(async |lock| {
@@ -142,7 +142,7 @@ async fn what_takes_longer_than_the_ttl_is_done_under_the_lock_to_its_end() {
 }
 
 #[tokio::test]
-async fn what_is_done_under_a_lock_is_dropped_when_the_lock_is_lost_which_is_before_another_can_have_it() {
+async fn run_is_dropped_on_loss_before_another_client_can_acquire() {
     let net = net(3).await;
     let (held, dropped) = flag();
     let (show, shown) = oneshot::channel();
@@ -194,7 +194,7 @@ async fn loss_is_reported_although_the_work_was_finished() {
 }
 
 #[tokio::test]
-async fn nothing_is_done_without_the_lock() {
+async fn run_without_the_lock_does_nothing() {
     let (_masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let ran = quorum.lock("k").wait(Duration::ZERO).run(async |_| unreachable!("it is held")).await;
@@ -202,7 +202,7 @@ async fn nothing_is_done_without_the_lock() {
 }
 
 #[tokio::test]
-async fn what_is_done_for_too_long_is_stopped_at_max_hold() {
+async fn run_is_stopped_at_max_hold() {
     let (masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(TTL).max_hold(TTL * 2);
     let error = builder.run(async |_| std::future::pending::<()>().await).await.unwrap_err();
@@ -211,7 +211,7 @@ async fn what_is_done_for_too_long_is_stopped_at_max_hold() {
 }
 
 #[tokio::test]
-async fn a_dropped_run_drops_what_is_done_and_releases_the_lock() {
+async fn dropped_run_drops_the_work_and_releases_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let (held, dropped) = flag();
     let (begun, begins) = oneshot::channel();
@@ -247,7 +247,7 @@ async fn coverage_rises_again_after_a_node_comes_back() {
     }
     eventually_async(PATIENCE, "all have it again", async || lock.coverage().held == 5).await;
     assert_eq!(holding(&masters, "k"), 5);
-    // With what was repaired alone there is a majority.
+    // The repaired nodes alone are a majority.
     masters[0].kill();
     masters[1].kill();
     sleep(TTL * 2).await;
@@ -257,7 +257,7 @@ async fn coverage_rises_again_after_a_node_comes_back() {
 }
 
 #[tokio::test]
-async fn a_lost_lock_is_not_revived_by_repairs() {
+async fn lost_lock_is_not_revived_by_repairs() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -279,7 +279,7 @@ async fn a_lost_lock_is_not_revived_by_repairs() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_released_while_it_is_repaired_leaves_nothing() {
+async fn lock_released_during_its_repair_leaves_nothing() {
     let masters = Masters::start(3);
     let proxies: Vec<_> = masters.iter().map(|master| quorlock_testkit::Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(quorlock_testkit::Proxy::url)).await;
@@ -316,7 +316,7 @@ async fn work_is_not_polled_after_the_loss_of_the_lock() {
                     late.fetch_add(1, Ordering::SeqCst);
                 }
                 if !std::mem::replace(&mut blocked, true) {
-                    // As a process that is paused: no timer goes off meanwhile.
+                    // Like a paused process: no timer fires in the meantime.
                     std::thread::sleep(Duration::from_millis(400));
                 }
                 cx.waker().wake_by_ref();

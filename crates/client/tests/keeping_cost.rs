@@ -1,4 +1,4 @@
-//! What it costs to keep many locks. A measurement, so it is not run by default:
+//! The cost of renewing many locks. A measurement, which does not run by default:
 //! `cargo test --release -p quorlock-client --test keeping_cost -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -15,7 +15,7 @@ const NODES: usize = 5;
 const TTL: Duration = Duration::from_secs(10);
 const MEASURED: Duration = Duration::from_secs(30);
 
-/// How long all threads of this process have worked so far.
+/// The processor time of all threads of this process.
 fn worked() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
@@ -23,7 +23,7 @@ fn worked() -> Duration {
 
 #[tokio::test]
 #[ignore = "a measurement, which needs a machine to itself"]
-async fn ten_thousand_kept_locks_on_five_nodes_cost_less_than_a_tenth_of_a_core() {
+async fn ten_thousand_renewed_locks_cost_less_than_a_tenth_of_a_core() {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp()).unwrap();
     let quorum =
         Quorum::builder().nodes(masters.urls()).node_timeout(Duration::from_secs(1)).connect().await.unwrap();

@@ -1,7 +1,7 @@
-//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, and whenever: no key after the largest ttl, no
-//! task, no file descriptor, nobody in a queue.
+//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, and whenever: no key after
+//! the largest ttl, no task, no file descriptor, no waiter in a queue.
 //!
-//! `cargo test` has it go on for some seconds; `make test-leaks` for a million acquires.
+//! `cargo test` runs it for some seconds; `make test-leaks` for a million acquires.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -14,9 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use quorlock_client::{Lock, Quorum};
-use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
+use quorlock_faults::harness::{Accident, Disk, Fleet, Incident, Master, info};
+use quorlock_testkit::{Direction, eventually_async};
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom as _;
 use rand::{Rng, RngExt as _};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -26,12 +26,12 @@ const NODES: usize = 5;
 const WORKERS: usize = 64;
 const KEYS: u32 = 256;
 const TTL_MAX: Duration = Duration::from_secs(2);
-/// How long it goes on by default.
+/// The default length of the test.
 const BRIEFLY: Duration = Duration::from_secs(6);
-/// How long a busy machine may take to do what is due at once.
+/// How long a busy machine may take for an action that is due at once, and longer than any accident.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// When it is enough.
+/// When the test ends.
 struct Goal {
     acquires: AtomicU64,
     acquired: AtomicU64,
@@ -57,7 +57,7 @@ fn millis(rng: &mut impl Rng, at_most: u64) -> Duration {
     Duration::from_micros(rng.random_range(0..=at_most * 1000))
 }
 
-/// One worker: acquires, and lets go in one of many ways.
+/// One worker: acquires, and ends the lock in one of many ways.
 async fn work(quorum: Quorum, goal: Arc<Goal>) {
     let mut rng: StdRng = rand::make_rng();
     while !goal.is_reached() {
@@ -80,12 +80,12 @@ async fn work(quorum: Quorum, goal: Arc<Goal>) {
             goal.acquired.fetch_add(1, Ordering::Relaxed);
             let patience = millis(&mut rng, 5);
             let how = rng.random_range(0..10);
-            let _ = timeout(patience, let_go(lock, how, &quorum)).await;
+            let _ = timeout(patience, end(lock, how, &quorum)).await;
         }
     }
 }
 
-async fn let_go(mut lock: Lock, how: u32, quorum: &Quorum) {
+async fn end(mut lock: Lock, how: u32, quorum: &Quorum) {
     match how {
         0..3 => drop(lock),
         3..6 => drop(lock.release().await),
@@ -101,63 +101,52 @@ async fn let_go(mut lock: Lock, how: u32, quorum: &Quorum) {
             let handover = lock.detach();
             drop(quorum.attach(handover).await);
         }
-        // Until nobody takes it by its deadline.
+        // No process attaches it, so that it ends by its deadline.
         _ => drop(lock.detach()),
     }
 }
 
-/// Kills masters and spoils networks, of a minority at a time, until told to stop.
-fn harm(mut masters: Masters, proxies: &[Proxy], stop: &AtomicBool) -> (Masters, u64) {
+/// Lets accidents happen to a minority of nodes at a time until told to stop, and counts them.
+fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
     let mut rng = rand::rng();
     let mut harmed = 0;
     while !stop.load(Ordering::Relaxed) {
-        let victims: Vec<_> = (0..NODES).collect::<Vec<_>>().sample(&mut rng, 2).copied().collect();
-        for &victim in &victims {
-            harmed += 1;
-            match rng.random_range(0..6) {
-                0 => masters[victim].kill(),
-                1 => proxies[victim].cut(),
-                2 => proxies[victim].hold(Direction::ToClient),
-                3 => proxies[victim].hold(Direction::ToServer),
-                4 => proxies[victim].drop_bytes(Direction::ToClient),
-                _ => proxies[victim].delay(Direction::ToServer, millis(&mut rng, 60)),
-            }
+        let lasts = millis(&mut rng, 300);
+        for victim in rand::seq::index::sample(&mut rng, NODES, 2) {
+            let accident = match rng.random_range(0..6) {
+                0 => Accident::Kill(Disk::Kept),
+                1 => Accident::Cut,
+                2 => Accident::Hold(Direction::ToClient),
+                3 => Accident::Hold(Direction::ToServer),
+                4 => Accident::Drop(Direction::ToClient),
+                _ => Accident::Delay(Direction::ToServer, millis(&mut rng, 60)),
+            };
+            let incident = Incident { accident, masters: vec![victim], network: 0, lasts: SLACK };
+            harmed += fleet.inject(incident).unwrap();
         }
-        thread::sleep(millis(&mut rng, 300));
-        for victim in victims {
-            proxies[victim].heal();
-            if !masters[victim].is_running() {
-                masters[victim].restart().unwrap();
-            }
-        }
+        thread::sleep(lasts);
+        fleet.recover_all().unwrap();
         thread::sleep(millis(&mut rng, 300));
     }
-    (masters, harmed)
+    harmed
 }
 
-fn keys(masters: &Masters) -> u64 {
-    let count = |master: &quorlock_testkit::Server| {
-        redis::cmd("DBSIZE").query::<u64>(&mut master.connection()).unwrap()
-    };
-    masters.iter().map(count).sum()
+fn keys(fleet: &Fleet) -> u64 {
+    let count = |master: &Master| redis::cmd("DBSIZE").query::<u64>(&mut master.server.connection()).unwrap();
+    fleet.masters.iter().map(count).sum()
 }
 
-fn waiters(masters: &Masters) -> u64 {
-    let count = |master: &quorlock_testkit::Server| {
-        let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-        let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
-        line.trim().parse::<u64>().unwrap()
-    };
-    masters.iter().map(count).sum()
+fn waiters(fleet: &Fleet) -> u64 {
+    let count = |master: &Master| info(&mut master.server.connection(), "lock", "lock_waiters").unwrap();
+    fleet.masters.iter().map(count).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_of_locks_that_were_dropped_cancelled_or_cut_off_at_any_moment() {
-    let masters = Masters::start_with(NODES, |_, builder| builder.tcp()).unwrap();
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
+    let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp()).unwrap();
     let (descriptors_before, tasks_before) = (descriptors(), Handle::current().metrics().num_alive_tasks());
 
-    let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.unwrap();
+    let quorum = Quorum::connect(fleet.urls(0)).await.unwrap();
     let enough = std::env::var("QUORLOCK_LEAKS_ACQUIRES").ok().map(|n| n.parse().unwrap());
     let goal = Arc::new(Goal {
         acquires: AtomicU64::new(0),
@@ -173,15 +162,15 @@ async fn nothing_is_left_of_locks_that_were_dropped_cancelled_or_cut_off_at_any_
     let harming = {
         let stop = Arc::clone(&stop);
         thread::spawn(move || {
-            let (masters, harmed) = harm(masters, &proxies, &stop);
-            (masters, proxies, harmed)
+            let harmed = harm(&mut fleet, &stop);
+            (fleet, harmed)
         })
     };
     while let Some(ended) = workers.join_next().await {
         ended.unwrap();
     }
     stop.store(true, Ordering::Relaxed);
-    let (masters, proxies, harmed) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
+    let (fleet, harmed) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
     let acquires = goal.acquires.load(Ordering::Relaxed);
     let locks = goal.acquired.load(Ordering::Relaxed);
     println!("{acquires} acquires, of which {locks} locks, and {harmed} times a node was harmed");
@@ -189,14 +178,14 @@ async fn nothing_is_left_of_locks_that_were_dropped_cancelled_or_cut_off_at_any_
 
     quorum.flush(common::PATIENCE).await.unwrap();
     drop(quorum);
-    eventually_async(TTL_MAX + SLACK, "no key is left", async || keys(&masters) == 0).await;
-    eventually_async(SLACK, "nobody waits", async || waiters(&masters) == 0).await;
+    eventually_async(TTL_MAX + SLACK, "no key is left", async || keys(&fleet) == 0).await;
+    eventually_async(SLACK, "no client waits", async || waiters(&fleet) == 0).await;
     eventually_async(SLACK, "no task is left", async || {
         Handle::current().metrics().num_alive_tasks() <= tasks_before
     })
     .await;
     eventually_async(SLACK, "no connection is left", async || {
-        proxies.iter().all(|proxy| proxy.connections() == 0)
+        fleet.masters.iter().all(|master| master.networks[0].connections() == 0)
     })
     .await;
     eventually_async(SLACK, "no file descriptor is left", async || descriptors() <= descriptors_before).await;

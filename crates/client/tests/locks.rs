@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 #[tokio::test]
-async fn a_lock_is_held_on_all_masters_until_it_is_released() {
+async fn lock_is_held_on_all_masters_until_it_is_released() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -25,14 +25,14 @@ async fn a_lock_is_held_on_all_masters_until_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_held_lock_is_refused_with_each_nodes_answer() {
+async fn held_lock_is_refused_with_the_answer_of_each_node() {
     let (_masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let Err(AcquireError::Held { nodes }) = quorum.lock("k").try_acquire().await else {
         panic!("it is held")
     };
     assert_eq!(nodes.0.len(), 3, "{nodes}");
-    // That of the queue node decides by itself.
+    // The answer of the queue node decides by itself.
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 }
 
@@ -55,7 +55,7 @@ async fn waiting_ends_with_the_lock_or_at_its_end() {
     let started = Instant::now();
     let timed_out = quorum.lock("k").wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(timed_out, Err(AcquireError::TimedOut { .. })));
-    // The last look at the nodes comes a few round trips before the end.
+    // The last request to the nodes comes a few round trips before the end.
     assert!(started.elapsed() >= Duration::from_millis(90));
 
     let waiter = tokio::spawn({
@@ -67,7 +67,7 @@ async fn waiting_ends_with_the_lock_or_at_its_end() {
 }
 
 #[tokio::test]
-async fn an_extension_lasts_a_full_ttl_from_now() {
+async fn extension_lasts_a_full_ttl_from_now() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
     eventually_async(PATIENCE, "time passes", async || lock.remaining() < Duration::from_millis(1900)).await;
@@ -78,7 +78,7 @@ async fn an_extension_lasts_a_full_ttl_from_now() {
 }
 
 #[tokio::test]
-async fn a_lock_that_ended_is_lost_and_its_release_says_so() {
+async fn ended_lock_is_lost_and_its_release_says_so() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -91,7 +91,7 @@ async fn a_lock_that_ended_is_lost_and_its_release_says_so() {
 }
 
 #[tokio::test]
-async fn an_expired_lock_is_not_extended_again() {
+async fn expired_lock_is_not_extended_again() {
     let (_masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     eventually_async(PATIENCE, "the lock is over", async || lock.remaining().is_zero()).await;
@@ -99,7 +99,7 @@ async fn an_expired_lock_is_not_extended_again() {
 }
 
 #[tokio::test]
-async fn a_dropped_lock_is_released_everywhere_within_100_ms() {
+async fn dropped_lock_is_released_everywhere_within_100_ms() {
     let (masters, quorum) = quorum(5).await;
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -116,7 +116,7 @@ async fn a_dropped_lock_is_released_everywhere_within_100_ms() {
 }
 
 #[tokio::test]
-async fn a_dropped_acquire_leaves_nothing_wherever_it_was_dropped() {
+async fn acquire_dropped_at_any_point_leaves_nothing() {
     let (masters, quorum) = quorum(5).await;
     for polls in 0..40 {
         let builder = quorum.lock("k").wait(Duration::ZERO);
@@ -155,7 +155,7 @@ async fn clients_of_redis_rs_make_a_quorum() {
 }
 
 #[tokio::test]
-async fn a_server_without_the_module_says_what_to_do_and_no_token_is_shown() {
+async fn server_without_the_module_is_reported_without_a_token() {
     let plain = Server::builder().start().unwrap();
     let quorum = Quorum::connect([plain.url()]).await.unwrap();
     let error = quorum.lock("k").try_acquire().await.unwrap_err();
@@ -167,7 +167,7 @@ async fn a_server_without_the_module_says_what_to_do_and_no_token_is_shown() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_an_answer_of_its_own() {
+async fn key_of_another_type_is_refused_by_the_nodes() {
     let (masters, quorum) = quorum(3).await;
     for master in &masters {
         redis::cmd("LPUSH").arg("k").arg("x").exec(&mut master.connection()).unwrap();
@@ -178,7 +178,7 @@ async fn a_key_of_another_type_is_an_answer_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_a_quorum_or_a_lock_is_refused() {
+async fn invalid_quorum_or_lock_is_refused() {
     assert!(matches!(Quorum::connect(Vec::<String>::new()).await, Err(ConnectError::NoNodes)));
     let Err(error) = Quorum::connect(["redis://user:secret@[", "x"]).await else { panic!("not a URL") };
     assert!(!error.to_string().contains("secret"), "{error}");
@@ -201,9 +201,9 @@ fn connecting_without_a_runtime_fails() {
     assert!(matches!(error, ConnectError::NoRuntime));
 }
 
-/// Commands that wait for a place in a connection's queue may be overtaken by what undoes them.
+/// Commands that wait for a place in a connection's queue may be overtaken by their own releases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_many_tasks_take_and_release_at_once_is_free_on_every_node() {
+async fn lock_of_many_concurrent_tasks_is_free_on_every_node_at_the_end() {
     let (masters, quorum) = quorum(3).await;
     let take = |task| {
         let quorum = quorum.clone();

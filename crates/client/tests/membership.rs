@@ -62,7 +62,7 @@ async fn votes(node: &Server) {
     .await;
 }
 
-/// What all clients do meanwhile.
+/// What all clients do during the changes.
 #[derive(Default)]
 struct Load {
     holders: AtomicUsize,
@@ -194,7 +194,7 @@ async fn clients_with_different_lists_exclude_each_other_by_the_set() {
 }
 
 #[tokio::test]
-async fn program_may_name_the_set_that_it_expects() {
+async fn program_may_name_the_expected_set() {
     let node = start(1, "1");
     votes(&node).await;
     let right = Quorum::builder().node(node.url()).set("eu").connect().await.unwrap();

@@ -62,7 +62,7 @@ impl Recorder for Figures {
 }
 
 #[tokio::test]
-async fn what_became_of_locks_is_counted_and_how_long_it_took_is_measured() {
+async fn outcomes_of_locks_are_counted_and_their_times_measured() {
     let figures = Figures::default();
     let _listening = metrics::set_default_local_recorder(&figures);
     let (masters, quorum) = quorum(3).await;

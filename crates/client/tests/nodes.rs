@@ -1,4 +1,4 @@
-//! The ways to a node: addresses, users, certificates, and what happens to connections.
+//! Connections to nodes: addresses, users, certificates, and faults of connections.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -35,7 +35,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A master that speaks TLS on the second port that is returned, and wants a certificate of its clients if told so.
+/// A master, and its TLS port. Requires client certificates on request.
 fn tls_master(dir: &Path, wants_certificate: bool) -> (Server, u16) {
     let port = free_port();
     let file = |name: &str| dir.join(name).display().to_string();
@@ -64,7 +64,7 @@ async fn why(quorum: &Quorum) -> NodeError {
 }
 
 #[tokio::test]
-async fn a_lock_is_held_through_tls_and_only_with_a_certificate_that_is_trusted() {
+async fn lock_through_tls_needs_a_trusted_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let authority = certificates(dir.path());
     let masters: Vec<_> = (0..3).map(|_| tls_master(dir.path(), false)).collect();
@@ -104,7 +104,7 @@ fn roots_of_the_system_are_trusted() {
 }
 
 #[tokio::test]
-async fn a_node_that_wants_a_certificate_is_given_one() {
+async fn node_that_requires_a_client_certificate_gets_one() {
     let dir = tempfile::tempdir().unwrap();
     let authority = certificates(dir.path());
     let (_master, port) = tls_master(dir.path(), true);
@@ -117,7 +117,7 @@ async fn a_node_that_wants_a_certificate_is_given_one() {
 }
 
 #[tokio::test]
-async fn a_user_that_may_do_nothing_but_lock_is_enough() {
+async fn user_with_only_the_documented_rights_is_enough() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     for master in &masters {
         let rules =
@@ -143,14 +143,14 @@ async fn a_user_that_may_do_nothing_but_lock_is_enough() {
 }
 
 #[tokio::test]
-async fn a_password_alone_is_enough_too() {
+async fn password_without_a_user_is_enough() {
     let master = Server::with_module().tcp().arg("requirepass", "s3cret").start().unwrap();
     let url = master.url().replace("redis://", "redis://:s3cret@");
     works(&connect([url]).await).await;
 }
 
 #[tokio::test]
-async fn a_database_number_and_a_unix_socket_are_in_the_url() {
+async fn url_may_have_a_database_number_and_a_unix_socket() {
     let masters = Masters::start(3);
     let urls = || masters.urls().into_iter().map(|url| format!("{url}?db=3"));
     let quorum = connect(urls()).await;
@@ -167,7 +167,7 @@ async fn a_database_number_and_a_unix_socket_are_in_the_url() {
 }
 
 #[tokio::test]
-async fn sentinel_and_cluster_are_refused_with_a_sentence() {
+async fn sentinel_and_cluster_are_refused_with_an_explanation() {
     for url in ["redis-sentinel://a/mymaster", "redis+cluster://user:secret@a", "rediss-cluster://a"] {
         let error = Quorum::connect([url]).await.unwrap_err();
         assert!(matches!(error, ConnectError::InvalidUrl { .. }), "{error}");
@@ -189,7 +189,7 @@ async fn one_server_by_two_addresses_is_refused() {
 }
 
 #[tokio::test]
-async fn one_server_that_turns_out_later_to_have_two_addresses_has_one_vote() {
+async fn server_found_later_to_have_two_addresses_has_one_vote() {
     let masters = Masters::start(2);
     let again = Proxy::start(masters[1].url());
     again.cut();
@@ -225,7 +225,7 @@ async fn all_grant(quorum: &Quorum) -> bool {
     lock.release().await.is_ok() && all
 }
 
-/// How long it takes, in the best of a few tries, until all nodes take part again after `heal`.
+/// The time until all nodes vote again after `heal`, in the best of a few tries.
 async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMut()) -> Duration {
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -245,7 +245,7 @@ async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMu
 }
 
 #[tokio::test]
-async fn a_node_is_at_work_again_within_a_second_after_its_network_was_cut() {
+async fn node_votes_again_within_a_second_after_its_network_was_cut() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
     let took = back_after(&net.quorum, || proxy.cut(), || proxy.heal()).await;
@@ -253,7 +253,7 @@ async fn a_node_is_at_work_again_within_a_second_after_its_network_was_cut() {
 }
 
 #[tokio::test]
-async fn a_node_is_at_work_again_within_a_second_after_it_hung() {
+async fn node_votes_again_within_a_second_after_it_hung() {
     let net = net(3).await;
     let master = &net.masters[1];
     let took = back_after(&net.quorum, || master.pause(), || master.resume()).await;
@@ -261,16 +261,16 @@ async fn a_node_is_at_work_again_within_a_second_after_it_hung() {
 }
 
 #[tokio::test]
-async fn a_connection_that_will_never_answer_again_is_replaced_beside_it() {
+async fn silent_connection_is_replaced_by_one_beside_it() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
-    // What is lost in the middle of a connection leaves it open and useless for ever.
+    // Bytes lost in the middle of a connection leave it open and useless for ever.
     let took = back_after(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
 #[tokio::test]
-async fn a_node_that_was_away_when_the_client_began_joins_later() {
+async fn node_that_was_down_at_the_start_joins_later() {
     let mut masters = Masters::start(3);
     masters[2].kill();
     let quorum = connect_first(masters.urls().try_into().unwrap()).await;

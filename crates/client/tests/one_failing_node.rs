@@ -11,7 +11,7 @@ use quorlock_client::{Lock, Ownership, Quorum};
 use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// Waits until so many clients wait on the masters, together.
+/// Waits until this many clients wait on the masters, in total.
 async fn waiting(masters: &Masters, count: u64) {
     let waiters = |master: &quorlock_testkit::Server| -> u64 {
         let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
@@ -90,7 +90,7 @@ async fn waiter_goes_ahead_when_the_queue_node_missed_the_release() {
 }
 
 #[tokio::test]
-async fn orphan_on_the_queue_node_keeps_nobody_out() {
+async fn orphan_on_the_queue_node_blocks_no_client() {
     let (masters, first) = quorum(3).await;
     // Whichever of them is the queue node: the other two are free.
     for orphan in 0..3 {
@@ -110,7 +110,7 @@ async fn orphan_on_the_queue_node_keeps_nobody_out() {
 }
 
 #[tokio::test]
-async fn connections_are_mended_as_long_as_any_handle_lives() {
+async fn connections_recover_as_long_as_any_handle_lives() {
     const TTL: Duration = Duration::from_secs(1);
     let (masters, first) = quorum(3).await;
     let builder = first.lock("other").ttl(TTL);
@@ -132,7 +132,7 @@ async fn connections_are_mended_as_long_as_any_handle_lives() {
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
     builder.acquire().await.unwrap().release().await.unwrap();
     drop((lock, builder));
-    // The watch alone keeps them: what was dropped is released through them.
+    // Only the watch keeps the connections open. The dropped lock is released through them.
     common::nothing_is_left(&masters, "k").await;
     assert!(watch.ended().await.is_none());
 }

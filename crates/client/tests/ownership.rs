@@ -1,4 +1,4 @@
-//! Whether a lock is held: what its holder is told, whatever the nodes and the network do.
+//! Ownership: what a holder learns about its lock, whatever the nodes and the network do.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -18,7 +18,7 @@ fn delete_everywhere(masters: &Masters, key: &str) {
 }
 
 #[tokio::test]
-async fn a_lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
+async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
     let net = net(3).await;
     let mut lock = net.quorum.lock("k").ttl(Duration::from_millis(600)).acquire().await.unwrap();
     let Ownership::Held(until) = lock.ownership() else { panic!("{lock:?}") };
@@ -36,7 +36,7 @@ async fn a_lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
 }
 
 #[tokio::test]
-async fn the_loss_is_told_at_the_deadline_and_not_before() {
+async fn loss_is_reported_at_the_deadline_and_not_before() {
     let net = net(3).await;
     let mut closest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -58,7 +58,7 @@ async fn the_loss_is_told_at_the_deadline_and_not_before() {
 }
 
 #[tokio::test]
-async fn what_an_operator_ends_is_lost_as_soon_as_the_nodes_are_asked_and_stays_lost() {
+async fn lock_ended_by_an_operator_is_lost_at_the_next_extension_for_good() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -72,7 +72,7 @@ async fn what_an_operator_ends_is_lost_as_soon_as_the_nodes_are_asked_and_stays_
 }
 
 #[tokio::test]
-async fn the_release_of_a_lock_that_has_ended_is_a_result_and_is_not_repeated() {
+async fn release_of_an_ended_lock_is_a_result_and_is_not_repeated() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
@@ -95,7 +95,7 @@ async fn the_release_of_a_lock_that_has_ended_is_a_result_and_is_not_repeated() 
 }
 
 #[tokio::test]
-async fn a_release_while_an_extension_is_on_its_way_is_no_loss() {
+async fn release_during_an_extension_is_no_loss() {
     let net = net(3).await;
     for n in 0..20 {
         let key = format!("k{n}");
@@ -117,7 +117,7 @@ async fn a_release_while_an_extension_is_on_its_way_is_no_loss() {
 }
 
 #[tokio::test]
-async fn nobody_is_told_of_a_loss_when_a_lock_is_dropped() {
+async fn dropped_lock_reports_no_loss() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let watch = lock.watch();
@@ -133,7 +133,7 @@ async fn nobody_is_told_of_a_loss_when_a_lock_is_dropped() {
 }
 
 #[tokio::test]
-async fn no_extension_makes_a_lock_last_beyond_max_hold() {
+async fn extension_never_goes_beyond_max_hold() {
     let (_masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(3));
     let mut lock = builder.acquire().await.unwrap();
@@ -151,7 +151,7 @@ async fn no_extension_makes_a_lock_last_beyond_max_hold() {
 }
 
 #[tokio::test]
-async fn a_restarted_node_does_not_count_until_it_has_the_lock_again() {
+async fn restarted_node_does_not_count_until_it_has_the_lock_again() {
     let mut masters = Masters::start(3);
     let quorum = connect(masters.urls()).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();

@@ -1,5 +1,5 @@
-//! What went wrong with other clients, as claims about this one. Each test has the number of the case that it was made
-//! from, R1 to R25; R6 was no fault.
+//! Faults of other clients, as claims about this one. The name of each test begins with the number of its case, R1 to
+//! R25; R6 was no fault.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -15,11 +15,11 @@ use quorlock_client::{
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// What is decided before this is decided at once: the limits that it could wait for are longer.
+/// A decision within this time is immediate: all limits that it could wait for are longer.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
-/// Somebody else holds the lock there.
+/// Another client holds the lock there.
 fn hold(master: &Server, key: &str, time: Duration) {
     let ms = u64::try_from(time.as_millis()).unwrap();
     let set = redis::cmd("SET").arg(key).arg("another").arg("NX").arg("PX").arg(ms).to_owned();
@@ -36,7 +36,7 @@ fn pttl(master: &Server, key: &str) -> Duration {
 }
 
 #[tokio::test]
-async fn r1_one_of_two_nodes_held_by_another_is_a_refusal_at_once() {
+async fn r1_one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
     let (masters, quorum) = quorum(2).await;
     hold(&masters[0], "k", LONG);
     let refused = timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire()).await.expect("it settles");
@@ -45,7 +45,7 @@ async fn r1_one_of_two_nodes_held_by_another_is_a_refusal_at_once() {
 }
 
 #[tokio::test]
-async fn r2_what_an_attempt_was_granted_is_not_in_the_way_of_the_next() {
+async fn r2_grants_of_an_attempt_do_not_block_the_next() {
     let (masters, quorum) = quorum(3).await;
     let keys: Vec<_> = (0..12).map(|n| format!("k{n}")).collect();
     for key in &keys {
@@ -73,7 +73,7 @@ async fn r2_what_an_attempt_was_granted_is_not_in_the_way_of_the_next() {
 }
 
 #[tokio::test]
-async fn r3_r4_no_lock_is_reported_whose_time_is_over_and_nobody_else_is_kept_out_by_it() {
+async fn r3_r4_expired_lock_is_not_reported_and_blocks_no_client() {
     let net = net(3).await;
     hold(&net.masters[1], "k", Duration::from_millis(550));
     net.proxies[2].hold(Direction::ToClient);
@@ -95,7 +95,7 @@ async fn r3_r4_no_lock_is_reported_whose_time_is_over_and_nobody_else_is_kept_ou
 }
 
 #[tokio::test]
-async fn r5_a_node_that_refuses_connections_costs_no_time() {
+async fn r5_node_that_refuses_connections_costs_no_time() {
     let (mut masters, quorum) = quorum(3).await;
     masters[2].kill();
     let started = Instant::now();
@@ -107,7 +107,7 @@ async fn r5_a_node_that_refuses_connections_costs_no_time() {
 }
 
 #[tokio::test]
-async fn r7_to_release_a_lock_that_has_expired_is_a_result_at_once() {
+async fn r7_release_of_an_expired_lock_is_a_result_at_once() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
@@ -117,7 +117,7 @@ async fn r7_to_release_a_lock_that_has_expired_is_a_result_at_once() {
 }
 
 #[tokio::test]
-async fn r8_the_loss_of_a_lock_is_known_within_its_ttl_and_does_not_hide_what_was_done() {
+async fn r8_loss_is_known_within_the_ttl_and_keeps_the_result_of_the_work() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_millis(1500);
     let builder = quorum.lock("k").ttl(ttl);
@@ -140,7 +140,7 @@ async fn r8_the_loss_of_a_lock_is_known_within_its_ttl_and_does_not_hide_what_wa
 }
 
 #[tokio::test]
-async fn r9_r21_whoever_keeps_a_lock_is_told_of_its_loss_by_the_next_extension() {
+async fn r9_r21_holder_learns_of_a_loss_from_the_next_extension() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_secs(3);
     let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
@@ -154,7 +154,7 @@ async fn r9_r21_whoever_keeps_a_lock_is_told_of_its_loss_by_the_next_extension()
 }
 
 #[tokio::test]
-async fn r10_r12_a_lock_is_had_and_given_back_although_one_node_is_down() {
+async fn r10_r12_lock_is_acquired_and_released_while_one_node_is_down() {
     let (mut masters, quorum) = quorum(3).await;
     masters[1].kill();
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -164,7 +164,7 @@ async fn r10_r12_a_lock_is_had_and_given_back_although_one_node_is_down() {
 }
 
 #[tokio::test]
-async fn r11_validity_is_never_more_than_the_ttl_however_late_the_answers_are() {
+async fn r11_validity_is_at_most_the_ttl_however_late_the_answers_are() {
     let net = net(3).await;
     let ttl = Duration::from_millis(200);
     for proxy in &net.proxies {
@@ -181,7 +181,7 @@ async fn r11_validity_is_never_more_than_the_ttl_however_late_the_answers_are() 
 }
 
 #[tokio::test]
-async fn r13_an_attempt_that_comes_too_late_leaves_nothing_on_any_node() {
+async fn r13_late_attempt_leaves_nothing_on_any_node() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.delay(Direction::ToClient, Duration::from_millis(200));
@@ -193,7 +193,7 @@ async fn r13_an_attempt_that_comes_too_late_leaves_nothing_on_any_node() {
 }
 
 #[tokio::test]
-async fn r14_a_node_that_hangs_is_not_waited_for() {
+async fn r14_hanging_node_is_not_waited_for() {
     let (masters, quorum) = quorum(3).await;
     masters[0].pause();
     let started = Instant::now();
@@ -207,7 +207,7 @@ async fn r14_a_node_that_hangs_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn r15_locks_on_many_keys_do_not_wait_for_each_other_where_a_node_swallows_everything() {
+async fn r15_locks_on_many_keys_do_not_wait_for_each_other_beside_a_black_hole() {
     let net = net(3).await;
     net.proxies[2].drop_bytes(Direction::ToServer);
     let started = Instant::now();
@@ -219,7 +219,7 @@ async fn r15_locks_on_many_keys_do_not_wait_for_each_other_where_a_node_swallows
 }
 
 #[tokio::test]
-async fn r16_what_is_left_of_a_lost_lock_is_not_given_away_before_its_holder_lets_go() {
+async fn r16_rest_of_a_lost_lock_is_not_granted_before_its_holder_releases() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -231,7 +231,7 @@ async fn r16_what_is_left_of_a_lost_lock_is_not_given_away_before_its_holder_let
 }
 
 #[tokio::test]
-async fn r17_an_acquire_that_is_cancelled_while_the_answer_is_on_its_way_leaves_nothing() {
+async fn r17_acquire_cancelled_with_the_answer_in_flight_leaves_nothing() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
@@ -248,7 +248,7 @@ async fn r17_an_acquire_that_is_cancelled_while_the_answer_is_on_its_way_leaves_
 }
 
 #[tokio::test]
-async fn r18_an_extension_sets_the_time_that_is_left_and_does_not_add_to_it() {
+async fn r18_extension_sets_the_time_left_and_does_not_add_to_it() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_secs(10);
     let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
@@ -261,7 +261,7 @@ async fn r18_an_extension_sets_the_time_that_is_left_and_does_not_add_to_it() {
 }
 
 #[tokio::test]
-async fn r19_a_held_key_beside_a_node_that_swallows_everything_is_answered_in_bounded_time() {
+async fn r19_held_key_beside_a_black_hole_is_answered_in_bounded_time() {
     let net = net(3).await;
     hold(&net.masters[0], "k", LONG);
     net.proxies[2].hold(Direction::ToServer);
@@ -279,7 +279,7 @@ async fn r19_a_held_key_beside_a_node_that_swallows_everything_is_answered_in_bo
 }
 
 #[tokio::test]
-async fn r20_a_lock_that_another_has_held_in_between_is_lost_and_stays_so() {
+async fn r20_lock_that_another_client_held_in_between_stays_lost() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let mut lock = ours.lock("k").ttl(Duration::from_millis(300)).acquire().await.unwrap();
@@ -293,7 +293,7 @@ async fn r20_a_lock_that_another_has_held_in_between_is_lost_and_stays_so() {
 }
 
 #[tokio::test]
-async fn r22_a_refused_attempt_gives_back_what_the_minority_granted() {
+async fn r22_refused_attempt_releases_the_grants_of_the_minority() {
     let (masters, quorum) = quorum(5).await;
     masters.iter().take(3).for_each(|master| hold(master, "k", LONG));
     let error = quorum.lock("k").ttl(LONG).try_acquire().await.unwrap_err();
@@ -302,7 +302,7 @@ async fn r22_a_refused_attempt_gives_back_what_the_minority_granted() {
 }
 
 #[tokio::test]
-async fn r23_whoever_waits_gets_the_lock_when_it_is_free_within_the_wait() {
+async fn r23_waiter_acquires_a_lock_that_becomes_free_within_the_wait() {
     let (masters, quorum) = quorum(3).await;
     masters.iter().for_each(|master| hold(master, "k", Duration::from_millis(700)));
     let lock = quorum.lock("k").wait(PATIENCE).acquire().await.unwrap();
@@ -310,7 +310,7 @@ async fn r23_whoever_waits_gets_the_lock_when_it_is_free_within_the_wait() {
 }
 
 #[tokio::test]
-async fn r24_a_release_reaches_also_the_nodes_beyond_the_majority() {
+async fn r24_release_reaches_also_the_nodes_beyond_the_majority() {
     let (masters, quorum) = quorum(5).await;
     for _ in 0..10 {
         let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
@@ -320,7 +320,7 @@ async fn r24_a_release_reaches_also_the_nodes_beyond_the_majority() {
 }
 
 #[tokio::test]
-async fn r25_an_extension_that_two_nodes_do_not_answer_ends_neither_the_keeping_nor_the_telling() {
+async fn r25_extension_without_two_answers_ends_neither_renewal_nor_reports() {
     let net = net(3).await;
     let ttl = Duration::from_secs(3);
     let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();

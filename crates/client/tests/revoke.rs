@@ -1,4 +1,4 @@
-//! Locks that an operator takes back, and lists, on real masters.
+//! Locks that an operator revokes and lists, on real masters.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

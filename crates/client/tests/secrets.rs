@@ -1,4 +1,4 @@
-//! A token is a capability: whoever knows it can release the lock. It is nowhere to be seen but in a handover's text.
+//! A token is a capability: a program that knows it can release the lock. Only the text of a detached lock shows it.
 
 #![allow(clippy::format_push_string, reason = "what is shown is gathered bit by bit")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -16,7 +16,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Everything that is told to `tracing`, by whatever crate and at whatever level, as one text.
+/// All events of `tracing`, of every crate and level, as one text.
 #[derive(Clone, Default)]
 struct Everything(Arc<Mutex<String>>);
 
@@ -77,7 +77,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
-    // An error of each kind, with each node's words.
+    // An error of each kind, with the answer of each node.
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
     let handover = lock.detach();

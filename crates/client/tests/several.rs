@@ -1,4 +1,4 @@
-//! Several keys as one lock on a quorum: all of them or none, and nobody waits for who waits for it.
+//! Several keys as one lock on a quorum: all of them or none, without deadlock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -33,7 +33,7 @@ async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
 }
 
 #[tokio::test]
-async fn nothing_is_taken_when_one_key_is_held() {
+async fn no_key_is_taken_when_one_is_held() {
     let (masters, quorum) = quorum(3).await;
     let one = quorum.lock("b").acquire().await.unwrap();
     let refused = quorum.lock_all(["a", "b", "c"]).try_acquire().await;
@@ -71,13 +71,14 @@ async fn holders_of_one_key_and_of_several_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_several_keys_leaves_the_free_ones_to_others() {
+async fn waiter_for_several_keys_leaves_the_free_ones_to_others() {
     let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = ours.clone();
     let waiting = tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
     eventually_async(PATIENCE, "it waits on a server", async || waiters(&masters) == 1).await;
-    // Also within one program, and by whoever holds what the other waits for: else the two would wait for each other.
+    // Also within one program, and for the holder of a key that another call waits for: otherwise the two calls would
+    // wait for each other.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
     assert!(!waiting.is_finished());
     held.release().await.unwrap();
@@ -96,14 +97,14 @@ fn waiters(masters: &Masters) -> u64 {
     masters.iter().map(on_one).sum()
 }
 
-/// What is behind the locks: who is inside for each key, and the largest fence that it has seen.
+/// The resource behind the locks: the holder inside for each key, and the largest fence that it has seen.
 #[derive(Default)]
 struct Guarded {
     inside: HashMap<&'static str, (bool, Option<Fence>)>,
 }
 
 #[tokio::test]
-async fn clients_that_name_overlapping_keys_in_opposite_orders_never_wait_for_each_other_nor_overlap() {
+async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
     const CLIENTS: usize = 3;
     const TURNS: usize = 12;
     let orders: [&[&str]; 6] = [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["c", "b", "a"], &["b"]];
@@ -143,15 +144,15 @@ async fn clients_that_name_overlapping_keys_in_opposite_orders_never_wait_for_ea
             done.unwrap();
         }
     };
-    timeout(Duration::from_secs(60), all).await.expect("everybody has its turns");
+    timeout(Duration::from_secs(60), all).await.expect("every client has its turns");
     for key in ["a", "b", "c"] {
         nothing_is_left(&masters, key).await;
     }
 }
 
-/// The twin of the one before: one lock after the other, in opposite orders.
+/// The harm that the test before prevents: one lock after the other, in opposite orders.
 #[tokio::test]
-async fn clients_that_take_one_lock_after_the_other_in_opposite_orders_wait_for_each_other() {
+async fn single_locks_in_opposite_orders_deadlock() {
     let masters = Masters::start(3);
     let both_hold_one = Arc::new(tokio::sync::Barrier::new(2));
     let mut tasks = JoinSet::new();
@@ -169,7 +170,7 @@ async fn clients_that_take_one_lock_after_the_other_in_opposite_orders_wait_for_
 }
 
 #[tokio::test]
-async fn what_ends_one_key_ends_the_lock() {
+async fn end_of_one_key_ends_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(3)).acquire().await.unwrap();
     all_hold(&masters, "b").await;
@@ -184,7 +185,7 @@ async fn what_ends_one_key_ends_the_lock() {
 }
 
 #[tokio::test]
-async fn a_master_that_has_lost_one_key_is_given_all_of_them_again_by_an_extension() {
+async fn extension_repairs_a_master_that_lost_one_of_the_keys() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(20)).acquire().await.unwrap();
     eventually_async(PATIENCE, "all of them have it", async || lock.coverage().held == 3).await;
@@ -200,7 +201,7 @@ async fn a_master_that_has_lost_one_key_is_given_all_of_them_again_by_an_extensi
 }
 
 #[tokio::test]
-async fn a_lock_of_several_keys_is_handed_over_as_one() {
+async fn lock_of_several_keys_is_handed_over_as_one() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock_all(["a", "b"]).acquire().await.unwrap();
     all_hold(&masters, "b").await;
@@ -218,7 +219,7 @@ async fn a_lock_of_several_keys_is_handed_over_as_one() {
 }
 
 #[tokio::test]
-async fn something_runs_under_several_keys() {
+async fn run_works_under_several_keys() {
     let (masters, quorum) = quorum(3).await;
     let both = quorum.lock_all(["b", "a"]);
     let held = both.run(|lock| {
@@ -238,7 +239,7 @@ async fn something_runs_under_several_keys() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_while_it_waits_leaves_all_queues() {
+async fn caller_dropped_while_it_waits_leaves_all_queues() {
     let (masters, ours): (Masters, Quorum) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -252,7 +253,7 @@ async fn a_caller_that_goes_away_while_it_waits_leaves_all_queues() {
 }
 
 #[test]
-fn a_program_without_tokio_locks_several_keys() {
+fn blocking_program_locks_several_keys() {
     let masters = Masters::start(3);
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
     let mut lock = quorum.lock_all(["b", "a"]).acquire().unwrap();

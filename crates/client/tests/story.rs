@@ -1,11 +1,11 @@
-//! The example that tells why a lock needs a fence comes to both of its ends.
+//! The example that shows why a lock needs a fence reaches both of its endings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The example beside this test. Cargo builds it with the tests, unless it is told to build only some of them.
+/// The example of this test. Cargo builds it with the tests, unless it builds only some of them.
 fn example(name: &str) -> PathBuf {
     let this = std::env::current_exe().unwrap();
     let profile = this.parent().unwrap().parent().unwrap();
@@ -21,7 +21,7 @@ fn example(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_late_write_is_the_last_one_without_a_fence_and_is_refused_with_it() {
+fn late_write_wins_without_a_fence_and_is_refused_with_it() {
     let told = Command::new(example("fence_sqlite")).output().unwrap();
     let story = String::from_utf8(told.stdout).unwrap();
     assert!(told.status.success(), "{story}\n{}", String::from_utf8_lossy(&told.stderr));

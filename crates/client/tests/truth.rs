@@ -1,4 +1,4 @@
-//! What a call reports is true: programs branch on it.
+//! Calls report the truth, since programs branch on it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -48,7 +48,7 @@ async fn no_caller_of_a_key_reports_held_when_no_node_answers() {
     }
 }
 
-/// What a call with a long wait reports, and that it does so at once.
+/// The error of a call with a long wait, which must come at once.
 async fn at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
     let quorum = Quorum::connect(urls).await.unwrap();
     let started = Instant::now();
@@ -135,7 +135,7 @@ async fn one_of_several_simultaneous_calls_wins_a_free_lock() {
 }
 
 #[tokio::test]
-async fn loss_without_extension_is_not_reported_as_the_nodes_consent() {
+async fn loss_without_extension_is_not_reported_as_an_answer_of_the_nodes() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     let lost = lock.lost().await;
@@ -159,7 +159,7 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
 }
 
 #[tokio::test]
-async fn user_without_info_has_no_vote_and_is_told_why() {
+async fn user_without_info_has_no_vote_and_the_error_says_why() {
     let master = Server::with_module().tcp().start().unwrap();
     let rules = ["on", ">pw", "~*", "+lock.acquire", "+lock.extend", "+lock.release"];
     redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();

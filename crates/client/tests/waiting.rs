@@ -25,16 +25,16 @@ fn all_waiters(masters: &Masters) -> u64 {
     masters.iter().filter(|master| master.is_running()).map(waiters).sum()
 }
 
-async fn somebody_waits(masters: &Masters, n: u64) {
+async fn clients_wait(masters: &Masters, n: u64) {
     eventually_async(PATIENCE, "they wait on a server", async || all_waiters(masters) == n).await;
 }
 
-/// The index of the server on which somebody waits.
+/// The index of the server on which a client waits.
 fn queue_node(masters: &Masters) -> usize {
-    (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("somebody waits")
+    (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("a client waits")
 }
 
-/// How many commands of ours a server has carried out.
+/// The number of this module's commands that a server has run.
 fn calls(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let ours = info.lines().filter(|line| line.starts_with("cmdstat_lock."));
@@ -43,13 +43,13 @@ fn calls(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
+async fn waiter_waits_on_one_server_and_holds_nothing() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
-    somebody_waits(&masters, 1).await;
+    clients_wait(&masters, 1).await;
     let before: u64 = masters.iter().map(calls).sum();
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "nothing is asked while waiting");
@@ -58,39 +58,39 @@ async fn whoever_waits_does_so_on_one_server_and_holds_nothing() {
     assert!(waiting.await.unwrap() > fence);
 }
 
-/// Somebody's lock on a key on all masters, and the key's queue node, which is the same for all clients.
-async fn held_by_somebody(masters: &Masters, key: &'static str) -> (Lock, usize) {
+/// Another client's lock on a key on all masters, and the key's queue node, which is the same for all clients.
+async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) {
     let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
     let lock = holder.lock(key).acquire().await.unwrap();
     all_hold(masters, key).await;
     let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
-    somebody_waits(masters, 1).await;
+    clients_wait(masters, 1).await;
     let node = queue_node(masters);
     waiting.abort();
-    somebody_waits(masters, 0).await;
+    clients_wait(masters, 0).await;
     (lock, node)
 }
 
 #[tokio::test]
-async fn whoever_is_refused_hears_the_queue_node_before_it_waits_elsewhere() {
+async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
     let net = net(3).await;
-    let (lock, node) = held_by_somebody(&net.masters, "k").await;
-    // The others have long refused by then.
+    let (lock, node) = held_by_another(&net.masters, "k").await;
+    // The other nodes have refused long before that.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
-    somebody_waits(&net.masters, 1).await;
+    clients_wait(&net.masters, 1).await;
     assert_eq!(queue_node(&net.masters), node);
     lock.release().await.unwrap();
     waiting.await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
+async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     let net = net(3).await;
-    let (lock, node) = held_by_somebody(&net.masters, "k").await;
+    let (lock, node) = held_by_another(&net.masters, "k").await;
     lock.release().await.unwrap();
     eventually_async(PATIENCE, "it is released", async || holding(&net.masters, "k") == 0).await;
 
@@ -98,7 +98,7 @@ async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
     let granted: Option<u64> =
         redis::cmd("LOCK.ACQUIRE").arg("k").arg("somebody").arg(60_000).query(&mut queue).unwrap();
     granted.unwrap();
-    // Its nil comes when the others have granted.
+    // Its nil arrives after the other nodes have granted.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let lock = net.quorum.lock("k").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -109,7 +109,7 @@ async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
-    somebody_waits(&net.masters, 1).await;
+    clients_wait(&net.masters, 1).await;
     assert_eq!((queue_node(&net.masters), holding(&net.masters, "k")), (node, 1), "it asks nobody else");
     let released: i64 = redis::cmd("LOCK.RELEASE").arg("k").arg("somebody").query(&mut queue).unwrap();
     assert_eq!(released, 1);
@@ -117,7 +117,7 @@ async fn who_got_past_those_who_wait_begins_at_the_queue_node_the_next_time() {
 }
 
 #[tokio::test]
-async fn callers_of_one_program_wait_in_the_program_but_for_one() {
+async fn one_caller_of_a_program_waits_on_the_network() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let got = Arc::new(AtomicUsize::new(0));
@@ -130,7 +130,7 @@ async fn callers_of_one_program_wait_in_the_program_but_for_one() {
             lock.release().await.unwrap();
         });
     }
-    somebody_waits(&masters, 1).await;
+    clients_wait(&masters, 1).await;
     lock.release().await.unwrap();
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
@@ -141,7 +141,7 @@ async fn callers_of_one_program_wait_in_the_program_but_for_one() {
 }
 
 #[tokio::test]
-async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
+async fn many_programs_take_turns_and_never_overlap() {
     let (masters, _) = quorum(5).await;
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -170,7 +170,7 @@ async fn many_programs_take_turns_and_nobody_holds_it_twice_at_once() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_over_says_so_in_time_and_leaves_the_queue() {
+async fn wait_ends_in_time_and_leaves_the_queue() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -178,11 +178,11 @@ async fn a_wait_that_is_over_says_so_in_time_and_leaves_the_queue() {
     let error = other.lock("k").wait(Duration::from_millis(300)).acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     assert!(started.elapsed() >= Duration::from_millis(295), "{:?}", started.elapsed());
-    somebody_waits(&masters, 0).await;
+    clients_wait(&masters, 0).await;
 }
 
 #[tokio::test]
-async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
+async fn wait_ends_in_time_whatever_the_nodes_do() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
@@ -193,7 +193,7 @@ async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
         let started = Instant::now();
         let waiting =
             tokio::spawn(async move { quorum.lock("k").wait(Duration::from_millis(400)).acquire().await });
-        somebody_waits(&net.masters, 1).await;
+        clients_wait(&net.masters, 1).await;
         for proxy in &net.proxies {
             proxy.hold(Direction::ToClient);
         }
@@ -202,13 +202,13 @@ async fn a_wait_is_over_in_time_whatever_the_nodes_do() {
         for proxy in &net.proxies {
             proxy.heal();
         }
-        somebody_waits(&net.masters, 0).await;
+        clients_wait(&net.masters, 0).await;
     }
     assert!(fastest < Duration::from_millis(450), "{fastest:?}");
 }
 
 #[tokio::test]
-async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
+async fn dropped_wait_leaves_the_queue_within_100_ms() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -216,17 +216,17 @@ async fn a_dropped_wait_leaves_the_queue_within_100_ms() {
     for _ in 0..5 {
         let builder = other.lock("k").wait(Duration::from_secs(60));
         let waiting = tokio::spawn(async move { builder.acquire().await });
-        somebody_waits(&masters, 1).await;
+        clients_wait(&masters, 1).await;
         waiting.abort();
         let dropped = Instant::now();
-        somebody_waits(&masters, 0).await;
+        clients_wait(&masters, 0).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "{fastest:?}");
 }
 
 #[tokio::test]
-async fn a_wait_dropped_at_any_moment_leaves_nothing() {
+async fn wait_dropped_at_any_moment_leaves_nothing() {
     let (masters, quorum) = quorum(3).await;
     let other = connect(masters.urls()).await;
     for n in 0..40_u64 {
@@ -247,7 +247,7 @@ async fn a_wait_dropped_at_any_moment_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
+async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
     for how in ["killed", "paused", "cut off"] {
         let mut net = net(3).await;
         let urls: Vec<_> = net.proxies.iter().map(quorlock_testkit::Proxy::url).collect();
@@ -261,7 +261,7 @@ async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
                 lock.release().await.unwrap();
             });
         }
-        somebody_waits(&net.masters, 4).await;
+        clients_wait(&net.masters, 4).await;
         let gone = queue_node(&net.masters);
         match how {
             "killed" => net.masters[gone].kill(),
@@ -272,7 +272,7 @@ async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
         holder.release().await.unwrap();
         while let Some(done) = timeout(PATIENCE, tasks.join_next())
             .await
-            .unwrap_or_else(|_| panic!("{how}: somebody is forgotten"))
+            .unwrap_or_else(|_| panic!("{how}: a waiter is forgotten"))
         {
             done.unwrap();
         }
@@ -284,7 +284,7 @@ async fn everybody_gets_the_lock_although_the_queue_node_goes_away() {
 }
 
 #[tokio::test]
-async fn a_plain_set_is_waited_for_too() {
+async fn key_of_a_plain_set_is_waited_for_too() {
     let (masters, quorum) = quorum(3).await;
     for master in &masters {
         redis::cmd("SET").arg("k").arg("old").arg("PX").arg(300).exec(&mut master.connection()).unwrap();

@@ -1,35 +1,39 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A fencing token: an integer that only grows for a key, so that the resource behind a lock can reject whoever
-/// comes late. Below 2^53, so that every language reads it as an exact number.
+/// A fencing token: an integer that only grows for a key, below 2^53.
+///
+/// The resource behind a lock rejects a client whose fence is smaller than one that it has seen.
+/// Every language reads a number below 2^53 exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
-/// Why something is no [`Fence`].
+/// Why a value is not a valid [`Fence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a fence is a whole number between 1 and {}", Fence::MAX.0)]
 pub struct InvalidFence;
 
 impl Fence {
-    /// The largest fence there is: 2^53 − 1.
+    /// The largest fence: 2^53 − 1.
     pub const MAX: Self = Self((1 << 53) - 1);
-    /// Below every fence that a node gives.
+    /// Smaller than every fence that a node grants.
     pub const ZERO: Self = Self(0);
 
-    /// `None` unless `value` is between 1 and [`Fence::MAX`].
+    /// Returns `None` unless `value` is between 1 and [`Fence::MAX`].
     pub const fn new(value: u64) -> Option<Self> {
         if value == 0 || value > Self::MAX.0 { None } else { Some(Self(value)) }
     }
 
-    /// The fence of a wall clock, in microseconds since 1970, kept far enough below [`Fence::MAX`] that a clock which
-    /// is centuries wrong leaves room to count on.
+    /// The fence of a wall clock in microseconds since 1970.
+    ///
+    /// Stays far enough below [`Fence::MAX`] that a clock that is centuries wrong leaves fences to
+    /// grant.
     pub const fn of_wall_us(wall_us: u64) -> Self {
         const CEILING: u64 = Fence::MAX.0 - (1 << 50);
         Self(if wall_us > CEILING { CEILING } else { wall_us })
     }
 
-    /// As a plain number.
+    /// The fence as an integer.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -40,7 +44,7 @@ impl Fence {
         Self(if self.0 < Self::MAX.0 { self.0 + 1 } else { self.0 })
     }
 
-    /// This fence and `more` above it, at most [`Fence::MAX`].
+    /// This fence plus `more`, at most [`Fence::MAX`].
     #[must_use]
     pub const fn saturating_add(self, more: u64) -> Self {
         let sum = self.0.saturating_add(more);
@@ -54,7 +58,7 @@ impl fmt::Display for Fence {
     }
 }
 
-/// Reads what [`Fence`] prints: how it comes out of an environment variable or a header.
+/// Parses what [`Fence`] prints, for example from an environment variable or a header.
 impl FromStr for Fence {
     type Err = InvalidFence;
 

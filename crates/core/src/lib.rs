@@ -1,20 +1,25 @@
-//! The decisions of Quorlock, and nothing else: what a node does with its leases, and what a client
-//! makes of the answers of several nodes. State machines without I/O, without a clock and without
-//! Redis. The server module, the client, the simulator and the model checker all run this code.
+//! The decisions of Quorlock: state machines without I/O, without a clock and without Redis.
 //!
-//! - [`node`]: the leases of one server and the commands upon them.
-//! - [`quorum`]: one round over N nodes, and what its answers amount to.
+//! They decide what a node does with its leases, and what a client concludes from the answers of
+//! several nodes. The server module, the client, the simulator and the model checker all run this
+//! code.
+//!
+//! - [`node`]: the leases of one server and the commands on them.
+//! - [`quorum`]: one round over N nodes, and its verdict.
 //! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
-//! - [`Guard`]: when a command that a lock protects is stopped.
-//! - [`Fence`], [`Ttl`]: what all of them speak of.
+//! - [`StopSchedule`]: when a command that a lock protects is stopped.
+//! - [`Confirmation`]: whether the nodes still confirm the lock of that command.
+//! - [`Fence`], [`Ttl`]: the values that all of them share.
 
 pub mod client;
+mod confirmation;
 mod fence;
-mod guard;
 pub mod node;
 pub mod quorum;
+mod stop_schedule;
 mod ttl;
 
+pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
-pub use guard::{GraceTooLong, Guard, GuardAction};
+pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

@@ -1,42 +1,42 @@
 use std::time::Duration;
 
-/// How long a lock is asked for: whole milliseconds, at least one.
+/// The requested duration of a lock: whole milliseconds, at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ttl(u64);
 
-/// Why a number of milliseconds is no [`Ttl`].
+/// Why a number of milliseconds is not a valid [`Ttl`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ttl must be between 1 and {max_ms} milliseconds")]
 pub struct TtlError {
-    /// The largest ttl that would have been accepted, in milliseconds.
+    /// The largest valid ttl, in milliseconds.
     pub max_ms: u64,
 }
 
 impl Ttl {
-    /// The largest ttl that can be configured anywhere, in milliseconds: a week. Longer is not a lease.
+    /// The largest ttl that any setting allows, in milliseconds: a week.
     pub const MAX_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
-    /// `ms` milliseconds, when that is between 1 and [`Ttl::MAX_MS`].
+    /// Returns a ttl of `ms` milliseconds, if that is between 1 and [`Ttl::MAX_MS`].
     pub const fn from_ms(ms: u64) -> Result<Self, TtlError> {
         Self::at_most(ms, Self::MAX_MS)
     }
 
-    /// `ms` milliseconds, when that is between 1 and `max_ms`.
+    /// Returns a ttl of `ms` milliseconds, if that is between 1 and `max_ms`.
     pub const fn at_most(ms: u64, max_ms: u64) -> Result<Self, TtlError> {
         if ms == 0 || ms > max_ms { Err(TtlError { max_ms }) } else { Ok(Self(ms)) }
     }
 
-    /// In milliseconds.
+    /// The ttl in milliseconds.
     pub const fn ms(self) -> u64 {
         self.0
     }
 
-    /// In microseconds.
+    /// The ttl in microseconds.
     pub const fn us(self) -> u64 {
         self.0 * 1000
     }
 
-    /// As a [`Duration`].
+    /// The ttl as a [`Duration`].
     pub const fn duration(self) -> Duration {
         Duration::from_millis(self.0)
     }

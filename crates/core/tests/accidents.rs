@@ -1,4 +1,4 @@
-//! What a node may have forgotten, and what it must not: abstaining, loading, and mirrors that accidents took.
+//! What a node may have forgotten: abstention, loading, and mirrors that accidents took.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -11,7 +11,7 @@ use support::{Inspected, MAX_TTL_MS, Server};
 const HOUR_MS: u64 = 3_600_000;
 
 #[test]
-fn a_node_that_has_just_started_grants_nothing_until_its_time_is_over() {
+fn node_that_has_just_started_grants_nothing_until_its_time_is_over() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.pass_ms(4999);
     server.turn();
@@ -24,7 +24,7 @@ fn a_node_that_has_just_started_grants_nothing_until_its_time_is_over() {
 }
 
 #[test]
-fn a_step_of_the_wall_clock_does_not_end_an_abstention() {
+fn step_of_the_wall_clock_does_not_end_an_abstention() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.wall_ms += HOUR_MS;
     server.turn();
@@ -32,7 +32,7 @@ fn a_step_of_the_wall_clock_does_not_end_an_abstention() {
 }
 
 #[test]
-fn a_lock_that_was_restored_is_extended_and_released_while_abstaining() {
+fn lock_that_was_restored_is_extended_and_released_while_abstaining() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.set(b"k", b"a", Some(1000));
     assert!(server.extend(b"k", b"a", 2000).is_some());
@@ -41,7 +41,7 @@ fn a_lock_that_was_restored_is_extended_and_released_while_abstaining() {
 }
 
 #[test]
-fn a_promoted_replica_abstains_for_the_largest_ttl() {
+fn promoted_replica_abstains_for_the_largest_ttl() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.hear(&ServerEvent::Demoted);
@@ -59,7 +59,7 @@ fn a_promoted_replica_abstains_for_the_largest_ttl() {
 }
 
 #[test]
-fn an_abstention_is_never_cut_short_by_another() {
+fn abstention_is_never_cut_short_by_another() {
     let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
     server.hear(&ServerEvent::Swap(0, 1));
     assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Start, Some(10 * MAX_TTL_MS))));
@@ -92,7 +92,7 @@ fn fences_go_on_above_all_that_the_node_may_have_given_before_it_forgot() {
 }
 
 #[test]
-fn fences_go_on_when_the_wall_clock_goes_back_as_long_as_the_node_remembers() {
+fn fences_grow_after_a_clock_step_back_while_the_node_remembers() {
     let mut server = Server::new();
     server.wall_ms += HOUR_MS;
     let highest = server.acquire(b"k", b"a", 1000, None).unwrap();
@@ -100,13 +100,13 @@ fn fences_go_on_when_the_wall_clock_goes_back_as_long_as_the_node_remembers() {
     server.wall_ms -= HOUR_MS;
     let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
     assert!(higher > highest);
-    // What is not promised: forgetting everything, with a clock that had been further ahead at any time before.
+    // Not promised: a node that forgets everything after its clock was further ahead.
     server.restart(0);
     assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
 }
 
 #[test]
-fn a_mirror_that_a_clock_step_took_is_written_again() {
+fn mirror_taken_by_a_clock_step_is_written_again() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.wall_ms += HOUR_MS;
@@ -118,7 +118,7 @@ fn a_mirror_that_a_clock_step_took_is_written_again() {
 }
 
 #[test]
-fn a_mirror_that_was_evicted_is_written_again_a_little_later() {
+fn evicted_mirror_is_written_again_a_little_later() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.take_away(b"k", KeyEvent::Evicted);
@@ -130,7 +130,7 @@ fn a_mirror_that_was_evicted_is_written_again_a_little_later() {
 }
 
 #[test]
-fn a_mirror_is_written_again_when_who_took_its_place_has_gone() {
+fn mirror_is_written_again_once_its_key_is_free() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.take_away(b"k", KeyEvent::Expired);
@@ -147,7 +147,7 @@ fn a_mirror_is_written_again_when_who_took_its_place_has_gone() {
 }
 
 #[test]
-fn a_key_that_expires_with_its_lease_is_no_accident() {
+fn key_that_expires_with_its_lease_is_no_accident() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.pass_ms(999);
@@ -161,14 +161,14 @@ fn a_key_that_expires_with_its_lease_is_no_accident() {
 }
 
 #[test]
-fn a_reload_is_not_a_flush() {
+fn reload_is_not_a_flush() {
     let mut server = Server::new();
     server.acquire(b"kept", b"a", 10_000, None).unwrap();
     server.acquire(b"lost", b"a", 10_000, None).unwrap();
     server.hear(&ServerEvent::Flush(None));
     server.hear(&ServerEvent::LoadingBegins);
     server.hear(&ServerEvent::Flush(None));
-    // The append-only file is played back, deletions included.
+    // The server replays the append-only file, including deletions.
     server.take_away(b"kept", KeyEvent::Removed);
     server.take_away(b"lost", KeyEvent::Removed);
     server.set(b"kept", b"a", Some(10_000));
@@ -196,7 +196,7 @@ fn swapdb_of_a_loaded_file_neither_ends_locks_nor_abstains() {
 }
 
 #[test]
-fn a_flush_right_before_a_reload_is_a_flush() {
+fn flush_right_before_a_reload_is_a_flush() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.clear();
@@ -208,7 +208,7 @@ fn a_flush_right_before_a_reload_is_a_flush() {
 }
 
 #[test]
-fn a_flush_ends_the_leases_before_anything_else_is_done() {
+fn flush_ends_the_leases_before_the_next_action() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.clear();

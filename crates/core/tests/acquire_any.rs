@@ -1,4 +1,4 @@
-//! One of several keys: the first that is free, and one place in all queues.
+//! ACQUIREANY: locks the first free key of several, with one place in all queues.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -89,7 +89,7 @@ fn first_key_that_is_released_goes_to_the_waiter() {
 }
 
 #[test]
-fn every_end_of_a_lock_serves_those_that_wait_for_any() {
+fn every_end_of_a_lock_serves_waiters_for_any() {
     let ends: [fn(&mut Server); 4] = [
         |server| server.pass_ms(5000),
         |server| server.take_away(B, KeyEvent::Removed),
@@ -116,7 +116,7 @@ fn every_end_of_a_lock_serves_those_that_wait_for_any() {
 }
 
 #[test]
-fn waiters_are_served_in_the_order_in_which_they_came_whichever_kind_they_are() {
+fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
     let mut server = Server::new();
     for key in [A, B] {
         server.acquire(key, b"x", 60_000, None).unwrap();
@@ -135,7 +135,7 @@ fn waiters_are_served_in_the_order_in_which_they_came_whichever_kind_they_are() 
 }
 
 #[test]
-fn newcomers_pass_nobody() {
+fn newcomers_overtake_no_waiter() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
@@ -143,7 +143,7 @@ fn newcomers_pass_nobody() {
     server.take_away(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
-    assert_eq!(server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1, 1, "which nobody waits for");
+    assert_eq!(server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1, 1, "the key without waiters");
     server.turn();
     assert_eq!(granted(&server), [ticket]);
 }
@@ -198,7 +198,7 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     let behind = waits(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
-    assert_eq!(granted(&server), [behind], "it stands in nobody's way");
+    assert_eq!(granted(&server), [behind], "it delays no other waiter");
     server.turn();
     assert!(server.told.contains(&(ticket, Told::Dismissed)));
 }
@@ -219,7 +219,7 @@ fn grant_that_its_client_never_heard_of_is_released() {
 }
 
 #[test]
-fn no_more_wait_than_the_server_allows() {
+fn waiters_are_limited_by_the_server() {
     let mut settings = support::settings(0);
     settings.max_waiters = 1;
     let mut server = Server::with(settings);
@@ -276,7 +276,7 @@ fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
     }
 }
 
-/// Something that happens.
+/// An event in a random run.
 #[derive(Clone, Debug)]
 enum Happening {
     Any { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
@@ -326,13 +326,13 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Whether one of its keys is enough.
+    /// Whether one of its keys suffices.
     fn is_single(&self) -> bool {
         self.is_any || self.keys.is_power_of_two()
     }
 }
 
-/// The keys in an order of the client's own: backwards.
+/// The keys in the client's own order: backwards.
 fn names(keys: u8, is_any: bool) -> Vec<[u8; 1]> {
     let mut names: Vec<_> = (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect();
     if is_any {
@@ -362,10 +362,12 @@ impl Beliefs {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Clients that wait for any, for all, or for one of a few keys: one holder for each key, first
-    /// come first served among those for which a key is enough, and nobody forgotten.
+    /// Random clients that wait for any, for all, or for one of a few keys.
+    ///
+    /// Each key has one holder. Waiters for which one key suffices are served first in, first out,
+    /// and no waiter is forgotten.
     #[test]
-    fn any_and_all_and_one_exclude_each_other_and_nobody_is_forgotten(
+    fn any_and_all_and_one_exclude_each_other_and_no_waiter_is_forgotten(
         happenings in prop::collection::vec(happening(), 1..80),
     ) {
         let mut server = Server::new();

@@ -1,4 +1,4 @@
-//! The order of a turn: what is looked at, written, propagated and handed over, and when.
+//! The order of a turn: which keys the node checks, writes, propagates and hands over, and when.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -11,7 +11,7 @@ use quorlock_core::node::{
 };
 use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
 
-/// A server whose queues are long.
+/// A server with long queues.
 fn busy_server() -> Server {
     let mut settings = settings(0);
     settings.max_waiters = 20_000;
@@ -84,7 +84,7 @@ fn handover_is_propagated_as_one_write() {
 }
 
 #[test]
-fn waiters_out_of_time_stand_in_nobodys_way() {
+fn timed_out_waiters_delay_no_other_client() {
     let mut server = busy_server();
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
     for n in 0..950_u32 {
@@ -92,7 +92,7 @@ fn waiters_out_of_time_stand_in_nobodys_way() {
     }
     let in_time = waits(&mut server, &[b"k"], b"in time", 5000);
     server.pass_ms(1000);
-    // In the very turn in which the others run out of time.
+    // In the same turn in which the other waiters time out.
     assert!(server.release(b"k", b"holder"));
     assert_eq!(granted(&server), [in_time]);
     server.turn();
@@ -117,7 +117,7 @@ fn waiter_that_comes_to_an_idle_queue_is_not_kept_for_a_second() {
     server.set(b"k", b"data", None);
     waits(&mut server, &[b"k"], b"first", 1);
     server.pass_ms(2);
-    // The key was to be looked at in a second; a lock that ends sooner moves that.
+    // The key's check was planned in a second. A lock that ends sooner moves it.
     server.memory.keys.take(0, b"k");
     server.acquire(b"k", b"holder", 50, None).unwrap();
     let second = waits(&mut server, &[b"k"], b"second", 5000);
@@ -142,7 +142,7 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
     server.turn();
     assert!(server.release(all[63], b"holder"));
     assert_eq!(granted(&server), [single]);
-    // Those that lack another key cost this key nothing: not one of them is looked at.
+    // Waiters that lack another key cost this key nothing: none of them is considered.
     assert!(server.release(all[63], b"single"));
     assert!(server.memory.one_turn(server.now()) <= 2);
 }
@@ -150,7 +150,7 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
 #[test]
 fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
     let free_all: [fn(&mut Server); 3] = [
-        // The last first.
+        // The last one first.
         |server| {
             for key in [b"c", b"b", b"a"] {
                 server.mono_us += 1;
@@ -211,7 +211,7 @@ fn budget_of_a_turn_does_not_grow_with_waiters_times_keys() {
     for n in 0..2000_u32 {
         waits(&mut server, &all, &n.to_le_bytes(), 50_000);
     }
-    // All of them lacked this key, and lack another now.
+    // All of them lacked this key, and now lack another.
     server.take_away(all[0], KeyEvent::Removed);
     let mut turns = 0;
     while server.node().next_wake().is_some_and(|at| at <= server.now().monotonic) {
@@ -351,7 +351,7 @@ fn deferred_answers_are_given_at_the_end_of_the_turn() {
     assert_eq!(granted(&server), [], "not yet");
     server.turn();
     assert_eq!(granted(&server), [first]);
-    // Unblocked in the same turn as it was granted: it gets the lock all the same.
+    // Unblocked in the turn of its grant: the grant stays.
     let second = waits(&mut server, &[b"k"], b"c", 50_000);
     assert!(server.release(b"k", b"b"));
     let left = server.memory.node.unblock(second);
@@ -381,7 +381,7 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
     let mut server = Server::new();
     server.acquire(b"b", b"holder", 50_000, None).unwrap();
     let waiter = waits(&mut server, &[b"a", b"b"], b"waiter", 50_000);
-    // Seen by a release, and remembered for as long as it lasts.
+    // A release finds the string, and the node remembers it until it expires.
     server.set(b"a", b"old client", Some(3_600_000));
     assert!(!server.release(b"a", b"stranger"));
     server.clear();
@@ -391,12 +391,12 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
 }
 
 #[test]
-fn extension_does_not_put_off_the_repair_of_a_mirror() {
+fn extension_does_not_delay_the_rewrite_of_a_mirror() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 500, None).unwrap();
     server.take_away(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
-    // In its place there is another's string now, and the lock is about to end.
+    // Another client's string has taken its place, and the lock is about to end.
     server.turn();
     assert!(server.extend(b"k", b"a", 50_000).is_some());
     server.take_away(b"k", KeyEvent::Removed);
@@ -432,7 +432,7 @@ fn waiter_that_leaves_before_it_is_told_is_not_told() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let dismissed = waits(&mut server, &[b"k"], b"b", 50_000);
-    // Takes the waiter out, which is to be told at the end of the turn.
+    // Removes the waiter, which is refused at the end of the turn.
     assert!(!server.release(b"k", b"b"));
     let left = server.memory.node.disconnect(dismissed);
     assert!(left.wake, "it was not unblocked yet");

@@ -1,4 +1,4 @@
-//! Fences over a quorum: real nodes, a real attempt, and a network that answers in any order.
+//! Fences over a quorum: real nodes, a real attempt, and a network with answers in any order.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -18,13 +18,13 @@ const KEY: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 const SECOND_MS: u64 = 1000;
 
-/// What became of an attempt, and how often a node was told a fence.
+/// The result of an attempt, and how often it told a node a fence.
 struct Outcome {
     verdict: Result<Win, Loss>,
     tells: usize,
 }
 
-/// One attempt whose requests reach the nodes in this order, and whose answers arrive at once.
+/// One attempt whose requests reach the nodes in this order. The answers arrive at once.
 fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -> Outcome {
     let majority = Majority::of(servers.len()).unwrap();
     let now = Moment::default();
@@ -76,12 +76,12 @@ fn pass_ms(servers: &mut [Server], ms: u64) {
 /// Nodes with the same clock that have been up for a while.
 fn masters(n: usize) -> Vec<Server> {
     let mut servers: Vec<_> = (0..n).map(|_| Server::new()).collect();
-    // A start leaves the counters one skew ahead of the clock; that time is over.
+    // A start leaves the counters one clock skew ahead. Waits until that is over.
     pass_ms(&mut servers, 120 * SECOND_MS);
     servers
 }
 
-/// All orders in which so many nodes can answer.
+/// All orders in which `n` nodes can answer.
 fn orders(n: usize) -> Vec<Vec<usize>> {
     (0..n).fold(vec![vec![]], |shorter, next| {
         let with_next = |order: &Vec<usize>| {
@@ -91,7 +91,7 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
     })
 }
 
-/// Takes the lock again and again, in every order of the answers, and expects fences that grow.
+/// Acquires the lock in every order of the answers, and checks that its fences grow.
 fn grows_in_every_order(mut servers: Vec<Server>) {
     let mut last = Fence::ZERO;
     let hints = FenceProposals::default();
@@ -108,7 +108,7 @@ fn grows_in_every_order(mut servers: Vec<Server>) {
 }
 
 #[test]
-fn a_fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
+fn fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
     for fence in [Fence::new(1).unwrap(), Fence::MAX] {
         assert_eq!(fence.to_string().parse(), Ok(fence));
     }
@@ -130,7 +130,7 @@ fn equal_clocks_agree_without_a_second_round() {
 }
 
 #[test]
-fn a_node_whose_clock_is_far_ahead_costs_no_lock() {
+fn node_whose_clock_is_far_ahead_costs_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms += offset_ms;
@@ -139,7 +139,7 @@ fn a_node_whose_clock_is_far_ahead_costs_no_lock() {
 }
 
 #[test]
-fn a_node_whose_clock_is_far_behind_costs_no_lock() {
+fn node_whose_clock_is_far_behind_costs_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms -= offset_ms;
@@ -148,7 +148,7 @@ fn a_node_whose_clock_is_far_behind_costs_no_lock() {
 }
 
 #[test]
-fn a_node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
+fn node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
     for offset_ms in [0, 10 * SECOND_MS, 3600 * SECOND_MS] {
         for ahead in [true, false] {
             let mut servers = masters(3);
@@ -161,7 +161,7 @@ fn a_node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
 }
 
 #[test]
-fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first() {
+fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
     servers[2].wall_ms += 3600 * SECOND_MS;
@@ -182,13 +182,13 @@ fn a_node_that_is_far_ahead_costs_no_second_round_when_the_others_answer_first()
 }
 
 #[test]
-fn a_client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
+fn client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
     let hints = FenceProposals::default();
     let wrong = hints.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
     let Outcome { verdict, tells } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
-    assert!(tells > 0, "nobody believed it, so each gave a number of its own");
+    assert!(tells > 0, "no node accepted it, so each granted a fence of its own");
     hints.learn(wrong, verdict.unwrap().fence);
     release(&mut servers, b"t");
     pass_ms(&mut servers, 2);
@@ -205,7 +205,8 @@ fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
         for _ in 0..70 {
             pass_ms(&mut servers, SECOND_MS);
             let hint = Fence::of_wall_us(servers[0].now().wall_us);
-            // The nodes that keep their memory answer last: as much as possible rests on the one that forgot.
+            // The nodes that kept their memory answer last, so that the forgetful node matters
+            // most.
             let order = [restarted, (restarted + 1) % 3, (restarted + 2) % 3];
             let win = attempt(&mut servers, &order, b"t", hint).verdict.unwrap();
             assert!(win.fence > last);
@@ -215,7 +216,7 @@ fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
     }
 }
 
-/// Something that happens between two locks.
+/// An event between two locks.
 #[derive(Clone, Debug)]
 enum Between {
     Pass {
@@ -243,7 +244,7 @@ fn between() -> impl Strategy<Value = Between> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whichever nodes can be reached, whatever the clocks of nodes and clients say, and whoever restarts in between.
+    /// Random reachable nodes, clock errors of nodes and clients, and restarts in between.
     #[test]
     fn every_fence_is_larger_than_the_one_before(
         rounds in prop::collection::vec(
@@ -262,7 +263,7 @@ proptest! {
             match between {
                 Between::Pass { ms } => pass_ms(&mut servers, ms),
                 Between::WallStep { node, ms } => servers[node].wall_ms = servers[node].wall_ms.saturating_add_signed(ms),
-                // As long out as it takes to start.
+                // The node is down for as long as a start takes.
                 Between::Restart { node } => {
                     pass_ms(&mut servers, 1);
                     servers[node].restart(0);
@@ -274,7 +275,7 @@ proptest! {
                 last = win.fence;
             }
             if !released {
-                // Nobody gives it back; it ends by its deadline.
+                // The lock is not released; it ends by its deadline.
                 pass_ms(&mut servers, TTL_MS);
             }
             release(&mut servers, b"t");

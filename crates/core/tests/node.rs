@@ -1,4 +1,4 @@
-//! The promises of a node, one by one and over any order of events.
+//! The promises of a node, one by one and over random events.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -13,14 +13,14 @@ use quorlock_core::node::{FenceError, KeyEvent, ServerEvent};
 use support::{Extended, Inspected, MAX_TTL_MS, Server};
 
 #[test]
-fn a_held_lock_is_refused_even_to_its_own_token() {
+fn held_lock_is_refused_even_to_its_own_token() {
     let mut server = Server::new();
     assert!(server.acquire(b"k", b"a", 1000, None).is_some());
     assert_eq!(server.acquire(b"k", b"a", 1000, None), None);
 }
 
 #[test]
-fn a_lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
+fn lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.wall_ms += 3_600_000;
@@ -32,7 +32,7 @@ fn a_lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
 }
 
 #[test]
-fn an_evicted_lock_stays_held_and_its_mirror_is_written_again_by_an_extension() {
+fn evicted_lock_stays_held_and_an_extension_rewrites_its_mirror() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.take_away(b"k", KeyEvent::Evicted);
@@ -45,7 +45,7 @@ fn an_evicted_lock_stays_held_and_its_mirror_is_written_again_by_an_extension() 
 }
 
 #[test]
-fn what_an_old_client_writes_after_an_accident_is_left_alone() {
+fn old_clients_write_after_an_accident_is_left_alone() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.take_away(b"k", KeyEvent::Expired);
@@ -59,7 +59,7 @@ fn what_an_old_client_writes_after_an_accident_is_left_alone() {
 }
 
 #[test]
-fn an_explicit_command_ends_the_lease() {
+fn explicit_command_ends_the_lease() {
     for event in [KeyEvent::Removed, KeyEvent::Replaced] {
         let mut server = Server::new();
         server.acquire(b"k", b"a", 1000, None).unwrap();
@@ -71,7 +71,7 @@ fn an_explicit_command_ends_the_lease() {
 }
 
 #[test]
-fn an_overwritten_mirror_ends_the_lease_and_is_not_touched() {
+fn overwritten_mirror_ends_the_lease_and_is_not_touched() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.set(b"k", b"other", None);
@@ -116,7 +116,7 @@ fn extending_never_revives_also_when_the_mirror_is_still_there() {
 }
 
 #[test]
-fn a_foreign_string_is_held_by_whoever_knows_its_value() {
+fn foreign_string_is_held_by_every_client_that_knows_its_value() {
     let mut server = Server::new();
     server.set(b"k", b"theirs", Some(5000));
     assert_eq!(server.acquire(b"k", b"ours", 1000, None), None);
@@ -137,7 +137,7 @@ fn adoption_is_a_grant_of_at_most_the_largest_ttl() {
 }
 
 #[test]
-fn a_string_that_never_expires_is_data_and_is_not_adopted() {
+fn string_that_never_expires_is_data_and_is_not_adopted() {
     let mut server = Server::new();
     server.set(b"k", b"data", None);
     assert_eq!(server.extend(b"k", b"data", 1000), None);
@@ -145,7 +145,7 @@ fn a_string_that_never_expires_is_data_and_is_not_adopted() {
 }
 
 #[test]
-fn a_hand_over_leaves_the_old_token_nothing() {
+fn new_token_leaves_the_old_one_nothing() {
     let mut server = Server::new();
     let first = server.acquire(b"k", b"a", 1000, None).unwrap();
     let Extended::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b")) else {
@@ -158,7 +158,7 @@ fn a_hand_over_leaves_the_old_token_nothing() {
 }
 
 #[test]
-fn a_fence_is_raised_by_its_holder_only_and_only_upwards() {
+fn fence_is_raised_by_its_holder_only_and_only_upwards() {
     let mut server = Server::new();
     server.pass_ms(1000);
     let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
@@ -181,7 +181,7 @@ fn a_fence_is_raised_by_its_holder_only_and_only_upwards() {
 }
 
 #[test]
-fn a_proposed_fence_is_believed_within_the_skew_and_not_beyond() {
+fn proposed_fence_is_believed_within_the_skew_and_not_beyond() {
     let mut server = Server::new();
     server.pass_ms(600_000);
     let near = Fence::of_wall_us(server.wall_ms * 1000 + 1_000_000);
@@ -204,7 +204,7 @@ fn memory_follows_the_number_of_leases_down_as_well() {
 }
 
 #[test]
-fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
+fn nodes_that_decide_alike_are_equal_whatever_their_history() {
     let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(server.node());
     let mut one = Server::new();
     let mut other = Server::new();
@@ -225,10 +225,10 @@ fn nodes_that_decide_alike_are_equal_whatever_they_have_been_through() {
     one.extend(b"a", b"t", 2000).unwrap();
     assert!(one.node() == other.node());
     one.acquire_or_wait(b"a", b"w", 1000, 5000);
-    assert!(one.node() != other.node() && hash(&one) != hash(&other), "somebody waits");
+    assert!(one.node() != other.node() && hash(&one) != hash(&other), "a client waits");
 }
 
-/// Something that happens to a server.
+/// An event on a server.
 #[derive(Clone, Debug)]
 enum Happening {
     Acquire { key: u8, token: u8, ttl_ms: u64 },
@@ -265,10 +265,11 @@ struct Belief {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Without any operator's command, whatever the clocks and the memory do: one holder until its deadline, and fences
-    /// that grow with every grant.
+    /// Random accidents to clocks and memory, without any operator's command.
+    ///
+    /// A lock has one holder until its deadline, and its fences grow with every grant.
     #[test]
-    fn a_lease_never_has_two_holders_and_fences_only_grow(happenings in prop::collection::vec(happening(), 1..60)) {
+    fn lease_never_has_two_holders_and_fences_only_grow(happenings in prop::collection::vec(happening(), 1..60)) {
         let mut server = Server::new();
         let mut holders: HashMap<u8, Belief> = HashMap::new();
         let mut fences: HashMap<u8, Fence> = HashMap::new();

@@ -23,7 +23,7 @@ fn all_clients_have_the_same_order_however_they_list_the_nodes() {
 }
 
 #[test]
-fn the_order_of_a_key_never_changes_between_versions() {
+fn order_of_a_key_never_changes_between_versions() {
     let names: [&[u8]; 3] = [b"one", b"two", b"three"];
     let orders = ["orders/42", "nightly", ""].map(|key| order(key.as_bytes(), names));
     assert_eq!(orders, [[1, 0, 2], [0, 1, 2], [0, 1, 2]].map(Vec::from));

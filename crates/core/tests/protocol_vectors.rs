@@ -1,5 +1,7 @@
-//! The test vectors of docs/protocol.md that are about decisions: those under `decisions` in
-//! docs/protocol/vectors.json. The client crate reads the others, those under `wire`.
+//! The test vectors of docs/protocol.md about decisions.
+//!
+//! These are the ones under `decisions` in docs/protocol/vectors.json. The client crate reads the
+//! others, under `wire`.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -76,7 +78,7 @@ impl Fields {
         self.list(name).iter().map(index).collect()
     }
 
-    /// Takes the expected value and compares it.
+    /// Takes the expected value of a field, and compares it.
     fn expect<T: PartialEq + Debug>(&mut self, name: &str, actual: &T, read: impl Fn(&Value) -> T) {
         let expected = self.take(name);
         assert_eq!(*actual, read(&expected), "{name} of {}", self.text);
@@ -107,7 +109,7 @@ fn hash(mut case: Fields) {
     }
 }
 
-/// The hash as docs/protocol.md writes it down.
+/// The hash as docs/protocol.md specifies it.
 fn spelt_out(identity: &[u8], key: &[u8]) -> u64 {
     let mut input = (identity.len() as u64).to_le_bytes().to_vec();
     input.extend_from_slice(identity);
@@ -263,7 +265,7 @@ fn fence_agreement(mut case: Fields) {
     }
 }
 
-/// Which nodes are told which fence, or how the attempt has ended.
+/// The fences that nodes are told, or the result of the attempt.
 fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> Value {
     let mut then = Map::new();
     while let Some(step) = attempt.poll() {

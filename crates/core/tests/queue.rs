@@ -1,4 +1,4 @@
-//! Waiting: first come, first served; nobody is forgotten, and nobody is served after its time.
+//! Waiting: first in, first out; no waiter is forgotten, and none is granted after its time-out.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -27,7 +27,7 @@ fn granted(server: &Server) -> Vec<Ticket> {
 }
 
 #[test]
-fn a_release_hands_over_to_who_came_first() {
+fn release_hands_over_to_the_first_waiter() {
     let mut server = Server::new();
     let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = waits(&mut server, b"k", b"b", 5000);
@@ -46,7 +46,7 @@ fn a_release_hands_over_to_who_came_first() {
 }
 
 #[test]
-fn the_time_of_a_lock_that_was_waited_for_begins_with_the_grant() {
+fn ttl_after_a_wait_begins_with_the_grant() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 3000, None).unwrap();
     waits(&mut server, b"k", b"b", 5000);
@@ -56,13 +56,13 @@ fn the_time_of_a_lock_that_was_waited_for_begins_with_the_grant() {
 }
 
 #[test]
-fn who_does_not_wait_is_refused_while_others_do() {
+fn newcomer_without_wait_is_refused_while_others_wait() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = waits(&mut server, b"k", b"b", 5000);
     server.memory.keys.take(0, b"k");
     server.hear_key(b"k", KeyEvent::Removed);
-    assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but somebody waits");
+    assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
     server.turn();
     assert_eq!(granted(&server), [first]);
 }
@@ -99,7 +99,7 @@ fn every_end_of_a_lock_serves_the_queue() {
 }
 
 #[test]
-fn a_foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
+fn foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
     for deleted in [true, false] {
         let mut server = Server::new();
         server.set(b"k", b"old client", Some(700));
@@ -117,7 +117,7 @@ fn a_foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
 }
 
 #[test]
-fn nobody_waits_longer_than_it_said_whatever_the_wall_clock_does() {
+fn waits_end_on_time_whatever_the_wall_clock_does() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     let ticket = waits(&mut server, b"k", b"b", 500);
@@ -127,7 +127,7 @@ fn nobody_waits_longer_than_it_said_whatever_the_wall_clock_does() {
     server.wall_ms -= 7_200_000;
     server.mono_us += 500_000;
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
-    // In the same moment the lock becomes free: too late.
+    // The lock becomes free at the same moment: too late.
     server.release(b"k", b"a");
     server.turn();
     assert_eq!(server.told, [(ticket, Told::Dismissed)]);
@@ -135,7 +135,7 @@ fn nobody_waits_longer_than_it_said_whatever_the_wall_clock_does() {
 }
 
 #[test]
-fn a_release_takes_a_waiter_with_that_token_out() {
+fn release_withdraws_a_waiter_with_that_token() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = waits(&mut server, b"k", b"b", 5000);
@@ -148,7 +148,7 @@ fn a_release_takes_a_waiter_with_that_token_out() {
 }
 
 #[test]
-fn an_abstention_dismisses_everybody() {
+fn abstention_refuses_every_waiter() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let ticket = waits(&mut server, b"k", b"b", 5000);
@@ -162,7 +162,7 @@ fn an_abstention_dismisses_everybody() {
 }
 
 #[test]
-fn no_more_wait_than_may() {
+fn waiters_are_limited() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let tickets: Vec<_> =
@@ -175,7 +175,7 @@ fn no_more_wait_than_may() {
     assert_eq!(waiters, MAX_WAITERS);
 }
 
-/// Something that happens around a queue.
+/// An event around a queue.
 #[derive(Clone, Debug)]
 enum Happening {
     Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
@@ -243,7 +243,7 @@ proptest! {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth) {
-                        // Somebody may have been told in the meantime, and not have heard of it yet.
+                        // The waiter may already have its answer, and not have received it yet.
                         if server.cancel(*ticket) {
                             waiting.remove(ticket);
                         }
@@ -280,7 +280,7 @@ proptest! {
             for who in waiting.values() {
                 prop_assert!(!matches!(server.inspect(&[who.key]), Inspected::Free), "a free key keeps a waiter");
             }
-            // Whatever is to be done next has a time, so that nobody needs to ask.
+            // Everything that remains to do has a time, so that no command needs to trigger it.
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
         server.pass_ms(10_000);

@@ -29,14 +29,14 @@ fn attempt(nodes: usize, ttl_ms: u64) -> Acquisition {
 }
 
 #[test]
-fn a_majority_is_more_than_half_of_the_configured_nodes() {
+fn majority_is_more_than_half_of_the_configured_nodes() {
     let sizes: Vec<_> = (1..=9).map(|nodes| Majority::of(nodes).unwrap().size()).collect();
     assert_eq!(sizes, [1, 2, 2, 3, 3, 4, 4, 5, 5]);
     assert_eq!(Majority::of(0), None);
 }
 
 #[test]
-fn it_is_won_at_the_majority_and_stragglers_only_add_coverage() {
+fn attempt_is_won_at_the_majority_and_stragglers_only_add_coverage() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     assert_eq!(attempt.poll(), None);
@@ -49,7 +49,7 @@ fn it_is_won_at_the_majority_and_stragglers_only_add_coverage() {
 }
 
 #[test]
-fn it_is_lost_as_soon_as_others_hold_too_many_nodes() {
+fn attempt_is_lost_as_soon_as_others_hold_too_many_nodes() {
     let mut attempt = attempt(5, 10_000);
     for node in 0..3 {
         assert_eq!(attempt.poll(), None);
@@ -72,7 +72,7 @@ fn silence_is_told_from_refusal() {
 }
 
 #[test]
-fn whoever_has_not_answered_when_the_time_is_up_is_silent() {
+fn nodes_without_an_answer_when_the_time_is_up_are_silent() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(1)), at(ms(1)));
     attempt.time_is_up(at(ms(50)));
@@ -80,7 +80,7 @@ fn whoever_has_not_answered_when_the_time_is_up_is_silent() {
 }
 
 #[test]
-fn a_grant_that_comes_too_late_is_no_lock() {
+fn grant_that_comes_too_late_is_no_lock() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(1)), at(ms(10)));
     attempt.vote(1, Vote::Granted(fence(1)), at(ms(489)));
@@ -88,7 +88,7 @@ fn a_grant_that_comes_too_late_is_no_lock() {
 }
 
 #[test]
-fn a_machine_that_slept_has_lost_its_lock() {
+fn machine_that_slept_has_lost_its_lock() {
     let slept = Moment { boot: ms(500 + 60_000), raw: ms(900 + 5) };
     let lifetime = Lifetime::new(at(ms(0)), Ttl::from_ms(10_000).unwrap()).unwrap();
     assert_eq!(lifetime.remaining(slept), None);
@@ -120,7 +120,7 @@ fn nodes_above_are_not_counted() {
 }
 
 #[test]
-fn a_refused_write_back_loses_the_node() {
+fn refused_write_back_loses_the_node() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -134,7 +134,7 @@ fn a_refused_write_back_loses_the_node() {
 }
 
 #[test]
-fn a_fence_that_others_do_not_take_leaves_its_node_out() {
+fn fence_that_others_do_not_take_leaves_its_node_out() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
@@ -146,7 +146,7 @@ fn a_fence_that_others_do_not_take_leaves_its_node_out() {
 }
 
 #[test]
-fn a_node_that_is_far_behind_leaves_out_nobody_but_itself() {
+fn node_that_is_far_behind_excludes_only_itself() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
@@ -159,7 +159,7 @@ fn a_node_that_is_far_behind_leaves_out_nobody_but_itself() {
 }
 
 #[test]
-fn a_refusal_of_an_earlier_fence_does_not_count_against_the_next() {
+fn refusal_of_an_earlier_fence_does_not_count_against_the_next() {
     let mut attempt = attempt(5, 10_000);
     for (node, answer) in [(0, 7), (1, 7), (2, 900)] {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
@@ -180,18 +180,18 @@ fn a_refusal_of_an_earlier_fence_does_not_count_against_the_next() {
 }
 
 #[test]
-fn it_is_lost_once_no_majority_can_agree() {
+fn attempt_is_lost_once_no_majority_can_agree() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(2, Vote::Silent, at(ms(1)));
     assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "nobody is left who could change that");
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "no remaining node can change that");
 }
 
 #[test]
-fn a_late_grant_is_told_what_the_others_are_about_to_agree_on() {
+fn late_grant_is_told_what_the_others_are_about_to_agree_on() {
     let mut attempt = attempt(5, 10_000);
     for (node, answer) in [(0, 7), (1, 9), (2, 9)] {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
@@ -202,12 +202,12 @@ fn a_late_grant_is_told_what_the_others_are_about_to_agree_on() {
     attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
     assert!(
         matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)),
-        "whoever is first counts"
+        "the first answer counts"
     );
 }
 
 #[test]
-fn a_late_grant_of_the_same_fence_saves_the_write_back() {
+fn late_grant_of_the_same_fence_saves_the_write_back() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -220,7 +220,7 @@ fn a_late_grant_of_the_same_fence_saves_the_write_back() {
 }
 
 #[test]
-fn a_node_that_stored_less_than_it_was_told_does_not_count() {
+fn node_that_stored_less_than_it_was_told_does_not_count() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -231,7 +231,7 @@ fn a_node_that_stored_less_than_it_was_told_does_not_count() {
 }
 
 #[test]
-fn an_answer_to_what_was_never_told_changes_nothing() {
+fn answer_to_what_was_never_told_changes_nothing() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(1)));
@@ -242,7 +242,7 @@ fn an_answer_to_what_was_never_told_changes_nothing() {
 }
 
 #[test]
-fn a_write_back_that_nobody_answers_is_no_lock() {
+fn unanswered_write_back_is_no_lock() {
     let mut in_time = attempt(3, 1000);
     let mut too_late = attempt(3, 1000);
     for attempt in [&mut in_time, &mut too_late] {
@@ -257,14 +257,14 @@ fn a_write_back_that_nobody_answers_is_no_lock() {
 }
 
 #[test]
-fn what_can_no_longer_be_in_time_is_lost_before_everybody_has_answered() {
+fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
     let mut attempt = attempt(5, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(600)));
     assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)));
 }
 
 #[test]
-fn a_write_back_that_takes_too_long_leaves_no_validity() {
+fn write_back_that_takes_too_long_leaves_no_validity() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -283,7 +283,7 @@ fn grant_of_a_single_node_after_a_wait_is_a_lock() {
 }
 
 #[test]
-fn an_extension_needs_a_majority_and_says_whether_the_lock_is_lost_or_only_unconfirmed() {
+fn extension_needs_a_majority_and_tells_lost_from_unconfirmed() {
     let majority = Majority::of(3).unwrap();
     let new = || Extension::new(majority, at(ms(0)), Ttl::from_ms(1000).unwrap());
 
@@ -302,7 +302,7 @@ fn an_extension_needs_a_majority_and_says_whether_the_lock_is_lost_or_only_uncon
 }
 
 #[test]
-fn a_release_is_over_when_a_majority_has_answered() {
+fn release_is_over_when_a_majority_has_answered() {
     let majority = Majority::of(3).unwrap();
     let mut released = Release::new(majority);
     assert_eq!(released.answer(0, Some(true)), None);
@@ -326,10 +326,12 @@ enum Answer {
 }
 
 proptest! {
-    /// For N = 1 to 9 and any answers in any order: won exactly when a majority granted, and decided no later than at
-    /// the answer that settles it.
+    /// Random answers in random order for N = 1 to 9.
+    ///
+    /// An attempt is won exactly when a majority granted. It is decided no later than the answer
+    /// that settles it.
     #[test]
-    fn the_verdict_is_that_of_the_majority(
+    fn verdict_is_that_of_the_majority(
         answers in prop::collection::vec(prop_oneof![Just(Answer::Granted), Just(Answer::Refused), Just(Answer::Silent)], 1..=9),
         order in any::<prop::sample::Index>(),
     ) {
@@ -365,9 +367,9 @@ proptest! {
         prop_assert!(verdict.is_some());
     }
 
-    /// A lock that is reported has a fence that a majority stored, and its validity is what is left of ttl − drift.
+    /// A win has a fence that a majority stores, and a validity of what is left of ttl − drift.
     #[test]
-    fn a_win_has_a_majority_at_its_fence_and_never_more_than_its_ttl(
+    fn win_has_a_majority_at_its_fence_and_at_most_its_ttl(
         fences in prop::collection::vec(1..6_u64, 1..=9),
         elapsed_ms in 0..3000_u64,
         ttl_ms in 1..3000_u64,
@@ -402,10 +404,11 @@ proptest! {
         prop_assert!(attempt.is_decided() || refuse[..nodes].contains(&true));
     }
 
-    /// When a majority of the nodes take each other's fences, one of them is agreed on, whatever the clocks of the others
-    /// say and in whatever order all of them answer.
+    /// If a majority of the nodes accept each other's fences, the attempt agrees on one of them.
+    ///
+    /// That holds for all clocks of the other nodes and all orders of the answers.
     #[test]
-    fn a_majority_of_clocks_that_are_near_each_other_agrees(
+    fn majority_of_close_clocks_agrees(
         near in prop::collection::vec(1..50_u64, 9),
         off in prop::collection::vec((1..200_u64, 0..200_u64), 9),
         nodes in 1..=9_usize,
@@ -414,7 +417,7 @@ proptest! {
         const CEILING: u64 = 60;
         let majority = Majority::of(nodes).unwrap();
         let mut attempt = attempt(nodes, 10_000);
-        // What each node has, and the largest that it takes.
+        // The fence that each node stores, and the largest one that it accepts.
         let mut stored: Vec<(u64, u64)> = (0..nodes)
             .map(|node| if node < majority.size() { (near[node], CEILING) } else { (off[node].0, off[node].0 + off[node].1) })
             .collect();
@@ -445,9 +448,9 @@ proptest! {
         prop_assert!(stored.iter().filter(|at| at.0 == won).count() >= majority.size());
     }
 
-    /// Whatever was answered before: when the time is up it is decided, once.
+    /// When the time is up, an attempt is decided exactly once, whatever was answered before.
     #[test]
-    fn it_is_decided_when_the_time_is_up(
+    fn attempt_is_decided_when_the_time_is_up(
         nodes in 1..=7_usize,
         answers in prop::collection::vec((any::<prop::sample::Index>(), 0..6_u8, 1..9_u64), 0..30),
     ) {
@@ -478,7 +481,7 @@ proptest! {
         prop_assert_eq!(steps(&mut attempt), 1);
     }
 
-    /// Whatever is measured, nothing wraps, and nothing is left once ttl − drift is over.
+    /// Random times: nothing overflows, and no validity is left after ttl − drift.
     #[test]
     fn validity_is_never_positive_after_ttl_less_drift(
         ttl_ms in 1..=Ttl::MAX_MS,

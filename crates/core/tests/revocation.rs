@@ -1,4 +1,4 @@
-//! Revoking a lock on all nodes: what is certain, and what a holder does that is told of it.
+//! Revoking a lock on all nodes: what is certain, and what the holder does.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -19,7 +19,7 @@ use support::{Extended, Inspected, MAX_TTL_MS, Server, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
-/// A revoked node is asked again by then.
+/// The revocation repeats its request to a node within this time.
 const REPEAT_MS: u64 = 300;
 
 struct Numbers(u128);
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// What a node answers to a request of a holder.
+    /// A node's response to a request of a holder.
     fn answer(&mut self, node: usize, request: &Request) -> Response {
         if !self.holder_reaches[node] {
             return Response::Failed(NodeError::timed_out(Duration::from_millis(50)));
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// A lock that is granted by all nodes that the holder reaches.
+    /// Acquires a lock on all nodes that the holder reaches.
     fn acquire(&mut self) -> Hold {
         let spec = Arc::new(Spec {
             keys: [K].into_iter().collect(),
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Delivers requests of a holder, and what it sends because of the answers.
+    /// Delivers a holder's requests, and the requests that follow from the responses.
     fn deliver(&mut self, hold: &mut Hold, sends: Vec<(RequestId, Request)>) {
         for (id, request) in sends {
             let response = self.answer(id.node, &request);
@@ -158,14 +158,14 @@ impl World {
         }
     }
 
-    /// A whole round of extensions.
+    /// Runs a whole round of extensions.
     fn extend(&mut self, hold: &mut Hold) {
         hold.extend(&self.ctx());
         let sends = sends_of(hold);
         self.deliver(hold, sends);
     }
 
-    /// What a node answers to the operator.
+    /// A node's reply to the operator.
     fn reply(&mut self, node: usize, question: RevokeQuestion) -> Result<RevokeReply, NodeError> {
         if !self.operator_reaches[node] {
             return Err(NodeError::timed_out(Duration::from_millis(50)));
@@ -191,7 +191,7 @@ impl World {
         Ok(RevokeReply { was_locked, lease, abstains })
     }
 
-    /// Asks what the revocation wants to ask, until it waits.
+    /// Delivers the revocation's requests until it waits.
     fn run(&mut self, revocation: &mut Revocation) {
         while let Some(ask) = revocation.poll() {
             let reply = self.reply(ask.node, ask.question);
@@ -206,7 +206,7 @@ impl World {
         revocation
     }
 
-    /// Time passes, in which the revocation asks again.
+    /// Lets time pass, and delivers the revocation's requests.
     fn pass_revoking(&mut self, revocation: &mut Revocation, ms: u64) {
         self.pass_ms(ms);
         revocation.handle_timeout(&self.ctx());
@@ -312,8 +312,9 @@ fn free_key_is_over_at_once_and_nothing_is_revoked() {
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
 }
 
-/// The holder has begun to repair a node before another one revokes the lock: with the third one,
-/// which the operator does not reach, it has a majority.
+/// Has the holder begin to repair a node before the operator revokes the lock on another.
+///
+/// With the third node, which the operator does not reach, the holder has a majority.
 #[test]
 fn free_node_makes_nothing_certain_until_it_was_asked_again() {
     let mut world = World::new(3);
@@ -338,13 +339,13 @@ fn free_node_makes_nothing_certain_until_it_was_asked_again() {
     assert_eq!(*nodes[missed], NodeRevocation::Free);
     assert!(matches!(nodes[queue_node], NodeRevocation::Revoked(_)), "{nodes:?}");
     assert_eq!(revocation.state(), RevocationState::Unconfirmed, "two of three have answered");
-    // The repair arrives, and the lock can be extended although a majority has answered 1 or 0.
+    // The repair arrives, and the lock can be extended although a majority has replied 1 or 0.
     let response = world.answer(id.node, &request);
     hold.handle_response(id, &response, &world.ctx());
     world.pass_ms(100);
     world.extend(&mut hold);
     assert!(matches!(world.standing(&hold), Standing::Held(_)), "that is the harm");
-    // The node is asked again, and refuses from then on.
+    // The revocation repeats its request to the node, which refuses from then on.
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
     world.extend(&mut hold);
@@ -357,7 +358,7 @@ fn nodes_that_revoked_one_after_the_other_do_not_count_together() {
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
-    // The holder does not hear of it: node 0 is silent until its lease has ended.
+    // The holder does not learn of it: node 0 is silent until its lease has ended.
     world.holder_reaches[0] = false;
     for _ in 0..4 {
         world.pass_revoking(&mut revocation, TTL_MS / 3);

@@ -1,4 +1,4 @@
-//! REVOKE: the holder loses the right to extend, and nothing else, before its time is over.
+//! REVOKE: until its deadline, the holder loses only the right to extend.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -113,7 +113,7 @@ fn revoked_lock_is_not_adopted_after_a_crash() {
             server.revoke(key).unwrap();
         }
     }
-    // The keys are read again from disk; the leases are gone.
+    // The server reads the keys again from disk; the leases are gone.
     let kept = server.memory.keys.clone();
     server.restart(0);
     server.memory.keys = kept;
@@ -208,7 +208,7 @@ fn overwrite_of_a_revoked_lock_ends_it() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 10_000, None).unwrap();
     server.revoke(K).unwrap();
-    // The token of before is another value now.
+    // The key's former token is an unrelated value now.
     server.set(K, TOKEN, Some(1000));
     assert!(matches!(server.inspect_whole(K).unwrap().holder, Holder::Foreign { .. }));
     server.take_away(K, KeyEvent::Removed);
@@ -235,7 +235,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
 }
 
 #[test]
-fn inspect_shows_since_when_and_who_waits_in_what_order() {
+fn inspect_shows_the_age_and_the_waiters_in_order() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], TOKEN, 10_000, None).unwrap();
     let mut tickets = Vec::new();
@@ -281,12 +281,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whoever was told a deadline keeps it, and no deadline moves after a revocation.
+    /// A holder that was promised a deadline keeps it, and a revocation moves no deadline.
     #[test]
-    fn nobody_is_granted_a_revoked_lock_before_its_deadline(steps in steps()) {
+    fn revoked_lock_is_not_granted_before_its_deadline(steps in steps()) {
         const TTL_MS: u64 = 1000;
         let mut server = Server::new();
-        // The holder, the deadline that it relies on, and whether that was revoked.
+        // The holder, the deadline on which it relies, and whether the lock was revoked.
         let mut holder: Option<(u8, u64, bool)> = None;
         for step in steps {
             let now_ms = server.mono_us / 1000;

@@ -1,4 +1,4 @@
-//! SCAN: what lives from the first call to the last is listed, whatever happens in between.
+//! SCAN lists what lives from the first call to the last, whatever happens in between.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -124,7 +124,7 @@ fn long_keys_end_a_slice_early() {
 }
 
 #[test]
-fn what_has_ended_is_not_listed() {
+fn ended_locks_are_not_listed() {
     let mut server = Server::new();
     server.acquire(b"over", b"t", 10, None).unwrap();
     server.acquire(b"overwritten", b"t", 10_000, None).unwrap();
@@ -146,13 +146,13 @@ fn any_cursor_is_answered() {
     }
 }
 
-/// What happens between two calls.
+/// An event between two calls.
 #[derive(Clone, Debug)]
 enum Step {
     Scan(u32),
     Acquire(usize),
     AcquireTwo(usize, usize),
-    /// Many, so that chunks fill.
+    /// Enough keys to fill chunks.
     AcquireMany(usize),
     Release(usize),
     ReleaseMany(usize),
@@ -193,7 +193,7 @@ proptest! {
     fn lock_that_lives_from_first_to_last_call_is_listed(steps in steps(), last in 1..50_u32) {
         let mut server = Server::new();
         let mut cursor = 0;
-        // Those that were held at the first call and ever since, and those that were listed.
+        // The locks held ever since the first call, and the locks that were listed.
         let mut lives: Option<BTreeSet<Vec<u8>>> = None;
         let mut listed = BTreeSet::new();
         let mut ended: BTreeSet<Vec<u8>> = BTreeSet::new();
@@ -252,7 +252,7 @@ proptest! {
                 Step::Turn => server.turn(),
             }
         }
-        // What still lives is found by a walk without a break.
+        // A scan without interruption finds the locks that still live.
         let expected = held(&mut server);
         prop_assert_eq!(keys(&mut server, 0, None, last), expected);
     }

@@ -229,9 +229,13 @@ mod admission {
     fn client_with_too_few_or_too_many_nodes_is_refused() {
         assert_eq!(admitted(&["eu 1 1,2,3", "eu 2 1,2,3"]), "RR");
         assert_eq!(admitted(&["eu 1 1,2", "eu 2 1,2", "?"]), "RR?");
-        let says = "its lock.set is \"eu 1 1,2,3\", but the client was given 2 nodes; give the \
-                    client every member of the set and no other node";
-        assert_eq!(refusal(None, &["eu 1 1,2,3", "?"], 0), says);
+        for (nodes, given) in [(&["eu 1 1,2,3", "?"][..], "2 nodes"), (&["eu 1 1,2,3"], "1 node")] {
+            let says = format!(
+                "its lock.set is \"eu 1 1,2,3\", but the client was given {given}; give the client \
+                 every member of the set and no other node"
+            );
+            assert_eq!(refusal(None, nodes, 0), says);
+        }
     }
 
     #[test]
@@ -316,7 +320,7 @@ mod exclusion {
         a.symmetric_difference(b).count() <= 1
     }
 
-    /// A client that was given these nodes.
+    /// A client with this list of nodes.
     struct Client {
         nodes: usize,
         agreed: Option<Ids>,
@@ -351,7 +355,7 @@ mod exclusion {
         }
     }
 
-    /// Whether both clients can have a majority at the same time, each node voting once.
+    /// Whether both clients can get a majority at the same time while each node votes once.
     fn can_both_win(a: &Client, b: &Client) -> bool {
         let shared = a.admitted.intersection(&b.admitted).count();
         let from_shared = |client: &Client| {
@@ -377,13 +381,13 @@ mod exclusion {
         })
     }
 
-    /// What a node may say that knows these two lists.
+    /// The reports of a node that knows these two lists.
     fn forms((a, b): (&Ids, &Ids)) -> Vec<String> {
         let (a, b) = (text(a), text(b));
         vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
     }
 
-    /// Gives a node each ID for which `forms` has a form with that ID.
+    /// Assigns each node an ID for which `forms` has a report.
     fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
         let ids = (1..=HIGHEST_ID).zip(picks);
         let node = |(id, pick): (u16, &Index)| {
@@ -398,7 +402,7 @@ mod exclusion {
         proptest::collection::vec(any::<Index>(), usize::from(HIGHEST_ID))
     }
 
-    /// A list of a client: one of those given, perhaps with a mistake in it.
+    /// A client's list: one of the given lists, perhaps with a mistake.
     fn clients(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
         (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(|(mut list, id)| {
             if id != 0 && !list.remove(&id) {
@@ -497,7 +501,7 @@ mod exclusion {
         }
     }
 
-    /// The nodes, with the client lists in use, after each step of a change.
+    /// Checks the nodes with the client lists in use, after each step of a change.
     fn assert_available(nodes: &Nodes, clients: &[Ids]) {
         for given in clients {
             for restarting in nodes.keys() {
@@ -519,7 +523,7 @@ mod exclusion {
         let new = ids([1, 2, 4]);
         let mut nodes: Nodes = old.iter().map(|id| (*id, text(&old))).collect();
 
-        // Add node 4: it starts with the new list, the others are restarted with `>`.
+        // Adds node 4: it starts with the new list, and the others restart with `>`.
         step(&mut nodes, 4, "1,2,3,4", std::slice::from_ref(&old));
         for id in [1, 2, 3] {
             step(&mut nodes, id, "1,2,3>1,2,3,4", std::slice::from_ref(&old));
@@ -529,7 +533,7 @@ mod exclusion {
             step(&mut nodes, id, "1,2,3,4", std::slice::from_ref(&both));
         }
 
-        // Remove node 3: the others are restarted with `>`, and later with the new list.
+        // Removes node 3: the others restart with `>`, and later with the new list.
         for id in [1, 2, 4] {
             step(&mut nodes, id, "1,2,3,4>1,2,4", std::slice::from_ref(&both));
         }

@@ -1,5 +1,6 @@
-//! Several keys as one lock: all of them or none, with one end and one fence, and nobody keeps a key while it waits for
-//! another.
+//! Several keys as one lock: all or none, with one end and one fence.
+//!
+//! No client keeps a key while it waits for another.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -50,7 +51,7 @@ fn all_keys_are_taken_or_none() {
 }
 
 #[test]
-fn the_fence_is_above_every_keys_counter_and_all_of_them_go_on_from_it() {
+fn fence_is_above_every_keys_counter_and_raises_all_of_them() {
     let mut server = Server::new();
     server.pass_ms(10_000);
     let ahead = server.acquire(B, b"x", 1000, None).unwrap().saturating_add(1_000_000);
@@ -65,7 +66,7 @@ fn the_fence_is_above_every_keys_counter_and_all_of_them_go_on_from_it() {
 }
 
 #[test]
-fn an_extension_moves_all_keys_or_none() {
+fn extension_moves_all_keys_or_none() {
     let mut server = Server::new();
     server.pass_ms(10_000);
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
@@ -109,7 +110,7 @@ fn two_locks_of_one_token_are_not_extended_as_one() {
 }
 
 #[test]
-fn a_hand_over_gives_all_keys_to_the_new_token() {
+fn new_token_holds_all_keys() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     let Extended::Held { fence: next } = server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u")) else {
@@ -123,7 +124,7 @@ fn a_hand_over_gives_all_keys_to_the_new_token() {
 }
 
 #[test]
-fn whatever_ends_one_key_ends_all() {
+fn end_of_one_key_ends_all() {
     type End = fn(&mut Server);
     let ends: [(&str, End); 6] = [
         ("a release of one key", |server| assert!(server.release(B, b"t"))),
@@ -146,7 +147,7 @@ fn whatever_ends_one_key_ends_all() {
         server.turn();
         assert_eq!(granted(&server), [], "{name}: not before");
         end(&mut server);
-        // At once, also where a key is still there.
+        // At once, even where a key still exists.
         assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
         assert_eq!(server.extend_all_with(&[A, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
         server.turn();
@@ -165,7 +166,7 @@ fn whatever_ends_one_key_ends_all() {
 }
 
 #[test]
-fn an_overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
+fn overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     server.set(B, b"other", None);
@@ -176,7 +177,7 @@ fn an_overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
 }
 
 #[test]
-fn an_accident_to_one_key_leaves_the_lock_as_it_is() {
+fn accident_to_one_key_leaves_the_lock_as_it_is() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 10_000, None).unwrap();
     server.take_away(A, KeyEvent::Expired);
@@ -189,7 +190,7 @@ fn an_accident_to_one_key_leaves_the_lock_as_it_is() {
 }
 
 #[test]
-fn what_was_restored_is_one_lock_again_when_all_of_it_is_there() {
+fn restored_keys_are_one_lock_again_when_all_are_there() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.set(A, b"t", Some(3000));
     server.set(B, b"t", Some(4000));
@@ -206,7 +207,7 @@ fn what_was_restored_is_one_lock_again_when_all_of_it_is_there() {
 }
 
 #[test]
-fn an_ended_key_is_not_adopted_back_while_it_is_still_there() {
+fn ended_key_is_not_adopted_back_while_it_is_still_there() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
     server.take_away(A, KeyEvent::Removed);
@@ -217,7 +218,7 @@ fn an_ended_key_is_not_adopted_back_while_it_is_still_there() {
 }
 
 #[test]
-fn who_waits_for_several_keys_holds_none_of_them_meanwhile() {
+fn waiter_for_several_keys_holds_none_meanwhile() {
     let mut server = Server::new();
     server.acquire(B, b"other", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
@@ -235,7 +236,7 @@ fn who_waits_for_several_keys_holds_none_of_them_meanwhile() {
 }
 
 #[test]
-fn who_lacks_a_key_is_passed_and_has_its_turn_when_it_does_not() {
+fn waiter_that_lacks_a_key_is_skipped_until_it_does_not() {
     let mut server = Server::new();
     server.acquire(A, b"x", 9000, None).unwrap();
     server.acquire(B, b"y", 9000, None).unwrap();
@@ -253,7 +254,7 @@ fn who_lacks_a_key_is_passed_and_has_its_turn_when_it_does_not() {
 }
 
 #[test]
-fn who_waits_for_several_keys_does_not_get_past_who_waits_for_one() {
+fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let one = waits(&mut server, &[A], b"t");
@@ -266,11 +267,11 @@ fn who_waits_for_several_keys_does_not_get_past_who_waits_for_one() {
 }
 
 #[test]
-fn a_foreign_string_under_one_of_the_keys_is_waited_for() {
+fn foreign_string_under_one_of_the_keys_is_waited_for() {
     let mut server = Server::new();
     server.acquire(A, b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
-    // Nobody is told of a SET.
+    // A SET sends no event.
     server.set(B, b"old client", Some(700));
     server.release(A, b"x");
     assert_eq!(granted(&server), []);
@@ -280,7 +281,7 @@ fn a_foreign_string_under_one_of_the_keys_is_waited_for() {
 }
 
 #[test]
-fn a_release_takes_out_who_waits_for_several_keys() {
+fn release_withdraws_a_waiter_for_several_keys() {
     for keys in [&[A][..], &[A, B], &[B]] {
         let mut server = Server::new();
         server.acquire(A, b"x", 1000, None).unwrap();
@@ -293,7 +294,7 @@ fn a_release_takes_out_who_waits_for_several_keys() {
 }
 
 #[test]
-fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
+fn release_withdraws_a_waiter_even_when_the_lock_has_just_ended() {
     let ends: [fn(&mut Server); 2] =
         [|server| server.take_away(B, KeyEvent::Removed), |server| server.pass_ms(1001)];
     for keys in [&[A][..], &[A, B]] {
@@ -301,7 +302,7 @@ fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
             let mut server = Server::new();
             server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
             let waiter = waits(&mut server, keys, b"t");
-            // No turn of the server has passed: its keys are still to be removed.
+            // No turn of the server has passed, so its keys still exist.
             end(&mut server);
             assert!(!server.release_all(&[A, B], b"t"));
             server.turn();
@@ -312,7 +313,7 @@ fn a_release_takes_out_who_waits_also_when_the_lock_has_just_ended() {
 }
 
 #[test]
-fn an_operator_who_empties_the_database_ends_all_and_serves_all() {
+fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
@@ -350,7 +351,7 @@ fn nodes_are_not_equal_when_the_same_leases_are_other_locks() {
     assert!(one.node() != other.node());
 }
 
-/// Something that happens.
+/// An event in a random run.
 #[derive(Clone, Debug)]
 enum Happening {
     Acquire { keys: u8, ttl_ms: u64 },
@@ -406,7 +407,7 @@ struct Waiting {
     until_us: u64,
 }
 
-/// Whether this is one key.
+/// Whether this is a single key.
 fn is_one(keys: u8) -> bool {
     keys.is_power_of_two()
 }
@@ -430,7 +431,7 @@ impl Beliefs {
         self.held.retain(|held| now_us < held.until_us);
     }
 
-    /// Somebody's command ends whatever has this key.
+    /// A command of another client ends the lock on these keys.
     fn end(&mut self, keys: u8) {
         self.held.retain(|held| held.keys & keys == 0);
     }
@@ -450,8 +451,10 @@ impl Beliefs {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// Locks of one key and of several, waited for or not, whatever operators, clocks and memory do: one holder for each
-    /// key, all keys of a lock alike, fences that grow for each key, nothing left of what has ended, and nobody forgotten.
+    /// Random locks of one key and of several, with operators, clocks and memory that interfere.
+    ///
+    /// Each key has one holder and growing fences, the keys of a lock agree, an ended lock leaves
+    /// nothing behind, and no waiter is forgotten.
     #[test]
     fn all_keys_or_none_and_no_waiter_is_forgotten(happenings in prop::collection::vec(happening(), 1..80)) {
         let mut server = Server::new();
@@ -578,7 +581,7 @@ proptest! {
                             is_one(waits.keys) && waits.keys & who.keys != 0
                                 && other < ticket && now_us < waits.until_us
                         });
-                        prop_assert!(!passed, "got past who waits for one of its keys alone");
+                        prop_assert!(!passed, "overtook a waiter for one of its keys alone");
                         let until_us = now_us + who.ttl_ms * 1000;
                         beliefs.granted(Belief { token: who.token, keys: who.keys, fence, until_us })?;
                     }
@@ -586,7 +589,7 @@ proptest! {
                     Told::Failed(error) => panic!("{error:?}"),
                 }
             }
-            // The keys of a lock are alike, and what has ended has left nothing.
+            // The keys of a lock agree, and an ended lock leaves nothing behind.
             let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
             prop_assert_eq!(server.node().leases(), held_keys as usize);
             for held in &beliefs.held {
@@ -598,7 +601,7 @@ proptest! {
             }
             let ours = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
             prop_assert!(server.texts().all(ours), "a mirror of what has ended");
-            // Nobody is forgotten.
+            // No waiter is forgotten.
             prop_assert!(waiting.values().all(|who| now_us < who.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for who in waiting.values() {

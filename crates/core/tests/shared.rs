@@ -1,4 +1,4 @@
-//! Shared locks: any number of readers, none beside a writer, and nobody starves.
+//! Shared locks: many readers, no writer beside them, and no starvation.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -38,7 +38,7 @@ fn granted(server: &Server) -> Vec<Ticket> {
     granted.map(|&(ticket, _)| ticket).collect()
 }
 
-/// The mode, and how many hold the key.
+/// The mode, and the number of holders.
 fn held(server: &mut Server) -> Option<(Mode, usize)> {
     match server.inspect_whole(K)?.holder {
         Holder::Lease { mode, holders, .. } => Some((mode, holders)),
@@ -138,7 +138,7 @@ fn shared_lock_is_replicated_as_one_key_with_an_expiry() {
 }
 
 #[test]
-fn value_of_the_mirror_gives_nobody_the_lock() {
+fn value_of_the_mirror_grants_no_client_the_lock() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     let value = server.text(K).to_vec();
@@ -251,7 +251,7 @@ fn repair_takes_a_free_key_past_the_queue() {
     server.acquire(K, b"holder", 1000, None).unwrap();
     server.pass_ms(10);
     let writer = writer_waits(&mut server, WRITER);
-    // Free, and not handed over yet.
+    // The key is free, and not handed over yet.
     server.take_away(K, KeyEvent::Removed);
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
     assert!(server.acquire_shared(K, SECOND, 1000, granted_elsewhere).is_some());
@@ -262,7 +262,7 @@ fn repair_takes_a_free_key_past_the_queue() {
 }
 
 #[test]
-fn hundred_readers_are_granted_in_the_command_and_the_rest_in_the_next_turns() {
+fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
     let mut settings = support::settings(0);
     settings.max_waiters = 1000;
     let mut server = Server::with(settings);
@@ -271,7 +271,7 @@ fn hundred_readers_are_granted_in_the_command_and_the_rest_in_the_next_turns() {
     let second_writer = writer_waits(&mut server, b"second writer");
     assert!(server.release(K, WRITER));
     assert_eq!(granted(&server), readers[..100]);
-    // Nobody is let in between.
+    // No newcomer overtakes the waiter.
     assert_eq!(server.acquire(K, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let jobs = server.memory.one_turn(server.now());
@@ -371,7 +371,7 @@ fn accidents_leave_readers_what_they_hold() {
 }
 
 #[test]
-fn reader_that_ends_while_the_mirror_is_missing_changes_nothing_for_the_others() {
+fn reader_that_ends_without_a_mirror_changes_nothing_for_others() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 50, None).unwrap();
     server.acquire_shared(K, SECOND, 10_000, None).unwrap();
@@ -535,7 +535,7 @@ fn revoked_shared_lock_that_lets_others_in_never_ends() {
         break_rule(None);
         !revoked
     };
-    assert!(revoke(None), "those that came later hold another lock");
+    assert!(revoke(None), "later holders hold another lock");
     assert!(!revoke(Some(Mutant::RevokedLetsIn)));
 }
 
@@ -605,7 +605,7 @@ fn reader_that_is_gone_before_its_answer_leaves_nothing() {
 fn reload_and_unload_know_shared_locks() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 10_000, None).unwrap();
-    assert!(!server.node().may_be_forgotten(server.now().monotonic), "nobody else knows its holders");
+    assert!(!server.node().may_be_forgotten(server.now().monotonic), "only the node knows its holders");
     server.hear(&ServerEvent::LoadingBegins);
     server.hear(&ServerEvent::LoadingEnds);
     server.turn();
@@ -646,7 +646,7 @@ fn nodes_with_other_readers_are_not_equal() {
     assert!(one.node() != other.node());
 }
 
-/// Something that happens.
+/// An event in a random run.
 #[derive(Clone, Debug)]
 enum Happening {
     Acquire { mode: Mode, ttl_ms: u64 },
@@ -704,11 +704,11 @@ struct Waiting {
     until_us: u64,
 }
 
-/// What holders believe, and the fences of those that were there before them.
+/// What holders believe, and the fences of earlier holders.
 #[derive(Default)]
 struct Beliefs {
     held: Vec<Belief>,
-    /// The largest fence of a writer, and of anybody.
+    /// The largest fence of a writer, and of any holder.
     written: Fence,
     largest: Fence,
 }
@@ -735,11 +735,12 @@ impl Beliefs {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Readers and writers, waited for or not, whatever operators, clocks and memory do: no reader
-    /// beside a writer, fences above those of earlier writers, first come first served, nobody
-    /// forgotten, and nothing left of what has ended.
+    /// Random readers and writers, with operators, clocks and memory that interfere.
+    ///
+    /// No reader holds the key beside a writer, fences lie above those of earlier writers, waiters
+    /// are served first in, first out, none is forgotten, and an ended lock leaves nothing behind.
     #[test]
-    fn readers_and_writers_exclude_each_other_and_nobody_is_forgotten(
+    fn readers_and_writers_exclude_each_other_and_no_waiter_is_forgotten(
         happenings in prop::collection::vec(happening(), 1..80),
     ) {
         let mut server = Server::new();
@@ -784,7 +785,7 @@ proptest! {
                     }
                 }
                 Happening::WaitForBoth { wait_ms } => {
-                    // One key is never free, so that these wait and reserve nothing.
+                    // One key is never free, so that these clients wait and reserve nothing.
                     server.set(b"other", b"data", None);
                     if let Patient::Waits(ticket) = server.acquire_all_or_wait(&[K, b"other"], &token, 1000, wait_ms) {
                         let until_us = now_us + wait_ms * 1000;
@@ -884,7 +885,7 @@ proptest! {
                     Told::Failed(error) => panic!("{error:?}"),
                 }
             }
-            // What is held is what holders believe.
+            // The node holds exactly what holders believe.
             prop_assert_eq!(server.node().leases(), beliefs.held.len());
             if let Some(first) = beliefs.held.first() {
                 let Holder::Lease { holders, ttl_ms, mode, revoked, .. } = server.inspect_whole(K).unwrap().holder
@@ -896,7 +897,7 @@ proptest! {
                     prop_assert!(beliefs.held.iter().all(|held| held.mode == Mode::Exclusive || held.token != server.text(K)));
                 }
             }
-            // Nobody is forgotten: neither the first of a free key, nor a reader beside readers.
+            // No waiter is forgotten: neither the first of a free key, nor a reader beside readers.
             prop_assert!(waiting.values().all(|who| now_us < who.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
             let mut queue: Vec<_> = waiting.iter().filter(|(_, who)| !who.is_for_both).collect();

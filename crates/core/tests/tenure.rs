@@ -1,4 +1,4 @@
-//! What a holder knows of its lock, and what it does to keep it.
+//! What a holder knows of its lock, and how it keeps it.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
@@ -33,7 +33,7 @@ fn tenure() -> Tenure {
 }
 
 #[test]
-fn a_lock_is_held_until_its_deadline_and_not_a_moment_longer() {
+fn lock_is_held_until_exactly_its_deadline() {
     let tenure = tenure();
     assert_eq!(tenure.standing(at(0)), Standing::Held(ms(988)));
     assert_eq!(tenure.standing(at(987)), Standing::Held(ms(1)));
@@ -41,7 +41,7 @@ fn a_lock_is_held_until_its_deadline_and_not_a_moment_longer() {
 }
 
 #[test]
-fn an_unconfirmed_extension_leaves_it_uncertain_until_the_old_deadline_and_a_confirmed_one_makes_up_for_it() {
+fn unconfirmed_lock_is_uncertain_until_confirmed_or_expired() {
     let mut tenure = tenure();
     tenure.settle(ExtensionVerdict::Uncertain, at(400));
     assert_eq!(tenure.standing(at(400)), Standing::Uncertain(ms(588)));
@@ -50,7 +50,7 @@ fn an_unconfirmed_extension_leaves_it_uncertain_until_the_old_deadline_and_a_con
 }
 
 #[test]
-fn a_lost_lock_stays_lost_whatever_is_answered_later() {
+fn lost_lock_stays_lost_whatever_answers_follow() {
     let mut denied = tenure();
     denied.settle(ExtensionVerdict::Lost, at(100));
     denied.settle(extended(100), at(110));
@@ -63,7 +63,7 @@ fn a_lost_lock_stays_lost_whatever_is_answered_later() {
 }
 
 #[test]
-fn no_extension_makes_a_lock_last_beyond_the_longest_time_it_is_to_be_held() {
+fn no_extension_prolongs_a_lock_beyond_max_hold() {
     let mut tenure = Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), ms(1200));
     assert!(tenure.is_extensible(at(100)));
     tenure.settle(extended(900), at(900));
@@ -74,7 +74,7 @@ fn no_extension_makes_a_lock_last_beyond_the_longest_time_it_is_to_be_held() {
 }
 
 #[test]
-fn it_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
+fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
     let mut tenure = tenure();
     assert_eq!(tenure.extend_in(at(0), ttl()), Some(ms(333) + Duration::from_nanos(333_333)));
     assert_eq!(tenure.extend_in(at(500), ttl()), Some(Duration::ZERO));
@@ -83,7 +83,7 @@ fn it_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
 }
 
 #[test]
-fn a_node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
+fn node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
     let mut round =
         Extension::new(Majority::of(5).unwrap(), at(0), ttl()).known_to_hold(1..4).known_to_miss([0, 4]);
     round.answer(0, Some(false), at(1));
@@ -119,9 +119,10 @@ fn nothing_is_repaired_once_the_time_was_up() {
 }
 
 #[test]
-fn a_grant_that_came_late_repairs_nothing() {
+fn grant_that_came_late_repairs_nothing() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_miss([0]);
-    // Node 1 confirms. Then an operator deletes the lock everywhere, and the ACQUIRE that node 2 was sent long ago comes.
+    // Node 1 confirms. Then an operator deletes the lock everywhere, and an old ACQUIRE reaches
+    // node 2.
     let mut late = round().known_to_hold([1]);
     let mut in_time = round().known_to_hold([1, 2]);
     for (round, repaired) in [(&mut late, None), (&mut in_time, Some(0))] {
@@ -133,7 +134,7 @@ fn a_grant_that_came_late_repairs_nothing() {
 }
 
 #[test]
-fn a_refusal_that_came_late_repairs_nothing_in_its_round() {
+fn refusal_that_came_late_repairs_nothing_in_its_round() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1]);
     // Nodes 0 and 1 confirm. Then an operator deletes the lock everywhere, and node 2 answers.
     let mut late = round();
@@ -154,10 +155,12 @@ enum Node {
 }
 
 proptest! {
-    /// Whatever the nodes are like and in whatever order they answer: a node is repaired exactly when it said that it does
-    /// not hold the lock, and had said so before, and a majority of those that were known to do said so.
+    /// Random nodes and random orders of their answers decide which nodes are repaired.
+    ///
+    /// A node is repaired exactly if it reported the lock missing before and in this round, and a
+    /// majority of the nodes that were known to hold the lock confirmed it.
     #[test]
-    fn a_repair_never_revives_a_lost_lock(
+    fn repair_never_revives_a_lost_lock(
         nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)
             .prop_flat_map(|nodes| Just(nodes.into_iter().enumerate().collect::<Vec<_>>()).prop_shuffle()),
         known in prop::collection::vec(prop::bool::weighted(0.8), 9),
@@ -184,8 +187,10 @@ proptest! {
         prop_assert_eq!(matches!(decided, Some(ExtensionVerdict::Extended(_))), extends >= majority.size());
     }
 
-    /// Over any history of rounds: once lost, never anything else; and never held for longer than the last confirmed
-    /// round allows, nor beyond the longest hold.
+    /// Random histories of rounds: a lost lock stays lost.
+    ///
+    /// The lock is never held for longer than the last confirmed round allows, nor beyond
+    /// `max_hold`.
     #[test]
     fn tenure_only_ends_once(
         rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),

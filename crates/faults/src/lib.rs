@@ -1,23 +1,22 @@
-//! What accidents do to locks on real servers: each accident once with the protection and once without it, which shows
-//! that it would do harm.
+//! What accidents do to locks on real servers: each with the protection, and without it in a
+//! baseline, which shows the harm.
 //!
-//! - [`Scenario`]: one kind of accident; [`Tally`]: what has come of it.
-//! - [`scenarios`]: all of them, by what happens.
-//! - [`table()`]: runs them all, for people to read.
-//! - [`random`]: five masters, several clients, and accidents at random.
+//! - [`Scenario`]: one kind of accident; [`Tally`]: its result
+//! - [`scenarios`]: all accidents of a single node, and the table of them
+//! - [`exclusion`]: five masters, several clients, and accidents at random: does one client hold a
+//!   lock at a time?
 //! - [`fences`]: five masters, several processes, and accidents of single masters: do fences grow?
-//! - [`fuzz`]: one server and the model of it, which must agree after each of a great many steps.
-//! - [`expire_unreleased`]: what a great many locks leave behind that nobody gives back.
+//! - [`stress`]: clients that wait on one server, and everything that can end a wait
+//! - [`fuzz`]: one server and the model of it, which must agree after each step
+//! - [`harness`]: the parts of which these are made, for other tests and benchmarks too
 
+pub mod exclusion;
 pub mod fences;
 pub mod fuzz;
-mod leftovers;
-mod node;
-pub mod random;
+pub mod harness;
 mod scenario;
 pub mod scenarios;
-mod table;
+pub mod stress;
 
-pub use leftovers::{Leftovers, expire_unreleased};
-pub use scenario::{Protected, Scenario, Tally, Twin};
-pub use table::{Table, table};
+pub use harness::Protected;
+pub use scenario::{Baseline, Scenario, Tally};

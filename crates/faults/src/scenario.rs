@@ -1,50 +1,43 @@
 use anyhow::{Context as _, Result};
 
-/// One kind of accident, done to a real server.
+use crate::harness::Protected;
+
+/// One kind of accident, injected into a real server.
 pub struct Scenario {
-    /// What is done.
+    /// The accident.
     pub fault: &'static str,
-    /// What the same accident does without the protection.
-    pub twin: Twin,
+    /// The result of the same accident without the protection.
+    pub baseline: Baseline,
     pub(crate) round: fn(Protected, &mut Tally) -> Result<()>,
 }
 
-/// The same accident where the protection is missing.
+/// The same accident without the protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Twin {
-    /// It does harm there: with locks that are kept so.
+pub enum Baseline {
+    /// It does harm, with locks that are kept this way.
     Harmed(&'static str),
-    /// It does no harm there either, for this reason.
+    /// It does no harm either, for this reason.
     Unharmed(&'static str),
-    /// There is none, for this reason.
+    /// There is no baseline, for this reason.
     None(&'static str),
 }
 
-/// Whether what is to be shown is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protected {
-    /// With the module, as an operator is told to run it.
-    Yes,
-    /// As the scenario's twin says.
-    No,
-}
-
-/// What has come of a scenario.
+/// The result of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How often the fault was injected.
+    /// Number of faults that were injected.
     pub injected: u32,
-    /// What each of them has done to a lock that it should not have: at most one for each fault.
+    /// The harm of each fault to a lock: at most one for each fault.
     pub harms: Vec<String>,
 }
 
 impl Tally {
-    /// The fault was injected, for certain.
+    /// Counts a fault that was certainly injected.
     pub(crate) fn injected(&mut self) {
         self.injected += 1;
     }
 
-    /// It has done harm. Only the first of a round counts.
+    /// Records harm. Only the first of a round counts.
     pub(crate) fn harm(&mut self, what: impl Into<String>) {
         assert!(self.injected > 0, "what comes before the first fault is not its harm");
         if self.harms.len() < self.injected as usize {
@@ -52,7 +45,7 @@ impl Tally {
         }
     }
 
-    /// It has done harm unless this holds.
+    /// Records harm unless the condition holds.
     pub(crate) fn must(&mut self, holds: bool, else_what: impl FnOnce() -> String) {
         if !holds {
             self.harm(else_what());
@@ -61,10 +54,10 @@ impl Tally {
 }
 
 impl Scenario {
-    /// Injects the fault so many times, each time into a server that is new.
+    /// Injects the fault in each round into a new server.
     ///
     /// # Errors
-    /// When it could not be injected, or the server did something that has nothing to do with it.
+    /// When it could not be injected, or the server did something unrelated and unexpected.
     pub fn run(&self, protected: Protected, rounds: u32) -> Result<Tally> {
         let mut tally = Tally::default();
         for _ in 0..rounds {

@@ -29,7 +29,7 @@ fn is_a_claim(text: &str) -> bool {
 }
 
 #[test]
-fn every_test_that_the_pages_name_exists() {
+fn tests_that_the_pages_name_exist() {
     let tests = tests();
     for (page, at_least) in [(SAFETY, 20), (FENCING, 4)] {
         let quoted: Vec<_> = page.split('`').skip(1).step_by(2).collect();
@@ -42,7 +42,7 @@ fn every_test_that_the_pages_name_exists() {
 }
 
 #[test]
-fn the_page_names_every_scenario() {
+fn safety_page_names_all_scenarios() {
     let scenarios = include_str!("scenarios.rs");
     let names = scenarios.split("#[test]\nfn ").skip(1).filter_map(|test| Some(test.split_once('(')?.0));
     let mut count = 0;

@@ -1,25 +1,23 @@
 //! Each accident does no harm, and would do harm without the protection.
 
-use quorlock_faults::scenarios::{
-    clock, config, eviction, operator, power, promotion, reload, restart, unload,
-};
-use quorlock_faults::{Protected, Scenario, Tally, Twin};
+use quorlock_faults::scenarios::{clock, memory, module, operator, reload, restart};
+use quorlock_faults::{Baseline, Protected, Scenario, Tally};
 
 /// No harm with the protection; without it, what the scenario says.
 #[track_caller]
 fn does_no_harm(scenario: &Scenario) {
     let with = run(scenario, Protected::Yes);
     assert!(with.harms.is_empty(), "{}: {:?}", scenario.fault, with.harms);
-    match scenario.twin {
-        Twin::Harmed(how) => {
+    match scenario.baseline {
+        Baseline::Harmed(how) => {
             let without = run(scenario, Protected::No);
             assert!(!without.harms.is_empty(), "{}: no harm with {how} either", scenario.fault);
         }
-        Twin::Unharmed(why) => {
+        Baseline::Unharmed(why) => {
             let without = run(scenario, Protected::No);
             assert!(without.harms.is_empty(), "{}: {:?}, but: {why}", scenario.fault, without.harms);
         }
-        Twin::None(_) => {}
+        Baseline::None(_) => {}
     }
 }
 
@@ -31,131 +29,131 @@ fn run(scenario: &Scenario, protected: Protected) -> Tally {
 }
 
 #[test]
-fn a_wall_clock_that_is_stepped_ahead_ends_no_lock() {
+fn wall_clock_stepped_ahead_ends_no_lock() {
     does_no_harm(&clock::STEPPED_AHEAD);
 }
 
 #[test]
-fn a_wall_clock_that_is_stepped_back_prolongs_no_lock() {
+fn wall_clock_stepped_back_prolongs_no_lock() {
     does_no_harm(&clock::STEPPED_BACK);
 }
 
 #[test]
-fn an_old_client_that_finds_the_key_expired_by_a_step_leaves_the_lock_and_keeps_its_own_key() {
+fn old_client_after_a_clock_step_ends_no_lock_and_keeps_its_own_key() {
     does_no_harm(&clock::STEPPED_AHEAD_FOR_AN_OLD_CLIENT);
 }
 
 #[test]
-fn an_eviction_of_what_expires_soonest_ends_no_lock() {
-    does_no_harm(&eviction::VOLATILE_TTL);
+fn eviction_of_what_expires_soonest_ends_no_lock() {
+    does_no_harm(&memory::VOLATILE_TTL);
 }
 
 #[test]
-fn an_eviction_of_what_was_not_used_for_long_ends_no_lock() {
-    does_no_harm(&eviction::ALLKEYS_LRU);
+fn eviction_of_what_was_not_used_for_long_ends_no_lock() {
+    does_no_harm(&memory::ALLKEYS_LRU);
 }
 
 #[test]
-fn a_node_that_was_killed_and_has_forgotten_everything_gives_no_held_lock_away() {
+fn killed_node_without_its_data_grants_no_held_lock() {
     does_no_harm(&restart::EMPTY_DISK);
 }
 
 #[test]
-fn a_clock_step_during_a_restart_gives_no_held_lock_away() {
+fn node_after_a_clock_step_during_restart_grants_no_held_lock() {
     does_no_harm(&restart::CLOCK_STEPPED_MEANWHILE);
 }
 
 #[test]
-fn a_power_cut_that_nothing_was_synced_before_gives_no_held_lock_away() {
-    does_no_harm(&power::NEVER_SYNCED);
+fn node_after_a_power_cut_without_syncs_grants_no_held_lock() {
+    does_no_harm(&restart::NEVER_SYNCED);
 }
 
 #[test]
-fn a_power_cut_within_the_second_between_syncs_gives_no_held_lock_away() {
-    does_no_harm(&power::SYNCED_EVERY_SECOND);
+fn node_after_a_power_cut_between_syncs_grants_no_held_lock() {
+    does_no_harm(&restart::SYNCED_EVERY_SECOND);
 }
 
 #[test]
-fn a_power_cut_leaves_a_synced_lock_to_its_holder() {
-    does_no_harm(&power::ALWAYS_SYNCED);
+fn power_cut_leaves_a_synced_lock_to_its_holder() {
+    does_no_harm(&restart::ALWAYS_SYNCED);
 }
 
 #[test]
-fn a_power_cut_after_a_clock_step_that_ended_all_syncs_gives_no_held_lock_away() {
-    does_no_harm(&power::STEPPED_BACK_BEFORE);
+fn node_after_a_clock_step_and_a_power_cut_grants_no_held_lock() {
+    does_no_harm(&restart::STEPPED_BACK_BEFORE);
 }
 
 #[test]
-fn a_promoted_replica_gives_no_lock_away_that_it_has_not_heard_of() {
-    does_no_harm(&promotion::NOT_YET_REPLICATED);
+fn promoted_replica_grants_no_lock_that_was_not_replicated() {
+    does_no_harm(&reload::NOT_YET_REPLICATED);
 }
 
 #[test]
-fn a_reload_from_a_snapshot_is_not_a_flush() {
+fn reload_from_a_snapshot_is_not_a_flush() {
     does_no_harm(&reload::DEBUG_RELOAD);
 }
 
 #[test]
-fn a_reload_from_the_append_only_file_is_not_a_flush() {
+fn reload_from_the_append_only_file_is_not_a_flush() {
     does_no_harm(&reload::DEBUG_LOADAOF);
 }
 
 #[test]
-fn a_reload_without_the_keys_that_a_step_expired_ends_no_lock() {
+fn reload_without_keys_that_a_clock_step_expired_ends_no_lock() {
     does_no_harm(&reload::DEBUG_RELOAD_AFTER_A_STEP);
 }
 
 #[test]
-fn an_operator_ends_a_lock_by_removing_its_key() {
+fn operator_ends_a_lock_by_removing_its_key() {
     does_no_harm(&operator::DEL);
 }
 
 #[test]
-fn an_operator_ends_a_lock_by_renaming_its_key() {
+fn operator_ends_a_lock_by_renaming_its_key() {
     does_no_harm(&operator::RENAME);
 }
 
 #[test]
-fn an_operator_ends_a_lock_by_expiring_its_key_where_the_server_tells_that_from_an_accident() {
+fn operator_ends_a_lock_by_expire_where_the_server_reports_a_command() {
     does_no_harm(&operator::EXPIRE_0);
 }
 
 #[test]
-fn an_operator_ends_all_locks_by_a_flush() {
+fn operator_ends_all_locks_by_a_flush() {
     does_no_harm(&operator::FLUSHALL);
 }
 
 #[test]
-fn swapped_databases_give_no_held_lock_away() {
+fn node_with_swapped_databases_grants_no_held_lock() {
     does_no_harm(&operator::SWAPDB);
 }
 
 #[test]
-fn a_restored_copy_of_a_lock_belongs_to_its_token() {
+fn restored_copy_of_a_lock_belongs_to_its_token() {
     does_no_harm(&operator::RESTORE);
 }
 
 #[test]
-fn a_lock_that_is_migrated_belongs_to_its_token_there() {
+fn migrated_lock_belongs_to_its_token_there() {
     does_no_harm(&operator::MIGRATE);
 }
 
 #[test]
-fn a_configured_delay_shortens_no_abstention_that_has_begun() {
-    does_no_harm(&config::REJOIN_DELAY);
+fn configured_delay_shortens_no_abstention_that_has_begun() {
+    does_no_harm(&module::REJOIN_DELAY);
 }
 
 #[test]
-fn the_largest_ttl_cannot_be_changed_while_the_server_runs() {
-    does_no_harm(&config::MAX_TTL);
+fn largest_ttl_cannot_be_changed_while_the_server_runs() {
+    does_no_harm(&module::MAX_TTL);
 }
 
 #[test]
-fn a_module_that_is_unloaded_and_loaded_gives_no_held_lock_away() {
-    does_no_harm(&unload::UNLOAD_AND_LOAD);
+fn reloaded_module_grants_no_held_lock() {
+    does_no_harm(&module::UNLOAD_AND_LOAD);
 }
 
 #[test]
-fn a_module_that_alone_knows_of_a_lock_is_not_unloaded() {
-    does_no_harm(&unload::UNLOAD_WITHOUT_MIRRORS);
+fn module_that_alone_knows_of_a_lock_is_not_unloaded() {
+    does_no_harm(&module::UNLOAD_WITHOUT_MIRRORS);
 }

@@ -1,5 +1,7 @@
-//! Histories: what a client is told, and what it sends. Each file of this folder is one, and the
-//! drivers of the client and of the simulator must send the same.
+//! Histories: what a client is told, and what it sends.
+//!
+//! Each file of this folder is one, and the drivers of the client and of the simulator must send
+//! the same.
 //!
 //! | line | meaning |
 //! |---|---|
@@ -49,7 +51,7 @@ pub(crate) enum Told {
     Extend(String),
     /// `release LOCK`: the program releases it, and waits for the answers.
     Release(String),
-    /// `drop LOCK`: the program lets go of it.
+    /// `drop LOCK`: the program drops it.
     Drop(String),
     /// `detach LOCK`.
     Detach(String),
@@ -116,7 +118,7 @@ pub(crate) fn record_all<D: Driver>() {
     });
 }
 
-fn each(mut play: impl FnMut(&Path, String)) {
+fn each(mut check: impl FnMut(&Path, String)) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/histories");
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> = entries.filter(|path| path.extension().is_some_and(|it| it == "txt")).collect();
@@ -124,11 +126,13 @@ fn each(mut play: impl FnMut(&Path, String)) {
     assert!(!paths.is_empty(), "{folder} has no history");
     for path in paths {
         println!("{}", path.display());
-        play(&path, std::fs::read_to_string(&path).unwrap());
+        check(&path, std::fs::read_to_string(&path).unwrap());
     }
 }
 
-/// Returns the history with what the driver did. With `checked`, that must be what is written there.
+/// Replays a history, and returns it with what the driver did.
+///
+/// With `checked`, that must be what the history says.
 fn replay<D: Driver>(text: &str, checked: bool) -> String {
     let is_done = |line: &str| line.starts_with("< ") || line.starts_with("= ");
     let mut lines = text.lines().enumerate().peekable();

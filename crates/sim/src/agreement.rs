@@ -3,32 +3,43 @@ use std::time::Duration;
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Majority, Moment, Step, Vote, Win};
 use quorlock_core::{Fence, Ttl};
 
-use crate::Twin;
+use crate::Mutant;
 
-/// How a client comes from the answers of the nodes to a lock and its fence: as it is, or as one of the twins would.
+/// The rules and parameters of all clients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) majority: Majority,
+    pub(crate) ttl: Ttl,
+    pub(crate) repair: bool,
+    pub(crate) mutant: Option<Mutant>,
+}
+
+/// How a client derives a lock and its fence from the answers of the nodes, with or without a
+/// mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Agreement {
-    /// As it is.
+    /// The rule as it is.
     Real(Acquisition),
-    /// [`Twin::LargestAtOnce`].
+    /// [`Mutant::LargestAtOnce`].
     LargestAtOnce(Naive),
-    /// [`Twin::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
+    /// [`Mutant::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
     AmongGrants {
-        /// Waits for the grants.
+        /// Waiting for grants.
         naive: Naive,
-        /// The agreement of the nodes that granted, each named by its place among them.
+        /// The agreement of the nodes that granted, each by its index among them.
         among: Option<Acquisition>,
     },
-    /// [`Twin::WriteBackDownwards`]: in the end, those that have more are told as well.
+    /// [`Mutant::WriteBackDownwards`]: at the end, nodes with a larger fence are told the fence as
+    /// well.
     Downwards {
-        /// The real thing.
+        /// The unchanged agreement.
         real: Acquisition,
-        /// What each node answered.
+        /// The answer of each node.
         naive: Naive,
     },
 }
 
-/// Who granted, without any agreement.
+/// The grants, without any agreement.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Naive {
     majority: Majority,
@@ -38,13 +49,14 @@ pub(crate) struct Naive {
 }
 
 impl Agreement {
-    pub(crate) fn new(twin: Option<Twin>, majority: Majority, sent: Moment, ttl: Ttl) -> Self {
+    pub(crate) fn new(rules: Rules, sent: Moment) -> Self {
+        let Rules { majority, ttl, mutant, .. } = rules;
         let real = || Acquisition::new(majority, sent, ttl, Duration::ZERO);
         let naive = || Naive { majority, sent, ttl, granted: Vec::new() };
-        match twin {
-            Some(Twin::LargestAtOnce) => Self::LargestAtOnce(naive()),
-            Some(Twin::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
-            Some(Twin::WriteBackDownwards) => Self::Downwards { real: real(), naive: naive() },
+        match mutant {
+            Some(Mutant::LargestAtOnce) => Self::LargestAtOnce(naive()),
+            Some(Mutant::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
+            Some(Mutant::WriteBackDownwards) => Self::Downwards { real: real(), naive: naive() },
             _ => Self::Real(real()),
         }
     }
@@ -85,7 +97,7 @@ impl Agreement {
         }
     }
 
-    /// Everything that is to be done next, in order.
+    /// Returns all that is to do next, in order.
     pub(crate) fn steps(&mut self) -> Vec<Step> {
         match self {
             Self::Real(real) => drain(real),

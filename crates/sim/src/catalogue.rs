@@ -1,29 +1,29 @@
 use quorlock_core::node::Mode;
 
 use crate::world::{Answers, Clocks, World};
-use crate::{Keys, Property, Twin};
+use crate::{Keys, Mutant, Property};
 
-/// How much is to be checked.
+/// The size of the models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// In seconds, also without optimization.
+    /// Checked in seconds, also without optimization.
     Small,
-    /// In minutes, with it.
+    /// Checked in minutes, with optimization.
     Full,
 }
 
-/// Something to be checked, and what must come of it.
+/// A world to check, and the expected verdict.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// What it is about.
+    /// Its name in a report.
     pub name: String,
-    /// What is checked.
+    /// The world.
     pub world: World,
-    /// The property that does not hold in it, since something is broken; none when nothing is.
+    /// The property that the mutant breaks; `None` where no rule is broken.
     pub breaks: Option<Property>,
 }
 
-/// The rules as they are.
+/// The models, with all rules in place.
 pub fn models(size: Size) -> Vec<Check> {
     let mut checks = fences(size);
     checks.extend(holders(size));
@@ -34,7 +34,7 @@ pub fn models(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Agreement on a fence: no time, leases that end at any moment, and any network.
+/// Agreement on a fence: without time, with leases that end at any moment, and on any network.
 fn fences(size: Size) -> Vec<Check> {
     let world = World::new(3, 2);
     let lagging = World { counters: vec![5, 0, 5], ..world.clone() };
@@ -59,7 +59,7 @@ fn fences(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Holders: clocks, and leases that end by them.
+/// Holders: with clocks, and leases that end by them.
 fn holders(size: Size) -> Vec<Check> {
     let world = World { sudden_ends: false, rounds: Some(0), releases: false, ..World::new(3, 2) };
     let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
@@ -198,68 +198,74 @@ fn several(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Each rule left out or bent, in a world that is just large enough to show it.
-pub fn twins() -> Vec<Check> {
+/// Each rule broken, in a world that is just large enough to show it.
+pub fn mutants() -> Vec<Check> {
     let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
     let holders = World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
     let timed = holders.clone();
     let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
     let overlapping = |world: World| World { keys: vec![Keys::Both, Keys::B], ..world };
-    // The first client never reaches one node, and the last never another: they share the one in between, which is enough.
+    // The first client never reaches one node, and the last never another: one shared node is
+    // enough.
     let downwards = World { counters: vec![0, 7, 4], cut: vec![(0, 2), (2, 0)], ..at_once(3, 3) };
     vec![
         caught(
-            Twin::SomeOfTheKeys,
+            Mutant::SomeOfTheKeys,
             Property::OneHolder,
             overlapping(World { releases: false, proposals: vec![5, 1], ..holders.clone() }),
         ),
-        caught(Twin::FenceOfTheFirstKey, Property::FenceOnce, overlapping(at_once(3, 2))),
-        caught(Twin::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
-        caught(Twin::WriteBackDownwards, Property::FencesGrow, downwards),
-        caught(Twin::MajorityOfGrants, Property::FenceOnce, fences(4)),
-        caught(Twin::LargestAtOnce, Property::FenceOnce, fences(3)),
-        caught(Twin::ClockBackAtRestart, Property::FenceOnce, World { restarts: 1, ..fences(3) }),
+        caught(Mutant::FenceOfTheFirstKey, Property::FenceOnce, overlapping(at_once(3, 2))),
+        caught(Mutant::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
+        caught(Mutant::WriteBackDownwards, Property::FencesGrow, downwards),
+        caught(Mutant::MajorityOfGrants, Property::FenceOnce, fences(4)),
+        caught(Mutant::LargestAtOnce, Property::FenceOnce, fences(3)),
+        caught(Mutant::ClockBackAtRestart, Property::FenceOnce, World { restarts: 1, ..fences(3) }),
         caught(
-            Twin::TokenUsedTwice,
+            Mutant::TokenUsedTwice,
             Property::OneHolder,
-            // No time need pass for that.
+            // Needs no time.
             World { attempts: 2, clocks: Some(clocks(2, 0)), ..holders.clone() },
         ),
         caught(
-            Twin::NoAbstention,
+            Mutant::NoAbstention,
             Property::OneHolder,
             caught_up(World { restarts: 1, releases: false, ..holders.clone() }),
         ),
-        caught(Twin::NoDrift, Property::OneHolder, World { releases: false, ..holders.clone() }),
+        caught(Mutant::NoDrift, Property::OneHolder, World { releases: false, ..holders.clone() }),
         caught(
-            Twin::ValidFromAnswer,
+            Mutant::ValidFromAnswer,
             Property::OneHolder,
             World { releases: false, answers: Answers::Travel, ..holders.clone() },
         ),
-        caught(Twin::ExtendRevives, Property::LostStaysLost, lost.clone()),
-        caught(Twin::RepairAtOnce, Property::LostStaysLost, lost.clone()),
-        // One round more: a node is repaired only if the round before found it without the lock.
-        caught(Twin::RepairOnLateGrant, Property::LostStaysLost, World { rounds: Some(3), ..lost }),
-        caught(Twin::RevokeFreesAtOnce, Property::OneHolder, World { rounds: Some(0), ..revoked_holder(2) }),
+        caught(Mutant::ExtendRevives, Property::LostStaysLost, lost.clone()),
+        caught(Mutant::RepairAtOnce, Property::LostStaysLost, lost.clone()),
+        // One round more: a node is repaired only if the round before found that it misses the
+        // lock.
+        caught(Mutant::RepairOnLateGrant, Property::LostStaysLost, World { rounds: Some(3), ..lost }),
         caught(
-            Twin::RevokeKeepsToken,
+            Mutant::RevokeFreesAtOnce,
+            Property::OneHolder,
+            World { rounds: Some(0), ..revoked_holder(2) },
+        ),
+        caught(
+            Mutant::RevokeKeepsToken,
             Property::RevokedStaysRevoked,
             World { disk: true, restarts: 1, ..revoked_holder(1) },
         ),
-        caught(Twin::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
+        caught(Mutant::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
         caught(
-            Twin::ReaderBesideWriter,
+            Mutant::ReaderBesideWriter,
             Property::OneHolder,
             World { releases: false, modes: vec![Mode::Shared, Mode::Exclusive], ..timed.clone() },
         ),
         caught(
-            Twin::ReaderChoosesFence,
+            Mutant::ReaderChoosesFence,
             Property::FenceOnce,
             World { modes: vec![Mode::Shared, Mode::Exclusive], ..at_once(3, 2) },
         ),
         caught(
-            Twin::MirrorNamesReader,
+            Mutant::MirrorNamesReader,
             Property::OneHolder,
             World {
                 disk: true,
@@ -279,17 +285,19 @@ fn holds(name: &str, world: World) -> Check {
     Check { name: name.into(), world, breaks: None }
 }
 
-fn caught(twin: Twin, breaks: Property, world: World) -> Check {
-    Check { name: twin.to_string(), world: World { twin: Some(twin), ..world }, breaks: Some(breaks) }
+fn caught(mutant: Mutant, breaks: Property, world: World) -> Check {
+    Check { name: mutant.to_string(), world: World { mutant: Some(mutant), ..world }, breaks: Some(breaks) }
 }
 
-/// So much time has passed after a restart that the nodes take each other's fences.
+/// Time after a restart from which on nodes accept each other's fences.
 fn caught_up(world: World) -> World {
     World { wall_after_restart_us: 50, ..world }
 }
 
-/// Clocks that go as far apart as is allowed for: those of nodes 1 % faster than those of clients, so that a lease ends
-/// after `ttl` steps, and its holder must be done before.
+/// Clocks with the largest allowed difference in rate.
+///
+/// Those of nodes are 1 % faster than those of clients, so a lease ends after `ttl` steps, and its
+/// holder must be done before.
 fn clocks(ttl: u64, ticks: u8) -> Clocks {
     const NODE_MS: u64 = 101;
     Clocks { ticks, ttl_ms: ttl * NODE_MS, node_ms: NODE_MS, client_ms: 100 }

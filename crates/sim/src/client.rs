@@ -1,64 +1,42 @@
-use quorlock_core::quorum::{FenceAnswer, Lifetime, Majority, Moment, Release, Step, Vote};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::Fence;
+use quorlock_core::quorum::{FenceAnswer, Lifetime, Moment, Release, Step, Vote};
 
-use crate::Twin;
-use crate::agreement::Agreement;
+use crate::Mutant;
+use crate::agreement::{Agreement, Rules};
 use crate::lock::{Lock, Nodes};
-use crate::message::{Answer, Request};
+use crate::message::{Answer, Effect, Request};
 
-/// One client: it acquires, holds, extends and releases the one lock that there is.
+/// A client that acquires, holds, extends and releases one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     attempts: u8,
     phase: Phase,
 }
 
-/// What a client is at.
+/// The phase of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Has nothing to do with the lock: not yet, or not any more.
+    /// Does not use the lock, not yet or not any more.
     Idle,
     /// Waits for grants and for their fence.
     Acquiring(Agreement, Asked),
     /// Holds the lock.
     Holding(Lock),
-    /// Gives it back.
+    /// Releases the lock.
     Releasing(Release),
 }
 
-/// What an attempt has sent.
+/// The requests of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Asked {
-    /// When its first byte was sent.
+    /// When the first byte was sent.
     at: Moment,
-    /// When the first answer came, where a twin looks at that.
+    /// When the first answer arrived, for a mutant that uses it.
     answered: Option<Moment>,
-    /// Which nodes granted.
+    /// The nodes that granted.
     granted: Nodes,
-    /// Which nodes were told which fence and have not answered to that. An answer belongs to its own question.
+    /// The fences that nodes were told and have not confirmed. An answer belongs to one request.
     told: Vec<(usize, Fence)>,
-}
-
-/// What a client does, for the world to carry out and to judge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
-    /// Asks this node.
-    Ask(usize, Request),
-    /// Asks all nodes.
-    AskAll(Request),
-    /// Reports the lock, with this fence.
-    Won(Fence),
-    /// Reports that the lock is held for longer, by this round of extensions.
-    Extended(u8),
-}
-
-/// What all clients go by.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) majority: Majority,
-    pub(crate) ttl: Ttl,
-    pub(crate) repair: bool,
-    pub(crate) twin: Option<Twin>,
 }
 
 impl Client {
@@ -70,9 +48,9 @@ impl Client {
         self.attempts
     }
 
-    /// What tells the messages and the token of its attempt from those of the others.
+    /// Tells the messages and the token of an attempt from those of others.
     pub(crate) fn attempt(&self, rules: Rules) -> u8 {
-        if rules.twin == Some(Twin::TokenUsedTwice) { 1 } else { self.attempts }
+        if rules.mutant == Some(Mutant::TokenUsedTwice) { 1 } else { self.attempts }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -87,17 +65,17 @@ impl Client {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// How many rounds of extensions it has begun.
+    /// Number of rounds of extensions that have begun.
     pub(crate) fn rounds(&self) -> u8 {
         if let Phase::Holding(lock) = &self.phase { lock.rounds() } else { 0 }
     }
 
-    /// Whether this node's answer to this would be looked at.
+    /// Returns whether this answer of a node would be used.
     pub(crate) fn expects(&self, rules: Rules, node: usize, request: Request) -> bool {
         match (&self.phase, request) {
             (Phase::Acquiring(_, asked), Request::Tell(fence)) => asked.told.contains(&(node, fence)),
             (Phase::Holding(lock), Request::Extend(round)) => lock.expects(round),
-            // A straggler, which only matters where locks are repaired.
+            // A late answer, which matters only where locks are repaired.
             (Phase::Holding(_), Request::Acquire(_)) => rules.repair,
             (Phase::Acquiring(..), Request::Acquire(_))
             | (Phase::Holding(_), Request::Repair(_))
@@ -108,12 +86,12 @@ impl Client {
 
     pub(crate) fn begin(&mut self, rules: Rules, hint: Fence, now: Moment) -> Vec<Effect> {
         self.attempts += 1;
-        let agreement = Agreement::new(rules.twin, rules.majority, now, rules.ttl);
+        let agreement = Agreement::new(rules, now);
         self.phase = Phase::Acquiring(agreement, Asked::new(now));
         vec![Effect::AskAll(Request::Acquire(hint))]
     }
 
-    /// The time limit of an attempt is over.
+    /// The time limit of an attempt has passed.
     pub(crate) fn time_is_up(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         if let Phase::Acquiring(agreement, _) = &mut self.phase {
             agreement.time_is_up(now);
@@ -130,12 +108,12 @@ impl Client {
         vec![Effect::AskAll(Request::Release)]
     }
 
-    /// Has no more use for the lock.
+    /// The client does not need the lock any more.
     pub(crate) fn forget(&mut self) {
         self.phase = Phase::Idle;
     }
 
-    /// Looks at the clock. A lock that is over stays over, whatever is answered later.
+    /// Reads the clock. A lock that has ended stays ended, whatever is answered later.
     pub(crate) fn look_at_the_clock(&mut self, rules: Rules, now: Moment) {
         if let Phase::Holding(lock) = &self.phase
             && !lock.is_held(rules, now)
@@ -144,7 +122,7 @@ impl Client {
         }
     }
 
-    /// Takes an answer that it [expects](Self::expects).
+    /// Handles an answer that the client [expects](Self::expects).
     pub(crate) fn hear(
         &mut self,
         rules: Rules,
@@ -160,7 +138,7 @@ impl Client {
         };
         match (&mut self.phase, request) {
             (Phase::Acquiring(agreement, asked), Request::Acquire(_)) => {
-                if rules.twin == Some(Twin::ValidFromAnswer) {
+                if rules.mutant == Some(Mutant::ValidFromAnswer) {
                     asked.answered.get_or_insert(now);
                 }
                 let vote = match answer {
@@ -208,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Carries out what the agreement has come to.
+    /// Carries out the result of the agreement.
     fn proceed(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         let Phase::Acquiring(agreement, asked) = &mut self.phase else { return vec![] };
         let mut effects = Vec::new();

@@ -1,4 +1,4 @@
-/// Some of the two keys that there are: what a client locks, at once.
+/// One or both of the two keys: a client locks them at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Keys {
     /// The first.
@@ -10,17 +10,17 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// Whether there is a key in both sets.
+    /// Returns whether both sets have a key in common.
     pub(crate) fn overlap(self, other: Self) -> bool {
         self == other || self == Self::Both || other == Self::Both
     }
 
-    /// Each of the keys by itself, in order.
+    /// Iterates over the single keys, in order.
     pub(crate) fn each(self) -> impl Iterator<Item = Self> {
         [Self::A, Self::B].into_iter().filter(move |key| self.overlap(*key))
     }
 
-    /// The names of the keys, in order.
+    /// Iterates over the names of the keys, in order.
     pub(crate) fn names(self) -> impl Iterator<Item = &'static [u8]> {
         let names: &[&[u8]] = match self {
             Self::A => &[b"a"],

@@ -2,21 +2,23 @@ use std::time::Duration;
 
 use quorlock_core::quorum::{Extension, ExtensionVerdict, Lifetime, Moment, Tenure};
 
-use crate::Twin;
-use crate::client::{Effect, Rules};
-use crate::message::Request;
+use crate::Mutant;
+use crate::agreement::Rules;
+use crate::message::{Effect, Request};
 
 /// A lock that a client holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Lock {
     tenure: Tenure,
-    /// When the first byte was sent of what it is held by: the attempt, or the last extension.
+    /// When the first byte was sent of the attempt, or of the last extension that succeeded.
     sent: Moment,
     round: Option<Round>,
-    /// Nodes whose last answer was that they hold it.
+    /// Nodes whose last answer was that they hold the lock.
     known: Nodes,
-    /// Nodes that were asked to repair it and have not answered. None is asked twice at once: both requests could take
-    /// effect, the second of them after the lock was lost.
+    /// Nodes that were asked to repair the lock and have not answered.
+    ///
+    /// No node is asked twice at once: both requests could take effect, the second after the lock
+    /// was lost.
     repairing: Nodes,
 }
 
@@ -32,7 +34,7 @@ struct Round {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Nodes(u8);
 
-/// Nobody is stopped for holding it too long.
+/// A duration that no hold exceeds.
 const MAX_HOLD: Duration = Duration::from_secs(1 << 32);
 
 impl Lock {
@@ -41,27 +43,27 @@ impl Lock {
         Self { tenure, sent, round: None, known, repairing: Nodes::default() }
     }
 
-    /// Whether it is held, as far as its holder knows.
+    /// Returns whether the lock is held, as far as its holder knows.
     pub(crate) fn is_held(&self, rules: Rules, now: Moment) -> bool {
-        match rules.twin {
-            Some(Twin::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
+        match rules.mutant {
+            Some(Mutant::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
             _ => self.tenure.remaining(now).is_some(),
         }
     }
 
-    /// How many rounds of extensions have begun.
+    /// Number of rounds of extensions that have begun.
     pub(crate) fn rounds(&self) -> u8 {
         self.round.as_ref().map_or(0, |round| round.number + 1)
     }
 
-    /// Whether an answer to this round would be looked at.
+    /// Returns whether an answer to this round would be used.
     pub(crate) fn expects(&self, round: u8) -> bool {
         self.round.as_ref().is_some_and(|last| last.number == round)
     }
 
     pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Effect {
         let number = self.rounds();
-        let counts_late_grants = rules.twin == Some(Twin::RepairOnLateGrant);
+        let counts_late_grants = rules.mutant == Some(Mutant::RepairOnLateGrant);
         let nodes = 0..rules.majority.nodes();
         let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
         // More than the nodes that are known to miss it: nodes that have not answered count, too.
@@ -71,7 +73,7 @@ impl Lock {
         Effect::AskAll(Request::Extend(number))
     }
 
-    /// A node has answered to a round of extensions.
+    /// Handles the answer of a node to a round of extensions.
     pub(crate) fn extended(
         &mut self,
         rules: Rules,
@@ -83,7 +85,7 @@ impl Lock {
             self.heard(node, held);
         }
         let Some(round) = &mut self.round else { return vec![] };
-        if rules.twin == Some(Twin::RepairAtOnce) && held == Some(false) {
+        if rules.mutant == Some(Mutant::RepairAtOnce) && held == Some(false) {
             return vec![Effect::Ask(node, Request::Repair(round.number))];
         }
         let mut effects = Vec::new();
@@ -105,7 +107,7 @@ impl Lock {
         effects
     }
 
-    /// A node has answered to its repair.
+    /// Handles the answer of a node to its repair.
     pub(crate) fn repaired(
         &mut self,
         rules: Rules,
@@ -114,7 +116,7 @@ impl Lock {
         held: Option<bool>,
         now: Moment,
     ) -> Vec<Effect> {
-        if rules.twin == Some(Twin::RepairAtOnce) {
+        if rules.mutant == Some(Mutant::RepairAtOnce) {
             let held = if held == Some(true) { held } else { None };
             return if self.expects(round) { self.extended(rules, node, held, now) } else { vec![] };
         }
@@ -123,7 +125,7 @@ impl Lock {
         vec![]
     }
 
-    /// What a node said last is what is known of it.
+    /// Records the last answer of a node.
     pub(crate) fn heard(&mut self, node: usize, held: Option<bool>) {
         self.known.set(node, held == Some(true));
     }

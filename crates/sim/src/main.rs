@@ -1,12 +1,14 @@
-//! Checks every model and every twin, and prints what came of them as two tables. With `--small`, smaller models; with `--steps`, the counterexample of each twin; with words,
-//! only those whose names contain one of them.
+//! Checks every model and every mutant, and prints the results as two tables.
+//!
+//! With `--small`, checks smaller models; with `--steps`, prints the counterexample of each mutant;
+//! with words, checks only models whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
 
-use quorlock_sim::{Check, Outcome, Size, Verdict, models, run, twins};
+use quorlock_sim::{Check, Outcome, Size, Verdict, models, mutants, run};
 
 fn main() -> ExitCode {
     let (options, words): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with('-'));
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
         show(steps, &outcome);
     }
     println!("\n| broken rule | states | counterexample | seconds | what breaks |\n|---|---:|---:|---:|---|");
-    for check in twins().iter().filter(|check| wanted(check)) {
+    for check in mutants().iter().filter(|check| wanted(check)) {
         let outcome = run(check, threads, |states| progress(check, states));
         let (length, result) = match &outcome.verdict {
             Verdict::Broken(property, way) => (way.len(), property.name().into()),
@@ -69,7 +71,7 @@ fn show(steps: bool, outcome: &Outcome) {
     }
 }
 
-/// On a terminal, in one line that is overwritten.
+/// Shows progress on a terminal, in one line that is overwritten.
 fn progress(check: &Check, states: usize) {
     if stderr().is_terminal() {
         eprint!("\r\x1b[K{}: {} states", check.name, grouped(states));

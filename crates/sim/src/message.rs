@@ -1,36 +1,37 @@
 use quorlock_core::Fence;
 use quorlock_core::node::memory::Name;
 
-/// Something on its way between a client and a node. It may arrive at any time, in any order, or never.
+/// A message in transit between a client and a node. It may arrive at any time, in any order, or
+/// never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
-    /// Who asks.
+    /// The client.
     pub client: u8,
-    /// Which of its attempts this belongs to.
+    /// The attempt of the client.
     pub attempt: u8,
-    /// Who is asked.
+    /// The node.
     pub node: u8,
-    /// What.
+    /// The content.
     pub body: Body,
 }
 
-/// Which way a message goes.
+/// The content of a message, by its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Body {
-    /// To the node.
+    /// A request to the node.
     Request(Request),
-    /// Back to the client, which knows what it is the answer to.
+    /// An answer to the client, which knows the request.
     Reply(Request, Answer),
 }
 
-/// What a node is asked.
+/// A request to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Request {
-    /// ACQUIRE, with the fence that is proposed.
+    /// ACQUIRE, with the proposed fence.
     Acquire(Fence),
-    /// EXTEND … FENCE, of the agreement on a fence.
+    /// EXTEND … FENCE, for the agreement on a fence.
     Tell(Fence),
-    /// EXTEND, of this round.
+    /// EXTEND, in this round.
     Extend(u8),
     /// ACQUIRE by the holder on a node that missed its lock, in this round of extensions.
     Repair(u8),
@@ -38,31 +39,44 @@ pub enum Request {
     Release,
 }
 
-/// What a node answers.
+/// An answer of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
     /// The token holds the key, with this fence.
     Held(Fence),
-    /// It does not.
+    /// The token does not hold the key.
     NotHeld,
-    /// It does, but the node does not take this fence.
+    /// The token holds the key, but the node does not accept this fence.
     BadFence,
-    /// It does, and can no longer extend it: an operator revoked the lock.
+    /// The token holds the key, but cannot extend it: an operator revoked the lock.
     Revoked,
     /// The node abstains.
     Silent,
-    /// RELEASE found the token holding the key.
+    /// RELEASE found that the token held the key.
     Released,
 }
 
 impl Message {
-    /// Whether it is on its way to a node.
+    /// Returns whether the message goes to a node.
     pub fn is_request(&self) -> bool {
         matches!(self.body, Body::Request(_))
     }
 
-    /// The token of the lock that this is about.
+    /// Returns the token of the lock.
     pub(crate) fn token(&self) -> Name {
         Name::from_slice(&[self.client, self.attempt])
     }
+}
+
+/// The output of a client, which the world carries out and judges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// A request to this node.
+    Ask(usize, Request),
+    /// A request to all nodes.
+    AskAll(Request),
+    /// The lock is reported, with this fence.
+    Won(Fence),
+    /// This round of extensions has extended the lock.
+    Extended(u8),
 }

@@ -1,4 +1,4 @@
-/// What must always be.
+/// A property that must always hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
     /// No two locks have the same fence, unless both are shared.
@@ -8,14 +8,14 @@ pub enum Property {
     FencesGrow,
     /// No two clients hold the lock at the same time, each by its own clock, unless both share it.
     OneHolder,
-    /// After an operator has deleted the lock on all nodes, no extension that begins then succeeds.
+    /// After an operator has deleted the lock on all nodes, no later extension succeeds.
     LostStaysLost,
-    /// After a majority of nodes have revoked a lock, no extension that begins then succeeds.
+    /// After a majority of nodes have revoked a lock, no later extension succeeds.
     RevokedStaysRevoked,
 }
 
 impl Property {
-    /// In a few words.
+    /// Returns its name in a report.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FenceOnce => "no fence is given twice",

@@ -6,39 +6,39 @@ use stateright::{Checker, HasDiscoveries, Model as _};
 use crate::world::{Action, World};
 use crate::{Check, Property};
 
-/// How often progress is reported.
+/// Interval between two reports of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Different states that were reached.
+    /// Number of different states that were reached.
     pub states: usize,
-    /// Steps that were taken to reach them; some lead to the same state.
+    /// Number of steps to reach them; some lead to the same state.
     pub steps: usize,
-    /// The longest way, in steps.
+    /// Largest number of steps to a state.
     pub depth: usize,
-    /// How long it took.
+    /// Duration of the check.
     pub took: Duration,
-    /// What was found.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// What was found.
+/// The verdict of a check.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// Nothing, in any state that can be reached.
+    /// The properties hold in all reachable states.
     Holds,
-    /// A property does not hold, and these steps show it.
+    /// A property does not hold, as these steps show.
     Broken(Property, Vec<Action>),
-    /// What ought to happen somewhere never does: nothing is proved by that.
+    /// An expected event never happens, so the check proves nothing.
     Vacuous(&'static str),
 }
 
-/// Checks until everything was seen, or until the property was broken that must be.
+/// Checks until all states were seen, or until the expected property was broken.
 ///
-/// A twin is searched breadth first, so that its counterexample is a shortest one; where nothing is to be found, depth
-/// first, which needs less memory.
+/// A mutant is searched breadth first, so that its counterexample is a shortest one. Other models
+/// are searched depth first, which needs less memory.
 pub fn run(check: &Check, threads: usize, progress: impl FnMut(usize)) -> Outcome {
     let checker = check.world.clone().checker();
     match check.breaks {
@@ -75,7 +75,7 @@ fn watch(
     Outcome { states, steps, depth: depth.saturating_sub(1), took, verdict: verdict(&checker, breaks) }
 }
 
-/// What is broken may break more than what it must.
+/// A mutant may break more than the expected property.
 fn verdict(checker: &impl Checker<World>, breaks: Option<Property>) -> Verdict {
     let mut discoveries = checker.discoveries();
     let world = checker.model();

@@ -9,32 +9,33 @@ use crate::message::{Answer, Request};
 
 /// A token that no client has.
 const NOBODY: &[u8] = b"nobody";
-/// What takes the place of the token when a lock is revoked.
+/// The value that replaces the token when a lock is revoked.
 const UNKNOWN: &[u8] = b"unknown";
 
-/// How an operator takes a lock back.
+/// How an operator revokes a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Revocation {
-    /// As it is.
+    /// By the unchanged rule.
     Marks,
-    /// It ends the lock at once.
+    /// Ends the lock at once.
     Ends,
-    /// It marks the lease, and leaves the token in the mirror.
+    /// Marks the lease, and leaves the token in the mirror.
     KeepsToken,
 }
 
 /// A server of the model: the real node on a keyspace in memory.
 ///
-/// Two servers are equal when they act alike from here on, so what the keyspace merely counts is reset.
+/// Two servers are equal when they behave alike from here on, so mere counters of the keyspace are
+/// reset.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     memory: memory::Server,
-    /// When it had its last turn. Nodes that are equal act alike only from the same moment on: each has sorted
-    /// its leases up to then, and cannot go back.
+    /// When it had its last turn. Equal nodes behave alike only from the same moment on: each has
+    /// sorted its leases up to then, and cannot go back.
     turned_at: Monotonic,
 }
 
-/// The clocks of a server, and the ttl that all clients use.
+/// The clocks of a server, and the ttl of all clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     pub(crate) now: Now,
@@ -42,7 +43,7 @@ pub(crate) struct At {
 }
 
 impl Server {
-    /// Starts a server with empty memory. Its fence counter begins at its wall clock.
+    /// Starts a server with empty memory. Its fence counter starts at its wall clock.
     pub(crate) fn start(at: At, rejoin_delay_ms: u64) -> Self {
         Self::with_counters(at, rejoin_delay_ms, 1)
     }
@@ -61,8 +62,8 @@ impl Server {
         };
         let mut server =
             Self { memory: memory::Server::new(settings, at.now), turned_at: Monotonic::default() };
-        // In its first turn a node checks who receives what it propagates, and remembers when it did. Every
-        // server does that at time zero, so that it does not matter later when the server was started.
+        // In its first turn a node checks which receivers its propagation has, and remembers when.
+        // Every server does that at time zero, so that the time of its start does not matter later.
         server.turn(At { now: Now { monotonic: Monotonic::default(), ..at.now }, ..at });
         server.turn(at);
         server
@@ -88,7 +89,7 @@ impl Server {
         answer
     }
 
-    /// Does what a server does between commands.
+    /// Does the work of a server between commands.
     pub(crate) fn turn(&mut self, at: At) {
         debug_assert_eq!(at.now.wall_ms(), 0, "leases end before the wall clock expires their keys");
         self.memory.turn(at.now);
@@ -97,7 +98,7 @@ impl Server {
         self.turned_at = at.now.monotonic;
     }
 
-    /// Ends the leases of these keys, as far as the node can tell by a command of another client.
+    /// Ends the leases of these keys, as a command of another client does.
     pub(crate) fn end(&mut self, at: At, keys: Keys) {
         for name in keys.names() {
             self.memory.remove(at.now, 0, name, KeyEvent::Removed);
@@ -105,7 +106,7 @@ impl Server {
         self.turn(at);
     }
 
-    /// Starts again with the keys that were there, and nothing else.
+    /// Restarts with its keys, and without its leases.
     pub(crate) fn restart_from_disk(&self, at: At, fence_stripes: usize) -> Self {
         let mut restarted = Self::with_counters(at, 0, fence_stripes);
         restarted.memory.keys = self.memory.keys.clone();
@@ -113,7 +114,7 @@ impl Server {
         restarted
     }
 
-    /// Revokes the lock on the first key. Returns the client that held it, if that was one.
+    /// Revokes the lock on the first key. Returns the client that held it, if one did.
     pub(crate) fn revoke(&mut self, at: At, revocation: Revocation) -> Option<u8> {
         let holder = self.holder_to_revoke()?;
         let token = self.holder(Keys::A).map(Name::from_slice)?;
@@ -127,7 +128,7 @@ impl Server {
         Some(holder)
     }
 
-    /// The client whose lock on the first key can be revoked.
+    /// Returns the client whose lock on the first key can be revoked.
     pub(crate) fn holder_to_revoke(&self) -> Option<u8> {
         match self.holder(Keys::A) {
             Some(&[client, _attempt]) => Some(client),
@@ -141,7 +142,7 @@ impl Server {
         a.map(|_| Keys::A).into_iter().chain(b.filter(|_| a != b).map(|_| Keys::B))
     }
 
-    /// The token that holds the first of these keys.
+    /// Returns the token that holds the first of these keys.
     fn holder(&self, keys: Keys) -> Option<&[u8]> {
         keys.names().next().and_then(|name| self.memory.get(0, name)?.text.as_deref())
     }
@@ -176,7 +177,7 @@ impl Server {
             Ok(Reply::Refused | Reply::NotHeld | Reply::Released(false)) => Answer::NotHeld,
             Ok(Reply::Released(true)) => Answer::Released,
             Err(CommandError::BadFence(_)) => Answer::BadFence,
-            // A client names all keys of its lock, so only the server of a mutant answers with `OtherKeys`.
+            // A client names all keys of its lock: only the server of a mutant answers `OtherKeys`.
             Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
             Err(CommandError::Revoked { .. }) => Answer::Revoked,
             Ok(
@@ -200,9 +201,9 @@ impl Server {
     }
 }
 
-/// What no server does: the steps in which broken twins differ.
+/// Steps that only the servers of mutants do.
 impl Server {
-    /// Takes a fence from any token, whether it holds the key or not.
+    /// Accepts a fence from any token, whether it holds the key or not.
     pub(crate) fn store_from_anybody(&mut self, at: At, fence: Fence) -> Answer {
         if let Some(holder) = self.holder(Keys::A).map(Name::from_slice) {
             self.extend(at, Keys::A, &holder, Some(fence));
@@ -246,7 +247,7 @@ impl Server {
         restarted
     }
 
-    /// Takes a fence below the lock's own, and goes on counting from there.
+    /// Accepts a fence below the lock's own, and counts on from there.
     pub(crate) fn store_downwards(&mut self, at: At, token: &Name, fence: Fence) -> Answer {
         if self.holder(Keys::A) != Some(&token[..]) {
             return Answer::NotHeld;
@@ -256,13 +257,13 @@ impl Server {
         self.acquire(at, Keys::A, token, Some(fence))
     }
 
-    /// Takes those of the keys that are free, each for itself. Answers with the fence of the first of them.
+    /// Grants the free keys among these, each for itself. Answers with the fence of the first.
     pub(crate) fn take_some(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
         self.take_each(at, keys, token, fence).into_iter().next().map_or(Answer::NotHeld, Answer::Held)
     }
 
-    /// Takes all of the keys or none, each with a fence above its own counter alone. Answers with the fence
-    /// of the first.
+    /// Grants all of the keys or none, each with a fence above its own counter alone. Answers with
+    /// the fence of the first.
     pub(crate) fn take_with_fence_of_first(
         &mut self,
         at: At,
@@ -283,7 +284,7 @@ impl Server {
             .collect()
     }
 
-    /// Acquires a lock that has ended for its old token, if the key is free.
+    /// Grants a lock that has ended to its old token, if the key is free.
     pub(crate) fn revive(&mut self, at: At, token: &Name) -> Answer {
         if self.holder(Keys::A).is_some() { Answer::NotHeld } else { self.acquire(at, Keys::A, token, None) }
     }

@@ -8,52 +8,53 @@ use quorlock_core::quorum::{Majority, Moment};
 use quorlock_core::{Fence, Ttl};
 use stateright::Model;
 
-use crate::client::{Client, Effect, Rules};
-use crate::message::{Answer, Body, Message, Request};
+use crate::agreement::Rules;
+use crate::client::Client;
+use crate::message::{Answer, Body, Effect, Message, Request};
 use crate::pool::{Pool, Pooled};
 use crate::server::{At, Revocation, Server};
-use crate::{Keys, Property, Twin};
+use crate::{Keys, Mutant, Property};
 
-/// A few clients and nodes, one lock or a few that have keys in common, and everything that may happen to them.
+/// A few clients and nodes, one lock or a few that share keys, and every event that may happen.
 ///
-/// A message may arrive at any later time, in any order with the others, or never. A client that is paused is one whose
-/// answers arrive late. Whatever is not limited here happens as often as it can.
+/// A message may arrive at any later time, in any order with others, or never. A paused client is
+/// one whose answers arrive late. An event without a limit here happens as often as it can.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each says whether one thing happens, whatever the others do"
 )]
 pub struct World {
-    /// Where the fence counter of each node begins.
+    /// The first value of each node's fence counter.
     pub counters: Vec<u64>,
     /// The fence that each client proposes.
     pub proposals: Vec<u64>,
-    /// What each client locks.
+    /// The keys that each client locks.
     pub keys: Vec<Keys>,
     /// Whether each client shares the lock with others.
     pub modes: Vec<Mode>,
-    /// How often each client tries to take the lock.
+    /// Number of attempts of each client.
     pub attempts: u8,
-    /// What becomes of answers.
+    /// When answers arrive.
     pub answers: Answers,
-    /// How many requests may arrive twice, in all.
+    /// Number of requests that may arrive twice, in all.
     pub repeats: u8,
     /// Whether a lease may end at any moment, for any reason.
     pub sudden_ends: bool,
-    /// How many times a node may restart with empty memory, in all.
+    /// Number of restarts of nodes with empty memory, in all.
     pub restarts: u8,
-    /// By how much the wall clocks have gone on when a node that restarts votes again: the fences of the others may lie
-    /// below what their own clocks allow (in µs).
+    /// Advance of the wall clocks when a restarted node votes again (in µs). The fences of the
+    /// others may lie below what their own clocks allow.
     pub wall_after_restart_us: u64,
-    /// Clocks, if time passes at all. Otherwise a lease lasts until something ends it.
+    /// Clocks, if time passes. Otherwise a lease lasts until an event ends it.
     pub clocks: Option<Clocks>,
-    /// Whether clients hold a lock when they have won it, and how often they extend it then. Otherwise they are only
-    /// after its fence.
+    /// Whether clients hold a lock that they have won, and how often they extend it. Otherwise they
+    /// only use its fence.
     pub rounds: Option<u8>,
-    /// Whether clients give back what they hold, and release what an attempt that failed may hold. Otherwise only deadlines
-    /// end it.
+    /// Whether clients release what they hold, and what a failed attempt may hold. Otherwise only
+    /// deadlines end it.
     pub releases: bool,
-    /// Whether extensions repair the lock where it was missed.
+    /// Whether extensions repair the lock on nodes that miss it.
     pub repair: bool,
     /// Whether an operator deletes the key on all nodes, once.
     pub operator: bool,
@@ -61,44 +62,44 @@ pub struct World {
     pub revokes: bool,
     /// Whether a node that restarts reads its keys again, and votes at once.
     pub disk: bool,
-    /// Which clients never reach which nodes.
+    /// Pairs of clients and nodes without a connection.
     pub cut: Vec<(u8, u8)>,
-    /// What is broken.
-    pub twin: Option<Twin>,
-    /// The servers that its states share.
+    /// The broken rule.
+    pub mutant: Option<Mutant>,
+    /// The servers that the states share.
     pub(crate) pool: Pool,
 }
 
-/// What becomes of the answers of nodes.
+/// When the answers of nodes arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// They travel, as the requests do: they may arrive at any later time, or never.
+    /// At any later time, or never, as requests do.
     Travel,
-    /// They arrive at the moment in which they are given, or never.
+    /// At the moment of the answer, or never.
     AtOnceOrNever,
-    /// They arrive at the moment in which they are given.
+    /// At the moment of the answer.
     AtOnce,
 }
 
-/// How time passes: in steps, which every clock sees at its own rate.
+/// Time, in steps that each clock sees at its own rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
-    /// How many steps there are.
+    /// Number of steps.
     pub ticks: u8,
     /// The ttl of the lock, in milliseconds.
     pub ttl_ms: u64,
-    /// What a node's clock sees of a step, in milliseconds.
+    /// Milliseconds of a step by a node's clock.
     pub node_ms: u64,
-    /// What a client's clock sees of a step, in milliseconds.
+    /// Milliseconds of a step by a client's clock.
     pub client_ms: u64,
 }
 
-/// All there is at one moment.
+/// The state of a world at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     servers: Vec<Pooled>,
     clients: Vec<Arc<Client>>,
-    /// What is on its way, sorted.
+    /// Messages in transit, sorted.
     network: Vec<Message>,
     history: History,
     tick: u8,
@@ -106,43 +107,44 @@ pub struct State {
     repeats: u8,
     restarts: u8,
     operator: bool,
-    /// How many nodes anything has happened to.
+    /// Number of nodes to which anything has happened.
     touched: u8,
 }
 
-/// What was reported so far, as far as it is needed to judge what is reported next.
+/// The reports so far, as far as later ones are judged by them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct History {
     /// The fences of all locks, their keys, and whether they are shared, in order.
     fences: Vec<(Fence, Keys, Mode)>,
     /// For each client whose first request has arrived: the largest fence that was reported before.
     before: Vec<Option<Fence>>,
-    /// For each client: the first round of extensions that was begun after the operator deleted the lock.
+    /// For each client: the first round of extensions that began after the operator deleted the
+    /// lock.
     deleted_before_round: Vec<Option<u8>>,
     /// For each client: the nodes that have revoked its lock, one bit each.
     revoked_on: Vec<u8>,
-    /// For each client: the first round of extensions that was begun after a majority had.
+    /// For each client: the first round of extensions that began after a majority had.
     revoked_before_round: Vec<Option<u8>>,
-    /// What went wrong.
+    /// The broken property.
     broken: Option<Property>,
 }
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A client begins an attempt.
+    /// A client starts an attempt.
     Begin(u8),
     /// A message arrives.
     Arrive(Message),
-    /// A request arrives and is on its way once more.
+    /// A request arrives, and a copy of it is still in transit.
     ArriveAndRepeat(Message),
-    /// A request arrives, and its answer never does.
+    /// A request arrives, and its answer is lost.
     ArriveUnanswered(Message),
-    /// A client gives up waiting for answers.
+    /// A client stops waiting for answers.
     TimeIsUp(u8),
-    /// A client begins a round of extensions.
+    /// A client starts a round of extensions.
     Extend(u8),
-    /// A client gives the lock back.
+    /// A client releases the lock.
     Release(u8),
     /// A node's lease of this key ends.
     End(u8, Keys),
@@ -157,7 +159,7 @@ pub enum Action {
 }
 
 impl World {
-    /// So many nodes with nothing in them, and so many clients, who are only after fences.
+    /// Creates a world of nodes without data, and of clients that only use fences.
     pub fn new(nodes: usize, clients: usize) -> Self {
         Self {
             counters: vec![0; nodes],
@@ -178,17 +180,17 @@ impl World {
             revokes: false,
             disk: false,
             cut: Vec::new(),
-            twin: None,
+            mutant: None,
             pool: Pool::default(),
         }
     }
 
     fn rules(&self) -> Rules {
         let majority = Majority::of(self.counters.len()).expect("a world has nodes");
-        Rules { majority, ttl: self.ttl(), repair: self.repair, twin: self.twin }
+        Rules { majority, ttl: self.ttl(), repair: self.repair, mutant: self.mutant }
     }
 
-    /// A counter of fences for each key.
+    /// The fence counters, one for each key.
     fn fence_stripes(&self) -> usize {
         if self.keys.iter().all(|keys| *keys == self.keys[0]) { 1 } else { STRIPES_APART }
     }
@@ -222,12 +224,12 @@ impl World {
             && self.modes.iter().all(|mode| *mode == self.modes[0])
     }
 
-    /// Where all nodes are alike it does not matter which is the first to which something happens.
+    /// Where all nodes are alike, it does not matter to which one something happens first.
     fn may_touch(&self, state: &State, node: u8) -> bool {
         !self.alike_nodes() || node <= state.touched
     }
 
-    /// Likewise for clients, and which of them is the first to begin.
+    /// Likewise for clients, and which of them starts first.
     fn may_begin(&self, state: &State, client: u8) -> bool {
         !self.alike_clients() || state.clients[..client.into()].iter().all(|client| client.attempts() > 0)
     }
@@ -236,14 +238,14 @@ impl World {
         if !message.is_request() {
             return true;
         }
-        // Where all begin at once, it is the one whose first request is the first to arrive.
+        // Where all start at once, it is the client whose first request arrives first.
         let others = &state.history.before[..message.client.into()];
         let in_turn =
             !self.all_begin_at_once() || !self.alike_clients() || others.iter().all(Option::is_some);
         in_turn && self.may_touch(state, message.node)
     }
 
-    /// Without clocks an attempt whose requests have not arrived might as well not have begun.
+    /// Without clocks, an attempt whose requests have not arrived might as well not have begun.
     fn all_begin_at_once(&self) -> bool {
         self.clocks.is_none() && self.attempts == 1
     }
@@ -271,43 +273,45 @@ impl World {
         }
     }
 
-    /// A server executes a request, or what a twin does in its place.
+    /// Executes a request on a server, or the step of a mutant in its place.
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
         let at = self.at(state);
         let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
         let mode = self.modes[usize::from(message.client)];
         let locks = (keys, mode);
-        self.change(state, message.node, |server| match (self.twin, request) {
-            (Some(Twin::WriteBackFromAnybody), Request::Tell(fence)) => server.store_from_anybody(at, fence),
-            (Some(Twin::WriteBackDownwards), Request::Tell(fence)) => {
+        self.change(state, message.node, |server| match (self.mutant, request) {
+            (Some(Mutant::WriteBackFromAnybody), Request::Tell(fence)) => {
+                server.store_from_anybody(at, fence)
+            }
+            (Some(Mutant::WriteBackDownwards), Request::Tell(fence)) => {
                 match server.execute(at, locks, token, request) {
                     Answer::BadFence => server.store_downwards(at, token, fence),
                     answer => answer,
                 }
             }
-            (Some(Twin::ExtendRevives), Request::Extend(_)) => {
+            (Some(Mutant::ExtendRevives), Request::Extend(_)) => {
                 match server.execute(at, locks, token, request) {
                     Answer::NotHeld => server.revive(at, token),
                     answer => answer,
                 }
             }
-            (Some(Twin::ExtendOfRevoked), Request::Extend(_)) => {
+            (Some(Mutant::ExtendOfRevoked), Request::Extend(_)) => {
                 match server.execute(at, locks, token, request) {
                     Answer::Revoked => Answer::Held(Fence::ZERO),
                     answer => answer,
                 }
             }
-            (Some(Twin::ReaderBesideWriter), Request::Acquire(fence)) if mode == Mode::Shared => {
+            (Some(Mutant::ReaderBesideWriter), Request::Acquire(fence)) if mode == Mode::Shared => {
                 server.join_writer(at, keys, token, fence)
             }
-            (Some(Twin::ReaderChoosesFence), Request::Acquire(fence)) if mode == Mode::Shared => {
+            (Some(Mutant::ReaderChoosesFence), Request::Acquire(fence)) if mode == Mode::Shared => {
                 server.share_with_fence(at, keys, token, fence)
             }
-            (Some(Twin::SomeOfTheKeys), Request::Acquire(fence)) => {
+            (Some(Mutant::SomeOfTheKeys), Request::Acquire(fence)) => {
                 server.turn(at);
                 server.take_some(at, keys, token, fence)
             }
-            (Some(Twin::FenceOfTheFirstKey), Request::Acquire(fence)) => {
+            (Some(Mutant::FenceOfTheFirstKey), Request::Acquire(fence)) => {
                 server.turn(at);
                 server.take_with_fence_of_first(at, keys, token, fence)
             }
@@ -315,7 +319,7 @@ impl World {
         })
     }
 
-    /// Changes one server. All that happens to a single server comes through here.
+    /// Changes one server. Every event of a single server uses this.
     fn change<T>(&self, state: &mut State, node: u8, change: impl FnOnce(&mut Server) -> T) -> T {
         state.touched = state.touched.max(node + 1);
         self.change_pooled(&mut state.servers[usize::from(node)], change)
@@ -350,7 +354,7 @@ impl World {
         let ask = |node, request| Message { client, attempt, node, body: Body::Request(request) };
         for effect in effects {
             match effect {
-                // Without holders it makes no difference whether a lease is released or ends for any other reason.
+                // Without holders it makes no difference why a lease ends.
                 Effect::AskAll(Request::Release) if self.rounds.is_none() || !self.releases => {}
                 Effect::AskAll(request) => {
                     for node in (0..nodes).filter(|&node| !self.cut.contains(&(client, node))) {
@@ -386,16 +390,16 @@ impl World {
 
     fn restart(&self, state: &mut State, node: u8) {
         state.restarts -= 1;
-        // Long enough that no clock reads less than any counter has come to, one second of µs is plenty.
+        // One second in µs, more than any counter has advanced, so no clock reads less.
         state.wall_us += RESTART_US;
         let mut at = self.at(state);
-        if self.twin == Some(Twin::ClockBackAtRestart) {
+        if self.mutant == Some(Mutant::ClockBackAtRestart) {
             at.now.wall_us = 0;
         }
         if self.disk {
             let stripes = self.fence_stripes();
             let reader = self.modes.iter().position(|mode| *mode == Mode::Shared);
-            let named = reader.filter(|_| self.twin == Some(Twin::MirrorNamesReader));
+            let named = reader.filter(|_| self.mutant == Some(Mutant::MirrorNamesReader));
             let named = named.map(|client| {
                 let attempt = state.clients[client].attempt(self.rules());
                 Name::from_slice(&[u8::try_from(client).expect("a world has few clients"), attempt])
@@ -408,19 +412,19 @@ impl World {
             });
             return;
         }
-        let abstains = self.clocks.is_some() && self.twin != Some(Twin::NoAbstention);
+        let abstains = self.clocks.is_some() && self.mutant != Some(Mutant::NoAbstention);
         let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
         let restarted = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
         self.change(state, node, |server| *server = restarted);
         state.wall_us += self.wall_after_restart_us;
     }
 
-    /// An operator revokes the lock on a node.
+    /// Revokes the lock on a node.
     fn revoke(&self, state: &mut State, node: u8) {
         let at = self.at(state);
-        let revocation = match self.twin {
-            Some(Twin::RevokeFreesAtOnce) => Revocation::Ends,
-            Some(Twin::RevokeKeepsToken) => Revocation::KeepsToken,
+        let revocation = match self.mutant {
+            Some(Mutant::RevokeFreesAtOnce) => Revocation::Ends,
+            Some(Mutant::RevokeKeepsToken) => Revocation::KeepsToken,
             _ => Revocation::Marks,
         };
         let Some(client) = self.change(state, node, |server| server.revoke(at, revocation)) else { return };
@@ -443,10 +447,10 @@ impl World {
     }
 }
 
-/// So many that the hashes of the two keys fall on different ones.
+/// A number at which the hashes of the two keys fall on different counters.
 const STRIPES_APART: usize = 16;
 
-/// Longer, in µs, than there are grants in any of these worlds.
+/// More µs than there are grants in any of these worlds.
 const RESTART_US: u64 = 100;
 
 impl Model for World {
@@ -616,7 +620,7 @@ const A_HOLDER_IS_REVOKED: &str = "a lock that is held is revoked by a majority"
 const SOMEBODY_REPAIRS: &str = "a node is asked to repair a lock";
 
 impl World {
-    /// What must hold in every state.
+    /// Returns the properties that must hold in every state.
     pub(crate) fn must_hold(&self) -> Vec<Property> {
         let mut properties = vec![Property::FenceOnce, Property::FencesGrow];
         if self.clocks.is_some() {
@@ -631,7 +635,7 @@ impl World {
         properties
     }
 
-    /// What must be seen in some state, or nothing was checked.
+    /// Returns the events that must happen in some state, or nothing was checked.
     pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
         let told = (self.proposals.len() > 1).then_some(SOMEBODY_IS_TOLD);
         let revoked = self.revokes.then_some(A_HOLDER_IS_REVOKED);
@@ -649,7 +653,7 @@ impl World {
         self.carry_out(state, client, effects);
     }
 
-    /// Nobody can report anything any more.
+    /// Returns whether no client can report anything any more.
     fn is_over(&self, state: &State) -> bool {
         state.clients.iter().all(|client| client.is_idle() && client.attempts() >= self.attempts)
     }
@@ -707,7 +711,7 @@ impl State {
         }
     }
 
-    /// Whether a reply would be looked at.
+    /// Returns whether an answer would be used.
     fn is_expected(&self, rules: Rules, message: &Message) -> bool {
         let client = &self.clients[usize::from(message.client)];
         match message.body {

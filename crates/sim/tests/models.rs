@@ -1,6 +1,6 @@
-//! The small version of what `make model` checks.
+//! The small version of `make model`.
 
-use quorlock_sim::{Check, Size, Verdict, models, run, twins};
+use quorlock_sim::{Check, Size, Verdict, models, mutants, run};
 
 const THREADS: usize = 2;
 
@@ -18,7 +18,7 @@ fn every_rule_holds_as_it_is() {
 
 #[test]
 fn every_rule_that_is_broken_is_noticed() {
-    for check in twins() {
+    for check in mutants() {
         let verdict = verdict(&check);
         let noticed = matches!(verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         assert!(noticed, "{}: {verdict:#?}", check.name);

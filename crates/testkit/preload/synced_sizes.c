@@ -1,11 +1,13 @@
 /*
- * Preloaded into a server: takes down how much of each file is on the disk for certain.
+ * Preloaded into a server: records how much of each file is certainly on the disk.
  *
- * QUORLOCK_SYNCED_SIZES names a log. After each fsync and fdatasync of a regular file that succeeds, one line is added:
- * the file's inode, its birth in nanoseconds since 1970 (0 where the file system does not know it), and its size when
- * the call began. A file keeps its inode when it is renamed, and the birth tells it from a later one with that inode.
+ * QUORLOCK_SYNCED_SIZES names a record. Each successful fsync and fdatasync of a regular file adds
+ * a line: the file's inode, its birth in nanoseconds since 1970 (0 where the file system does not
+ * know it), and its size when the call began. A file keeps its inode when it is renamed, and the
+ * birth tells it from a later file with that inode.
  *
- * The line is written before the caller goes on: whatever the server answers after a sync is in the log by then.
+ * The line is written before the call returns, so all that a server answers after a sync is in
+ * the record.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,11 +1,12 @@
 /*
  * Preloaded into a server: steps its wall clock.
  *
- * QUORLOCK_WALL_CLOCK names a file of eight bytes: by how many nanoseconds the wall clock is ahead, as an int64_t. The
- * file stays mapped, so the very next reading of the clock sees a change. All other clocks are the system's own.
+ * QUORLOCK_WALL_CLOCK names a file of eight bytes: the number of nanoseconds by which the wall
+ * clock is ahead, as an int64_t. The file stays mapped, so the next reading of the clock sees a
+ * change. No other clock is stepped.
  *
- * The system is asked directly, not through the C library's own function: an allocator asks for the time before the
- * loader can look that function up.
+ * The system is called directly, and not through the C library: an allocator reads the time before
+ * the loader can look up the function of the library.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -70,7 +71,7 @@ int clock_gettime(clockid_t clock, struct timespec *now)
 int gettimeofday(struct timeval *restrict now, void *restrict zone)
 {
     struct timespec precise;
-    (void)zone; /* Obsolete, and nobody asks for it. */
+    (void)zone; /* Obsolete. */
     int failed = clock_gettime(CLOCK_REALTIME, &precise);
     if (!failed) {
         now->tv_sec = precise.tv_sec;

@@ -1,40 +1,23 @@
 use std::panic::Location;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How often a condition is looked at that nothing reports.
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(2);
+use quorlock_localserver::{POLL_INTERVAL, holds_within};
 
-/// Waits until `f` returns true, looking every few milliseconds, and once more when the time is up.
+/// Waits until `f` returns true. Calls it every few milliseconds, and once when the time is up.
 ///
 /// # Panics
 ///
-/// With `what`, which says what is waited for, when that takes longer than `timeout`.
+/// With `what`, the awaited condition, when it does not hold within `timeout`.
 #[track_caller]
-pub fn eventually(timeout: Duration, what: &str, mut f: impl FnMut() -> bool) {
-    assert!(holds_within(timeout, &mut f), "not within {} ms: {what}", timeout.as_millis());
+pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
+    assert!(holds_within(timeout, f), "not within {} ms: {what}", timeout.as_millis());
 }
 
-/// Whether `f` returns true within `timeout`.
-pub(crate) fn holds_within(timeout: Duration, mut f: impl FnMut() -> bool) -> bool {
-    let started = Instant::now();
-    loop {
-        let time_is_up = started.elapsed() >= timeout;
-        if f() {
-            return true;
-        }
-        if time_is_up {
-            return false;
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// The same as [`eventually`] for a condition that has to be awaited, which is given up when the time is up.
+/// Waits as [`eventually`] does for an asynchronous condition, and drops it when the time is up.
 ///
 /// # Panics
 ///
-/// With `what`, which says what is waited for, when that takes longer than `timeout`.
+/// With `what`, the awaited condition, when it does not hold within `timeout`.
 #[track_caller]
 pub fn eventually_async(
     timeout: Duration,

@@ -1,33 +1,26 @@
-//! Real servers for tests, benchmarks and trying things out, and a network between them that can be made bad.
+//! Faults for real servers, and a network between them that can fail.
 //!
-//! - [`Server`]: one Redis or Valkey, in a directory of its own, that can be killed, paused and restarted
-//! - [`Masters`]: several of them with the Quorlock module, independent of each other
-//! - [`Proxy`]: stands before a server and delays, holds, swallows or cuts what passes, and counts it
-//! - [`Stress`]: clients that wait on a server, and everything that can happen to them
+//! The servers are those of `quorlock-localserver`, which this crate exports too.
+//!
+//! - [`Proxy`]: a network before a server that delays, holds, drops or cuts traffic, and counts it
 //! - [`WallClock`]: steps the wall clock of a running server (Linux)
 //! - [`PowerCut`]: kills a server and takes from its files what was not synced (Linux)
+//! - [`Inject`]: starts a server with a wall clock or a power cut (Linux)
 //! - [`eventually`] and [`eventually_async`]: wait for a condition, never for a time
-//! - [`find_server_binary`] and [`module_path()`]: what there is to start, and what it loads
 //!
-//! Whatever is dropped takes everything it started with it: processes, threads, sockets and directories.
+//! A value that is dropped takes along everything it started: processes, threads, sockets and
+//! directories.
 
-mod binary;
-mod error;
 mod eventually;
+#[cfg(target_os = "linux")]
 mod injector;
-mod masters;
-mod module;
 mod proxy;
-mod server;
-mod stress;
 
-pub use binary::{BINARY_VARIABLE, find_server_binary};
-pub use error::{BinaryError, ModuleError, StartError};
 pub use eventually::{eventually, eventually_async};
 #[cfg(target_os = "linux")]
-pub use injector::{PowerCut, WallClock};
-pub use masters::Masters;
-pub use module::{MODULE_VARIABLE, module_path};
+pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
-pub use server::{Server, ServerBuilder};
-pub use stress::{Stress, StressOutcome};
+pub use quorlock_localserver::{
+    BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, Server, ServerBuilder, StartError,
+    find_server_binary, holds_within, module_path,
+};

@@ -1,4 +1,4 @@
-//! What is waited for, and for how long.
+//! Waits for conditions, and their limits.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ fn panic_text(f: impl FnOnce()) -> String {
 }
 
 #[test]
-fn a_condition_is_looked_at_until_it_holds() {
+fn condition_is_checked_until_it_holds() {
     let mut looks = 0;
     eventually(LIMIT, "the fifth look", || {
         looks += 1;
@@ -25,13 +25,13 @@ fn a_condition_is_looked_at_until_it_holds() {
 }
 
 #[test]
-fn a_condition_that_never_holds_is_named() {
+fn condition_that_never_holds_is_named() {
     let text = panic_text(|| eventually(SHORT, "pigs fly", || false));
     assert!(text.contains("pigs fly") && text.contains("20 ms"), "{text}");
 }
 
 #[tokio::test]
-async fn an_awaited_condition_is_looked_at_until_it_holds() {
+async fn awaited_condition_is_checked_until_it_holds() {
     let looks = Cell::new(0);
     eventually_async(LIMIT, "the fifth look", async || {
         tokio::task::yield_now().await;
@@ -43,7 +43,7 @@ async fn an_awaited_condition_is_looked_at_until_it_holds() {
 }
 
 #[test]
-fn an_awaited_condition_that_hangs_is_named_and_so_is_the_place() {
+fn hanging_condition_is_named_with_its_place() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let never = eventually_async(SHORT, "pigs fly", async || std::future::pending().await);
     let text = panic_text(|| runtime.block_on(never));

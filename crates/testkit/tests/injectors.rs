@@ -1,4 +1,4 @@
-//! The faults that are injected into servers are the faults that they say they are.
+//! Injected faults are what they claim to be.
 
 #![cfg(target_os = "linux")]
 
@@ -6,13 +6,13 @@ use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use quorlock_testkit::{PowerCut, Server, StartError, WallClock, eventually};
+use quorlock_testkit::{Inject as _, PowerCut, Server, StartError, WallClock, eventually};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const HOUR: Duration = Duration::from_secs(3600);
 const HOUR_MS: i64 = 3_600_000;
 
-/// What the server says that the time is, in microseconds since 1970.
+/// Returns the server's time in microseconds since 1970.
 fn time_us(server: &Server) -> i128 {
     let [seconds, us]: [i128; 2] = redis::cmd("TIME").query(&mut server.connection()).expect("it answers");
     seconds * 1_000_000 + us
@@ -43,7 +43,7 @@ fn has(server: &Server, key: &str) -> bool {
 }
 
 #[test]
-fn a_wall_clock_is_stepped_both_ways_while_the_server_runs() {
+fn wall_clock_is_stepped_both_ways_while_the_server_runs() {
     let clock = WallClock::new();
     let server = Server::builder().wall_clock(&clock).start().unwrap();
     is_ahead_by_s(&server, 0);
@@ -71,7 +71,7 @@ fn keys_expire_by_the_stepped_clock() {
 }
 
 #[test]
-fn a_step_holds_over_a_restart_and_for_every_server_of_that_clock_and_no_other() {
+fn step_holds_over_restarts_for_all_servers_of_its_clock_only() {
     let clock = WallClock::new();
     let mut server = Server::builder().wall_clock(&clock).start().unwrap();
     clock.step_ms(HOUR_MS);
@@ -87,7 +87,7 @@ fn a_step_holds_over_a_restart_and_for_every_server_of_that_clock_and_no_other()
 }
 
 #[test]
-fn the_monotonic_clocks_are_the_systems_own() {
+fn monotonic_clocks_are_not_stepped() {
     let clock = WallClock::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "all_clocks_before_and_after_a_line", "--nocapture"]);
@@ -110,7 +110,7 @@ fn the_monotonic_clocks_are_the_systems_own() {
     }
 }
 
-/// Nanoseconds by every clock, up to the line that ends them.
+/// Reads nanoseconds by each clock, up to the line that ends them.
 fn read_clocks(lines: &mut Lines<BufReader<ChildStdout>>) -> Vec<(String, i64)> {
     let lines = lines
         .by_ref()
@@ -129,7 +129,7 @@ fn read_clocks(lines: &mut Lines<BufReader<ChildStdout>>) -> Vec<(String, i64)> 
 }
 
 #[test]
-#[ignore = "run as a program of its own by the_monotonic_clocks_are_the_systems_own"]
+#[ignore = "run as a program of its own by monotonic_clocks_are_not_stepped"]
 #[allow(unsafe_code, reason = "std shows two clocks only")]
 fn all_clocks_before_and_after_a_line() {
     let print = || {
@@ -144,15 +144,15 @@ fn all_clocks_before_and_after_a_line() {
             ("monotonic boot", libc::CLOCK_BOOTTIME),
         ] {
             let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: a place for the result.
+            // SAFETY: `time` is valid for a write.
             assert_eq!(unsafe { libc::clock_gettime(id, &raw mut now) }, 0, "{name}");
             println!("{name} {}", now.tv_sec * 1_000_000_000 + now.tv_nsec);
         }
         let mut day = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        // SAFETY: a place for the result, and no time zone.
+        // SAFETY: the result is valid for a write, and the time zone may be null.
         assert_eq!(unsafe { libc::gettimeofday(&raw mut day, std::ptr::null_mut()) }, 0);
         println!("wall gettimeofday {}", day.tv_sec * 1_000_000_000 + day.tv_usec * 1000);
-        // SAFETY: there need not be a place for the result.
+        // SAFETY: the result may be null.
         println!("wall time {}", unsafe { libc::time(std::ptr::null_mut()) } * 1_000_000_000);
         let std = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         println!("wall std {}\nend", std.as_nanos());
@@ -163,7 +163,7 @@ fn all_clocks_before_and_after_a_line() {
 }
 
 #[test]
-fn a_clock_that_cannot_be_shown_ends_the_server() {
+fn clock_that_cannot_be_shown_ends_the_server() {
     let clock = WallClock::new();
     let error =
         Server::builder().wall_clock(&clock).env("QUORLOCK_WALL_CLOCK", "/nowhere").start().unwrap_err();
@@ -172,7 +172,7 @@ fn a_clock_that_cannot_be_shown_ends_the_server() {
 }
 
 #[test]
-fn all_injectors_work_at_once_beside_what_the_caller_preloads() {
+fn injectors_work_together_and_with_other_preloads() {
     let (clock, power) = (WallClock::new(), PowerCut::new());
     let builder = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always");
     let builder = builder.wall_clock(&clock).power_cut(&power).env("LD_PRELOAD", "/nowhere/theirs.so");
@@ -191,7 +191,7 @@ fn with_append_only_file(power: &PowerCut, fsync: &str) -> Server {
 }
 
 #[test]
-fn a_power_cut_takes_what_was_never_synced() {
+fn power_cut_removes_what_was_never_synced() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "no");
     set(&server, "key");
@@ -202,7 +202,7 @@ fn a_power_cut_takes_what_was_never_synced() {
 }
 
 #[test]
-fn a_killed_process_alone_takes_nothing_that_was_written() {
+fn kill_alone_removes_nothing_that_was_written() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "no");
     set(&server, "key");
@@ -212,7 +212,7 @@ fn a_killed_process_alone_takes_nothing_that_was_written() {
 }
 
 #[test]
-fn a_power_cut_leaves_what_was_synced() {
+fn power_cut_leaves_what_was_synced() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "always");
     for key in ["first", "second", "third"] {
@@ -225,7 +225,7 @@ fn a_power_cut_leaves_what_was_synced() {
 }
 
 #[test]
-fn a_power_cut_splits_a_file_where_it_was_last_synced() {
+fn power_cut_splits_a_file_where_it_was_last_synced() {
     let lost = (0..10).any(|_| {
         let power = PowerCut::new();
         let mut server = with_append_only_file(&power, "everysec");
@@ -237,14 +237,14 @@ fn a_power_cut_splits_a_file_where_it_was_last_synced() {
         server.restart().unwrap();
         assert!(has(&server, "synced"));
         assert_eq!(has(&server, "not synced"), lost_bytes == 0);
-        // Nothing is lost when the next second has begun in between.
+        // Nothing is lost when the next second began in between.
         lost_bytes > 0
     });
     assert!(lost);
 }
 
 #[test]
-fn a_power_cut_knows_files_that_were_renamed_after_they_were_synced() {
+fn power_cut_knows_files_that_were_renamed_after_a_sync() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "no");
     let connection = &mut server.connection();
@@ -264,7 +264,7 @@ fn a_power_cut_knows_files_that_were_renamed_after_they_were_synced() {
 }
 
 #[test]
-fn a_power_cut_leaves_the_log() {
+fn power_cut_leaves_the_log() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "no");
     let before = server.log();

@@ -1,4 +1,6 @@
-//! What is left when everything is dropped. Alone in its program, because it counts what the whole program has open.
+//! Nothing is left when everything is dropped.
+//!
+//! Alone in its program, because it counts what the whole program has open.
 
 use std::fs;
 
@@ -21,7 +23,7 @@ fn no_thread_and_no_descriptor_outlives_a_proxy_and_a_server() {
         drop(proxy);
         drop(connections);
     };
-    // What the first use leaves on purpose, such as a source of randomness, is there before the count.
+    // What the first use leaves on purpose, such as a source of randomness, is not counted.
     start_and_drop();
     let before = open_files_and_threads();
     for _ in 0..3 {

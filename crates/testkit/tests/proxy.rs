@@ -1,4 +1,4 @@
-//! What a bad network does to those who talk through it.
+//! What a failing network does to clients and servers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -22,9 +22,7 @@ fn ping(connection: &mut redis::Connection) -> RedisResult<String> {
 }
 
 fn send_ping(connection: &mut redis::Connection) {
-    connection
-        .send_packed_command(&redis::cmd("PING").get_packed_command())
-        .expect("sending waits for nobody");
+    connection.send_packed_command(&redis::cmd("PING").get_packed_command()).expect("sending does not wait");
 }
 
 /// A plain connection, for what a client library would hide.
@@ -42,19 +40,19 @@ fn expect_bytes(stream: &mut TcpStream, bytes: &[u8]) {
     assert_eq!(received, bytes);
 }
 
-/// A server that answers with what it is sent, for one connection.
+/// A server that echoes, for one connection.
 fn echo() -> (String, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("redis://{}/", listener.local_addr().expect("it is bound"));
     let thread = thread::spawn(move || {
-        let (stream, _) = listener.accept().expect("somebody connects");
+        let (stream, _) = listener.accept().expect("a client connects");
         let _ = std::io::copy(&mut &stream, &mut &stream);
     });
     (url, thread)
 }
 
 #[test]
-fn a_proxy_leads_to_servers_on_unix_sockets_and_on_tcp() {
+fn proxy_leads_to_servers_on_unix_sockets_and_on_tcp() {
     for builder in [Server::builder(), Server::builder().tcp()] {
         let server = builder.start().unwrap();
         let proxy = Proxy::start(server.url());
@@ -75,7 +73,7 @@ fn each_direction_is_delayed_by_its_own_time() {
 }
 
 #[test]
-fn chunks_that_are_delayed_keep_their_order_and_do_not_wait_for_each_other() {
+fn delayed_chunks_keep_their_order_and_do_not_add_up() {
     let (url, echo) = echo();
     let proxy = Proxy::start(url);
     let mut stream = plain(&proxy);
@@ -99,7 +97,7 @@ fn chunks_that_are_delayed_keep_their_order_and_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_delay_that_is_shortened_lets_go_what_it_has_delayed() {
+fn shortened_delay_forwards_what_it_has_delayed() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut connection = connect(&proxy).unwrap();
@@ -185,7 +183,7 @@ fn what_is_held_is_lost_when_it_is_dropped_afterwards() {
 }
 
 #[test]
-fn a_cut_resets_connections_old_and_new_until_it_is_healed() {
+fn cut_resets_connections_old_and_new_until_it_is_healed() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut old = plain(&proxy);
@@ -203,7 +201,7 @@ fn a_cut_resets_connections_old_and_new_until_it_is_healed() {
 }
 
 #[test]
-fn a_cut_takes_what_was_held_with_it() {
+fn cut_drops_what_was_held() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut stream = plain(&proxy);
@@ -257,7 +255,7 @@ fn bytes_and_chunks_are_counted_for_each_direction() {
 }
 
 #[test]
-fn a_sender_has_to_wait_when_as_much_is_held_as_is_kept_and_nothing_of_it_is_harmed() {
+fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
     let (url, echo) = echo();
     let proxy = Proxy::start(url);
     let mut stream = plain(&proxy);
@@ -288,7 +286,7 @@ fn a_sender_has_to_wait_when_as_much_is_held_as_is_kept_and_nothing_of_it_is_har
 }
 
 #[test]
-fn a_client_that_leaves_closes_its_connection_to_the_server() {
+fn client_that_leaves_closes_its_connection_to_the_server() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let connection = connect(&proxy).unwrap();
@@ -298,7 +296,7 @@ fn a_client_that_leaves_closes_its_connection_to_the_server() {
 }
 
 #[test]
-fn the_server_does_not_learn_of_a_client_that_leaves_behind_a_partition() {
+fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut connection = connect(&proxy).unwrap();
@@ -318,7 +316,7 @@ fn the_server_does_not_learn_of_a_client_that_leaves_behind_a_partition() {
 }
 
 #[test]
-fn a_server_that_is_killed_and_restarted_is_reached_through_the_same_proxy() {
+fn restarted_server_is_reached_through_the_same_proxy() {
     let mut server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut connection = connect(&proxy).unwrap();
@@ -330,13 +328,13 @@ fn a_server_that_is_killed_and_restarted_is_reached_through_the_same_proxy() {
 }
 
 #[test]
-#[should_panic(expected = "is no address that a proxy can connect to")]
-fn an_address_that_is_none_is_refused() {
+#[should_panic(expected = "a proxy cannot connect to")]
+fn url_of_no_server_is_refused() {
     Proxy::start("nowhere");
 }
 
 #[tokio::test]
-async fn a_proxy_works_in_a_runtime_of_one_thread_and_can_be_dropped_there() {
+async fn proxy_works_in_a_runtime_of_one_thread_and_is_dropped_there() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let client = redis::Client::open(proxy.url()).unwrap();

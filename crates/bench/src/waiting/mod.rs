@@ -1,61 +1,41 @@
-//! Waiting for a lock: how fast it is handed over, how fairly, at what cost, and what becomes of those who wait when
-//! something breaks.
+//! Waiting for a lock: how fast it is handed over, how fairly, at what cost, and what happens to
+//! waiters when something fails.
 //!
-//! - [`one_node`]: a handover beside a PING
-//! - [`masters`]: handovers between processes, and the commands they take, beside clients that poll
-//! - [`throughput`]: locks per second of one key
-//! - [`held`]: what waiting processes cost while a lock is held
-//! - [`fairness`]: who waits how long
-//! - [`one_process`]: a thousand tasks of one process
-//! - [`lost_node`]: the node on which all wait goes away
-//! - [`many_waiters`]: what ten thousand cost their server
-//! - [`stress`]: clients that wait and are killed, cut off, or out of time
-//!
-//! What these share:
-//!
-//! - [`contender`], [`polling`]: the clients that compete
-//! - [`worker`], [`crowd`]: competing, in processes of their own
-//! - [`turns`], [`clock`]: who had the lock when
-//! - [`info`]: what servers say of themselves
-//! - [`effort`]: how long all of this takes
+//! - [`handover`]: from holder to waiter, on one node and between processes
+//! - [`throughput`]: locks per second of one key, and a thousand tasks of one process
+//! - [`cost`]: what waiters cost the masters
+//! - [`accidents`]: a node that fails, and waiters that are killed, cut off or out of time
+//! - [`clients`]: the clients that compete
+//! - [`processes`]: clients in processes of their own
+//! - [`turns`]: who had the lock when
 
-mod clock;
-mod contender;
-mod crowd;
-mod effort;
-mod fairness;
-mod held;
-pub(crate) mod info;
-mod lost_node;
-mod many_waiters;
-mod masters;
-mod one_node;
-mod one_process;
-mod polling;
-mod stress;
+mod accidents;
+mod clients;
+mod cost;
+mod handover;
+pub(crate) mod processes;
 mod throughput;
 mod turns;
-pub(crate) mod worker;
+
+use std::time::Duration;
 
 use clap::ValueEnum;
 
-use self::effort::Effort;
-use crate::limits::Row;
-use crate::progress::Progress;
+use crate::report::{Limit, Progress};
 
-/// How, and what of it, to measure.
+/// Options of this group.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Waiting {
     /// Measure waiting for a third of the time
     #[arg(long)]
     quick: bool,
 
-    /// Measure only this of waiting; may be repeated
+    /// Measure only this part of waiting; may be repeated
     #[arg(long, value_enum)]
     part: Vec<Part>,
 }
 
-/// What can be measured by itself.
+/// A part that can be measured alone.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// A handover on one node
@@ -66,40 +46,40 @@ enum Part {
     Throughput,
     /// What waiting processes cost while a lock is held
     Held,
-    /// Who waits how long
+    /// Fairness between processes
     Fairness,
     /// A thousand tasks of one process
     OneProcess,
-    /// The node on which all wait goes away
+    /// The queue node fails
     LostNode,
     /// Ten thousand clients that wait on one server
     ManyWaiters,
-    /// Clients that wait and are killed, cut off, or out of time
+    /// Waiters that are killed, cut off, or out of time
     Stress,
 }
 
 impl Waiting {
-    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<Row>> {
+    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<Limit>> {
         let effort = if self.quick { Effort::Quick } else { Effort::Full };
         let mut rows = Vec::new();
         for part in self.parts() {
             rows.extend(match part {
-                Part::OneNode => one_node::measure(effort, &progress).await?,
-                Part::Masters => masters::measure(effort, &progress).await?,
+                Part::OneNode => handover::measure_on_one_node(effort, &progress).await?,
+                Part::Masters => handover::measure_between_processes(effort, &progress).await?,
                 Part::Throughput => throughput::measure(effort, &progress).await?,
-                Part::Held => held::measure(effort, &progress).await?,
-                Part::Fairness => fairness::measure(effort, &progress).await?,
-                Part::OneProcess => one_process::measure(effort, &progress).await?,
-                Part::LostNode => lost_node::measure(effort, &progress).await?,
-                Part::ManyWaiters => many_waiters::measure(effort, &progress).await?,
-                Part::Stress => stress::measure(effort, &progress).await?,
+                Part::Held => cost::measure_commands(effort, &progress).await?,
+                Part::Fairness => handover::measure_fairness(effort, &progress).await?,
+                Part::OneProcess => throughput::measure_one_process(effort, &progress).await?,
+                Part::LostNode => accidents::measure_lost_node(effort, &progress).await?,
+                Part::ManyWaiters => cost::measure_many(effort, &progress).await?,
+                Part::Stress => accidents::measure_stress(effort, &progress).await?,
             });
             progress.step();
         }
         Ok(rows)
     }
 
-    /// How many steps of [`Progress`] this takes.
+    /// Returns the number of steps of [`Progress`].
     pub(crate) fn steps(&self) -> u64 {
         self.parts().len() as u64
     }
@@ -109,8 +89,33 @@ impl Waiting {
     }
 }
 
-/// How many times as many.
+/// Returns the ratio of two counts.
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
 fn ratio(many: u64, few: u64) -> f64 {
     many as f64 / few as f64
+}
+
+/// Duration of a measurement: in full, or a third for a rough figure.
+#[derive(Clone, Copy)]
+pub(crate) enum Effort {
+    Full,
+    Quick,
+}
+
+impl Effort {
+    /// Returns the time, or a third of it.
+    pub(crate) fn time(self, full: Duration) -> Duration {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 3,
+        }
+    }
+
+    /// Returns the count, or a third of it.
+    pub(crate) fn count(self, full: u64) -> u64 {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 3,
+        }
+    }
 }

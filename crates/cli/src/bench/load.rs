@@ -10,7 +10,7 @@ use crate::nodes::Nodes;
 use crate::run::is_hopeless;
 use crate::{advice, say};
 
-/// What the locks of the benchmark last at most.
+/// The ttl of the benchmark's locks.
 const TTL: Duration = Duration::from_secs(10);
 /// How often the progress bar moves.
 const TICK: Duration = Duration::from_millis(100);
@@ -19,7 +19,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Contention {
-    /// Each task has a key of its own.
+    /// Each task has its own key.
     None,
     /// All tasks want the same key.
     All,
@@ -29,11 +29,11 @@ pub(super) struct Load<'a> {
     pub(super) nodes: &'a Nodes,
     pub(super) tasks: u16,
     pub(super) duration: Duration,
-    /// How the keys begin: no other program uses such keys.
+    /// The prefix of the keys. No other program uses it.
     pub(super) key: String,
 }
 
-/// Who works. Outside of [`Load::measure`], so that it can be interrupted.
+/// The clients and their tasks. They outlive [`Load::measure`], so that it can be interrupted.
 #[derive(Default)]
 pub(super) struct Clients {
     quorums: Vec<Quorum>,
@@ -54,7 +54,7 @@ impl Clients {
 }
 
 impl Load<'_> {
-    /// Measures both parts, unless the nodes grant nothing. Permanent errors are on the outside.
+    /// Measures both parts, unless the nodes grant nothing. Permanent errors are the outer `Err`.
     pub(super) async fn measure(
         &self,
         clients: &mut Clients,
@@ -70,7 +70,7 @@ impl Load<'_> {
             Err(error) => return Ok(Err(error)),
         }
         let uncontended = self.run(Contention::None, clients).await?;
-        // A client for each task, as processes would have.
+        // One client per task, as separate processes would have.
         while clients.quorums.len() < self.tasks.into() {
             clients.quorums.push(self.nodes.connect().await?);
         }
@@ -124,7 +124,7 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
     let mut part = Part::new("");
     loop {
         let asked = Instant::now();
-        // A wait that the end interrupts leaves the queue, and is not measured.
+        // A wait that is interrupted by the end leaves the queue, and is not measured.
         let Ok(acquired) = timeout_at(until, lock.acquire()).await else { return Ok(part) };
         let acquire = asked.elapsed();
         match acquired {

@@ -1,7 +1,7 @@
 //! `quorlock bench`: how fast the user's own nodes grant locks.
 //!
 //! - [`load`]: tasks that acquire and release.
-//! - [`report`]: what is measured, and how it is printed.
+//! - [`report`]: the measurements, and how they are printed.
 
 mod load;
 mod report;
@@ -19,7 +19,7 @@ use crate::run::host_name;
 use crate::signals::Signals;
 use crate::{exit, say};
 
-/// How long nodes that do not answer are waited for at the end.
+/// How long to wait for silent nodes at the end.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Measures how fast the nodes grant and release locks.

@@ -5,18 +5,20 @@ use hdrhistogram::Histogram;
 use quorlock_client::AcquireError;
 use serde::Serialize;
 
-/// The longest time that is told apart, in nanoseconds: 10 minutes.
+use crate::shown::{self, printable};
+
+/// The longest time that the histogram records, in nanoseconds: 10 minutes.
 const LONGEST_NS: u64 = 600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// All that was measured.
+/// All measurements.
 pub(super) struct Report {
     pub(super) nodes: usize,
     pub(super) tasks: u16,
     pub(super) parts: Vec<Part>,
 }
 
-/// What the tasks of one part have done.
+/// The measurements of one part.
 pub(super) struct Part {
     name: &'static str,
     pub(super) took: Duration,
@@ -109,7 +111,7 @@ impl Part {
 
 impl Report {
     pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = if json { serde_json::to_string(&self.to_json())? } else { self.to_table() };
+        let text = if json { shown::json(&self.to_json())? } else { self.to_table() };
         writeln!(stdout(), "{}", text.trim_end())?;
         Ok(())
     }
@@ -142,7 +144,7 @@ impl Report {
                 let ms = [p50, p90, p99, p99_9, max].map(|us| format!("{:>9.3}", us / 1000.0)).join(" ");
                 lines.push(format!("{name:12} {rate:>9}  {verb:8} {ms} {failed:>7}").trim_end().to_owned());
             }
-            lines.extend(part.error.as_ref().map(|error| format!("  last error: {error}")));
+            lines.extend(part.error.as_ref().map(|error| format!("  last error: {}", printable(error))));
         }
         lines.join("\n")
     }
@@ -154,5 +156,21 @@ impl Percentiles {
         let us = |ns: u64| ns as f64 / 1000.0;
         let at = |quantile| us(histogram.value_at_quantile(quantile));
         Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), p99_9: at(0.999), max: us(histogram.max()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_error_cannot_control_the_terminal() {
+        let mut part = Part::new("contended");
+        part.error = Some("\u{1b}[2J\u{9b}31m".into());
+        let report = Report { nodes: 1, tasks: 1, parts: vec![part] };
+        for text in [report.to_table(), shown::json(&report.to_json()).unwrap()] {
+            assert!(text.contains("[2J"), "{text:?}");
+            assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+        }
     }
 }

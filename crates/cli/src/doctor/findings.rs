@@ -1,4 +1,4 @@
-//! What follows from the nodes' answers: a pure function.
+//! Findings from the nodes' answers: a pure function.
 
 use quorlock_core::Ttl;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::rights::Denial;
 use super::{fleet, node};
 use crate::fleet::Report;
 
-/// How bad it is.
+/// How severe a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Severity {
@@ -17,13 +17,13 @@ pub(super) enum Severity {
     Error,
 }
 
-/// One thing that is not as it should be.
+/// One fault, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) severity: Severity,
     /// The name of the check, for programs.
     pub(super) check: &'static str,
-    /// `None` where it is about all nodes.
+    /// The node; `None` if the finding is about all nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) node: Option<String>,
     pub(super) what: String,
@@ -39,14 +39,14 @@ impl Finding {
         Self { severity: Severity::Warning, ..Self::error(check, what, todo) }
     }
 
-    /// It is about this node.
+    /// Makes this a finding about one node.
     pub(super) fn of(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
     }
 }
 
-/// All findings, errors first. `denials` has what the user may not do on each node, and `ttl` is
-/// the longest ttl that programs use.
+/// All findings, errors first. `denials` are the missing rights of the user on each node, and `ttl`
+/// is the longest ttl that programs use.
 pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Vec<Finding> {
     let mut findings = fleet::findings(report);
     let clock_here_is_wrong = fleet::offset_of_this_machine_us(report).is_some();
@@ -81,7 +81,7 @@ mod tests {
         found_with(nodes, &[], TTL_MS)
     }
 
-    /// What is found after this was done to the last of three nodes: checks with their severity.
+    /// The checks and severities of the findings after `change` to the last of three nodes.
     fn after(change: impl Fn(&mut NodeReport)) -> Vec<(&'static str, Severity)> {
         let mut nodes = voting(3);
         change(&mut nodes[2]);
@@ -93,7 +93,7 @@ mod tests {
     use Severity::{Error, Warning};
 
     #[test]
-    fn nothing_is_found_on_nodes_that_are_well() {
+    fn healthy_nodes_have_no_findings() {
         assert_eq!(found(voting(3)), []);
         assert_eq!(found(voting(5)), []);
     }

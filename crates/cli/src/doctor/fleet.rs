@@ -81,7 +81,7 @@ fn max_ttls(report: &Report) -> Option<Finding> {
     ))
 }
 
-/// When all nodes agree, and this machine does not, it is this machine's clock.
+/// Checks this machine's clock: it is wrong when all nodes agree with each other and not with it.
 fn clock_here(report: &Report) -> Option<Finding> {
     let offset_us = offset_of_this_machine_us(report)?;
     Some(Finding::warning(

@@ -1,7 +1,7 @@
 //! `quorlock doctor`: what is wrong with the nodes, and what to do.
 //!
-//! - [`findings`]: what follows from the nodes' answers; [`node`] is the part about one node,
-//!   [`fleet`] the part about all of them.
+//! - [`findings`]: findings from the nodes' answers; [`node`] is the part about one node, [`fleet`]
+//!   the part about all of them.
 //! - [`rights`]: which commands the user may run.
 //! - [`print`]: for people and for programs.
 

@@ -12,16 +12,16 @@ use crate::fleet::info::LockInfo;
 use crate::fleet::{Facts, NodeReport, State, advice};
 use crate::status::{signed, time};
 
-/// `lock.max-clock-skew` where the user may not read it: its default.
+/// The default of `lock.max-clock-skew`, for a user that may not read it.
 const MAX_CLOCK_SKEW_DEFAULT_MS: u64 = 60_000;
-/// A clock that is off by more than this part of the skew is warned of.
+/// A clock offset above one part in this many of the skew is a warning.
 pub(super) const CLOCK_WARNING_PART: u64 = 10;
-/// So many of `lock.max-waiters` are near it.
+/// More waiters than this percentage of `lock.max-waiters` are a warning.
 const WAITERS_WARNING_PERCENT: u64 = 80;
 /// A node has this many round trips to answer, where the ttl allows it.
 const ROUND_TRIPS_WANTED: u32 = 4;
 
-/// `denials` has what the user may not do there.
+/// `denials` are the missing rights of the user on this node.
 pub(super) fn findings(node: &NodeReport, state: &State, denials: &[Denial], ttl: Ttl) -> Vec<Finding> {
     let mut findings: Vec<_> = of_state(state).into_iter().collect();
     let Some(facts) = node.facts() else { return findings };
@@ -98,7 +98,7 @@ fn of_error(error: &NodeError) -> Finding {
 
 fn clock(facts: &Facts) -> Option<Finding> {
     let offset_us = facts.clock_offset_us?;
-    // It is measured to within half a round trip.
+    // The measurement is accurate to half a round trip.
     let doubt_us = u64::try_from(facts.round_trip.as_micros() / 2).unwrap_or(u64::MAX);
     let certain_us = offset_us.unsigned_abs().saturating_sub(doubt_us);
     let skew_us = max_clock_skew_us(facts);

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::findings::{Finding, Severity};
 use crate::fleet::Report;
-use crate::fleet::text::{printable, wrap};
+use crate::fleet::text::wrap;
+use crate::shown::printable;
 
 /// How wide a line may be.
 const COLUMNS: usize = 100;

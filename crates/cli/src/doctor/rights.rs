@@ -4,10 +4,10 @@ use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value, cmd};
 
-use crate::fleet::text::printable;
 use crate::fleet::{Node, Replies, replies};
+use crate::shown::printable;
 
-/// What the user may not do.
+/// A missing right of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denial {
     /// Run this command.
@@ -19,8 +19,8 @@ pub(super) enum Denial {
 /// Only locks of several keys need these.
 pub(super) const ONLY_FOR_SEVERAL_KEYS: [&str; 3] = ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE"];
 
-/// What a client sends, in a form that changes nothing: no token is empty, so that a command with an
-/// empty one is refused once the rights are checked.
+/// The commands of a client, in a form that changes nothing: the module refuses an empty token after
+/// the server has checked the rights.
 const COMMANDS: [(&str, &[&str]); 9] = [
     ("LOCK.ACQUIRE", &[KEY, "", "1"]),
     ("LOCK.EXTEND", &[KEY, "", "1"]),
@@ -33,11 +33,11 @@ const COMMANDS: [(&str, &[&str]); 9] = [
     ("PING", &[]),
 ];
 
-/// Stands for the key. Its name matters only if the user is to be checked for one.
+/// A placeholder key. Its name matters only with `--key`.
 const KEY: &str = "quorlock-doctor";
 
-/// Asks what the user may not do; nothing where the node does not answer. With `key`, whether the
-/// user may use that key counts, too.
+/// Returns the missing rights of the user; none where the node does not answer. With `key`, also
+/// checks the right to use that key.
 pub(super) async fn denied(node: &Node, key: Option<&str>) -> Vec<Denial> {
     node.ask(async |connection| ask(connection, key).await).await.unwrap_or_default()
 }
@@ -54,7 +54,7 @@ async fn ask(connection: &mut MultiplexedConnection, key: Option<&str>) -> Resul
             return Ok(denials(&replied, key));
         }
     }
-    // The user may not ask, but may try.
+    // A user without the right for DRYRUN may still try the commands.
     let mut questions = Pipeline::with_capacity(COMMANDS.len());
     for (name, arguments) in COMMANDS {
         questions.cmd(name).arg(with_key(arguments, key));
@@ -67,7 +67,7 @@ fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
     arguments.iter().map(|argument| if *argument == KEY { key.unwrap_or(KEY) } else { argument }).collect()
 }
 
-/// Reads what DRYRUN, or the command itself, replied.
+/// Reads the reply of DRYRUN, or of the command itself.
 fn denials(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Denial> {
     let mut denials = Vec::new();
     for ((name, _), reply) in COMMANDS.iter().zip(replies) {

@@ -1,4 +1,4 @@
-//! What a report of the nodes becomes: a pure function.
+//! Metrics from a report of the nodes: a pure function.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -30,7 +30,7 @@ pub(super) fn of(report: &Report, took: Duration) -> String {
     of_each_module(&mut metrics, report);
     let mut text = String::new();
     if encode(&mut text, &metrics.0).is_err() {
-        // Only writing to a string that is full can fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "# the metrics cannot be written");
     }
     text

@@ -1,7 +1,7 @@
 //! `quorlock exporter`: the figures of all nodes for Prometheus, over HTTP.
 //!
-//! - [`metrics`]: what a report of the nodes becomes.
-//! - [`shared`]: one gathering for all who ask meanwhile.
+//! - [`metrics`]: metrics from a report of the nodes.
+//! - [`shared`]: one gathering for all concurrent scrapes.
 
 mod metrics;
 mod shared;
@@ -24,7 +24,7 @@ use crate::fleet::{Fleet, FleetArgs};
 use crate::signals::Signals;
 use crate::{nodes, say};
 
-/// Where Prometheus asks.
+/// The path that Prometheus scrapes.
 const PATH: &str = "/metrics";
 
 /// Serves the state and the counters of all nodes to Prometheus, under /metrics.
@@ -35,7 +35,7 @@ const PATH: &str = "/metrics";
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
 pub(crate) struct Exporter {
-    /// The address to listen on; anybody who reaches it can read the metrics
+    /// The address to listen on; every client that reaches it can read the metrics
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9871")]
     listen: SocketAddr,
 

@@ -1,10 +1,10 @@
-//! One gathering for all who ask meanwhile.
+//! One gathering for all concurrent scrapes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 
-/// A value that is made anew for each caller, unless it is being made already: then they share it.
+/// A value that is made for each caller. Callers share a value that is already being made.
 pub(super) struct Shared<T>(Mutex<Arc<OnceCell<T>>>);
 
 impl<T> Default for Shared<T> {
@@ -23,7 +23,7 @@ impl<T: Clone> Shared<T> {
         let value = current.get_or_init(make).await.clone();
         let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::ptr_eq(&latest, &current) {
-            // The next caller is to have a fresh one.
+            // The next caller gets a fresh value.
             *latest = Arc::default();
         }
         value
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn callers_at_the_same_time_share_one_value_and_later_ones_do_not() {
+    async fn concurrent_callers_share_one_value_and_later_ones_do_not() {
         let (shared, made) = (Shared::<u32>::default(), Cell::new(0));
         let (go, gone) = oneshot::channel::<()>();
         let first = shared.get(async || {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_caller_goes_on_when_the_first_one_is_gone() {
+    async fn second_caller_continues_when_the_first_is_dropped() {
         let shared = Shared::<u32>::default();
         assert!(shared.get(pending).now_or_never().is_none());
         assert_eq!(shared.get(|| ready(7)).now_or_never(), Some(7));

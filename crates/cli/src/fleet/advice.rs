@@ -2,7 +2,7 @@
 
 use quorlock_core::client::NodeError;
 
-/// One sentence that says what to do, where the error's own words do not.
+/// One sentence that says what to do, where the error does not.
 pub(crate) fn advice(error: &NodeError) -> Option<&'static str> {
     match error {
         NodeError::Down { reason } if reason.contains("refused") => {

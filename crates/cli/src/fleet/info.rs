@@ -1,11 +1,11 @@
-//! What a server's reply to INFO says.
+//! A server's reply to INFO.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{Hello, SetReport};
 
-use super::text::printable;
+use crate::shown::printable;
 
 /// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains each.
 pub(crate) const COUNTERS: [&str; 11] = [
@@ -22,12 +22,12 @@ pub(crate) const COUNTERS: [&str; 11] = [
     "handovers",
 ];
 
-/// What a server says of itself.
+/// The facts that a server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Info {
     /// `redis 7.0.15` or `valkey 8.1.3`.
     pub(crate) server: String,
-    /// Another one at each start.
+    /// Changes at each start.
     pub(crate) run_id: Option<Arc<str>>,
     /// `standalone`, `sentinel` or `cluster`.
     pub(crate) mode: Option<String>,
@@ -38,7 +38,7 @@ pub(crate) struct Info {
     pub(crate) lock: Option<LockInfo>,
 }
 
-/// What the module says.
+/// The facts that the module reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockInfo {
     pub(crate) version: String,
@@ -58,7 +58,7 @@ pub(crate) struct LockInfo {
 pub(crate) struct Abstention {
     /// `start`, `promotion`, `swapdb` or `replica`.
     pub(crate) reason: String,
-    /// `None` where there is no end of it.
+    /// `None` if it has no end.
     pub(crate) left: Option<Duration>,
 }
 
@@ -87,7 +87,7 @@ impl Info {
         self.maxmemory_policy.as_ref().is_some_and(|policy| policy != "noeviction")
     }
 
-    /// What a client learns from a new connection.
+    /// The same facts as a client learns them from a new connection.
     pub(crate) fn hello(&self) -> Hello {
         Hello {
             run_id: self.run_id.clone(),
@@ -142,7 +142,7 @@ impl<'a> Fields<'a> {
         line.map(str::trim).filter(|value| !value.is_empty())
     }
 
-    /// A value that is shown to people.
+    /// A value made safe for a terminal.
     fn word(&self, name: &str) -> Option<String> {
         self.text(name).map(printable)
     }

@@ -1,12 +1,12 @@
-//! Every node as it is: each is asked by itself, so that broken nodes, replicas and servers without
-//! the module are seen too.
+//! The state of every node. Each node is asked by itself, so that broken nodes, replicas and servers
+//! without the module are seen too.
 //!
-//! - [`node`]: the connection to one node, and what it is asked.
-//! - [`info`]: what its replies to INFO say.
-//! - [`clock`]: how far its wall clock is from this machine's.
+//! - [`node`]: the connection to one node, and the requests to it.
+//! - [`info`]: its replies to INFO.
+//! - [`clock`]: the offset of its wall clock.
 //! - [`report`]: the nodes together: which of them a client counts.
 //! - [`advice`]: what to do about a node that is not counted.
-//! - [`text`]: what servers say, made safe for a terminal.
+//! - [`text`]: texts cut and wrapped to the columns of a terminal.
 
 mod advice;
 mod clock;
@@ -25,7 +25,7 @@ pub(crate) use self::report::{Facts, NodeReport, Report, State};
 use crate::duration::duration;
 use crate::nodes::{NodeArgs, Nodes};
 
-/// How long one node may take to connect and to answer everything that it is asked.
+/// How long one node may take to connect and to answer all requests.
 const NODE_LIMIT: &str = "2s";
 
 /// Options of every verb that asks the nodes one by one.
@@ -39,7 +39,7 @@ pub(crate) struct FleetArgs {
     pub(crate) node_limit: Duration,
 }
 
-/// The nodes, each with a connection of its own that is kept while it works.
+/// The nodes, each with its own connection, which is kept while it works.
 #[derive(Clone)]
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Node>,

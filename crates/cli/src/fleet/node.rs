@@ -1,4 +1,4 @@
-//! One node: the connection to it, and what it is asked.
+//! One node: the connection to it, and the requests to it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 use super::clock;
 use super::info::Info;
 use super::report::{Facts, NodeReport};
-use super::text::printable;
 use crate::nodes::NodeClient;
+use crate::shown::printable;
 
 /// How often the node's clock is read. The fastest reply counts.
 const PROBES: usize = 3;
@@ -27,14 +27,14 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node that may take `limit` for everything that it is asked at a time.
+    /// A node that may take `limit` to answer the requests of one call.
     pub(super) fn new(client: NodeClient, limit: Duration) -> Self {
         let NodeClient { name, client } = client;
         let client = client.map_err(|reason| NodeError::Misconfigured { reason });
         Self { name: name.into(), client, limit, connection: Arc::default() }
     }
 
-    /// Asks the node what it is. Takes one time limit at most.
+    /// Reads the state of the node. Takes one time limit at most.
     pub(super) async fn report(&self) -> NodeReport {
         let answer = self.ask(async |connection| facts(connection).await).await;
         NodeReport { name: self.name.to_string(), answer }
@@ -77,7 +77,8 @@ async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
 
 async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
     let mut questions = Pipeline::with_capacity(3);
-    // By itself: a server without the module does not know the section, an old one no two sections.
+    // A command of its own: a server without the module does not know the section, and an old server
+    // takes only one section.
     questions.cmd("INFO");
     questions.cmd("INFO").arg("lock");
     questions.cmd("CONFIG").arg("GET").arg("lock.*");
@@ -104,7 +105,7 @@ async fn probe(connection: &mut MultiplexedConnection) -> Result<(Duration, Opti
         let round_trip = sent.elapsed();
         let offset_us = match reply {
             Ok((seconds, us)) => Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us)),
-            // It is an answer, and took as long as one.
+            // An error is an answer, too, and took one round trip.
             Err(error) if error.code() == Some("NOPERM") => None,
             Err(error) => return Err(read_error(&error)),
         };
@@ -118,7 +119,7 @@ async fn probe(connection: &mut MultiplexedConnection) -> Result<(Duration, Opti
 /// The reply to each of several commands.
 pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
 
-/// Sends several commands at a time. An error of one command does not touch the others.
+/// Sends several commands at a time. An error of one command does not affect the others.
 pub(crate) async fn replies<const N: usize>(
     questions: &Pipeline,
     connection: &mut MultiplexedConnection,

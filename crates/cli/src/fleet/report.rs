@@ -1,4 +1,4 @@
-//! The nodes together: which of them vote, and whether these are a majority.
+//! All nodes together: which of them vote, and whether they are a majority.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use quorlock_core::quorum::{Majority, Moment};
 
 use super::info::{Abstention, Info};
 
-/// One node, and what it answered.
+/// One node and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeReport {
     /// The address, without user and password.
@@ -15,7 +15,7 @@ pub(crate) struct NodeReport {
     pub(crate) answer: Result<Facts, NodeError>,
 }
 
-/// What a node answered.
+/// The answer of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) info: Info,
@@ -28,14 +28,14 @@ pub(crate) struct Facts {
     pub(crate) clock_offset_us: Option<i64>,
 }
 
-/// What a client makes of a node.
+/// How a client treats a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// It grants locks, and its grants count.
     Voting,
     /// It grants no locks for a while, since it may have forgotten some.
     Abstaining(Abstention),
-    /// It answers, and clients do not ask it for locks.
+    /// It answers, but clients do not ask it for locks.
     NotCounted(NodeError),
     /// It does not answer.
     Down(NodeError),
@@ -45,7 +45,7 @@ pub(crate) enum State {
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     pub(crate) nodes: Vec<NodeReport>,
-    /// What a client makes of each.
+    /// How a client treats each node.
     pub(crate) states: Vec<State>,
 }
 
@@ -75,7 +75,7 @@ impl Report {
         Self { nodes, states }
     }
 
-    /// The nodes, each with what a client makes of it.
+    /// The nodes, each with how a client treats it.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&NodeReport, &State)> {
         self.nodes.iter().zip(&self.states)
     }
@@ -116,12 +116,12 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
     nodes.iter().zip(admissions(nodes)).map(state).collect()
 }
 
-/// Whether there is a server, which said no.
+/// Whether a server is there and refused.
 fn is_an_answer(error: &NodeError) -> bool {
     matches!(error, NodeError::Denied { .. } | NodeError::Refused(_))
 }
 
-/// Why a client would not ask each node for locks: decided by the client's own machine.
+/// Why a client would not ask each node for locks, as the client's own machine decides.
 fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     let Some(majority) = Majority::of(nodes.len()) else { return Vec::new() };
     let now = Moment::default();
@@ -139,7 +139,7 @@ fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     links.health().into_iter().map(|health| health.error).collect()
 }
 
-/// Only pauses between attempts to connect are random, and there are none.
+/// Only pauses between attempts to connect are random, and there are none here.
 struct NotRandom;
 
 impl Random for NotRandom {

@@ -1,31 +1,9 @@
-//! Texts of servers and of other users, made safe for a terminal.
-
-use std::fmt::Write as _;
+//! Texts cut and wrapped to the columns of a terminal.
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Marks where a text was cut.
 const CUT: char = '…';
-
-/// A message with escapes in place of characters that control a terminal, reorder or hide text. It
-/// may be applied twice. Keys and labels are for [`escaped`](crate::shown::escaped).
-pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_control(c) {
-            // Nothing goes wrong when writing to a string.
-            let _ = write!(shown, "{}", c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
-/// Whether a terminal would act on this character, or not show it.
-fn is_control(c: char) -> bool {
-    !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
-}
 
 /// How many columns of a terminal the text takes.
 pub(crate) fn width(text: &str) -> usize {
@@ -84,22 +62,6 @@ pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nothing_that_controls_a_terminal_is_shown() {
-        for (text, shown) in [
-            ("orders/42", "orders/42"),
-            ("é 日本", "é 日本"),
-            ("\x1b[2Jx", "\\u{1b}[2Jx"),
-            ("a\nb\tc", "a\\nb\\tc"),
-            ("it's \"C:\\x\"", "it's \"C:\\x\""),
-            ("\u{9b}31m", "\\u{9b}31m"),
-            ("\u{202e}txt", "\\u{202e}txt"),
-            ("a\u{200b}b", "a\\u{200b}b"),
-        ] {
-            assert_eq!(printable(text), shown);
-        }
-    }
 
     #[test]
     fn cut_text_fits_and_says_that_it_was_cut() {

@@ -8,7 +8,7 @@ use crate::fleet::{NodeReport, Report, State, advice};
 
 #[derive(Serialize)]
 struct Status {
-    /// Whether so many nodes vote.
+    /// Whether a majority votes.
     majority: bool,
     voting: usize,
     needed: usize,

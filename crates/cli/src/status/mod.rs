@@ -20,7 +20,7 @@ use crate::{exit, nodes};
 
 /// How often `--watch` without a value asks the nodes.
 const WATCH_EVERY: &str = "2s";
-/// The shortest interval of `--watch`: faster is for nobody to read, and costs the nodes.
+/// The shortest interval of `--watch`: a shorter one cannot be read, and loads the nodes.
 const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
 
 /// Moves to the top left corner of the terminal and erases all below.

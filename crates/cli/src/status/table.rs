@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::fleet::info::LockInfo;
-use crate::fleet::text::{end_of, printable, start_of, width, wrap};
+use crate::fleet::text::{end_of, start_of, width, wrap};
 use crate::fleet::{NodeReport, Report, State, advice};
+use crate::shown::printable;
 
 /// How wide the table may be.
 const COLUMNS: usize = 100;
@@ -16,12 +17,12 @@ const INDENT: usize = 2;
 
 const HEADINGS: [&str; 9] =
     ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
-/// These are numbers.
+/// The columns from here on are numbers.
 const FIRST_RIGHT_ALIGNED: usize = 5;
 /// The columns that are shortened, in this order, each to this width at least.
 const SHORTENED: [(usize, usize); 4] = [(0, 20), (4, 8), (3, 8), (0, 10)];
 
-/// The table, and below each node that does not vote why, and for how long.
+/// The table. Below each node that does not vote, it says why and for how long.
 pub(super) fn of(report: &Report) -> String {
     let rows: Vec<_> = report.iter().map(|(node, state)| cells(node, state)).collect();
     let widths = widths(&rows);
@@ -29,7 +30,7 @@ pub(super) fn of(report: &Report) -> String {
     for (row, state) in rows.iter().zip(&report.states) {
         text += &line(row, &widths);
         for part in reason(state).iter().flat_map(|reason| wrap(reason, COLUMNS - INDENT)) {
-            // Nothing goes wrong when writing to a string.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{:INDENT$}{part}", "");
         }
     }
@@ -120,10 +121,15 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// An offset with its sign.
+/// An offset with its sign; one that rounds to zero has none.
 pub(crate) fn signed(us: i64) -> String {
-    let sign = if us < 0 { '-' } else { '+' };
-    format!("{sign}{}", time(Duration::from_micros(us.unsigned_abs())))
+    let shown = time(Duration::from_micros(us.unsigned_abs()));
+    let sign = match us {
+        _ if shown == time(Duration::ZERO) => "",
+        us if us < 0 => "-",
+        _ => "+",
+    };
+    format!("{sign}{shown}")
 }
 
 #[cfg(test)]
@@ -143,7 +149,16 @@ mod tests {
         ] {
             assert_eq!(time(Duration::from_micros(us)), shown);
         }
-        assert_eq!((signed(-2_000), signed(0)), ("-2.0 ms".to_owned(), "+0.0 ms".to_owned()));
+        for (us, shown) in [
+            (-2_000, "-2.0 ms"),
+            (2_000, "+2.0 ms"),
+            (-60, "-0.1 ms"),
+            (-40, "0.0 ms"),
+            (40, "0.0 ms"),
+            (0, "0.0 ms"),
+        ] {
+            assert_eq!(signed(us), shown);
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the nodes are asked, again and again, in a thread of its own: replies with thousands of locks
-//! do not make the keys wait.
+//! Asks the nodes again and again, in a separate thread: replies with thousands of locks do not delay
+//! the keyboard.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,20 +15,20 @@ use crate::fleet::{Fleet, Node, query};
 use crate::nodes::Nodes;
 use crate::shown::escaped;
 
-/// Whom to ask, for what, and how often.
+/// Which nodes to ask, for which locks, and how often.
 pub(super) struct Questions {
     pub(super) nodes: Nodes,
     pub(super) fleet: Fleet,
-    /// Of the keys.
+    /// The pattern of the keys.
     pub(super) pattern: Vec<u8>,
     pub(super) node_limit: Duration,
-    /// The interval, if it is not too short.
+    /// The interval, unless the load of the nodes requires a longer one.
     pub(super) wanted: Duration,
 }
 
-/// Starts to ask. An error is the last thing that comes.
+/// Starts the thread. Nothing follows an error.
 pub(super) fn start(questions: Questions) -> Receiver<anyhow::Result<Snapshot>> {
-    // One is drawn while the next one is made.
+    // One snapshot is drawn while the next one is made.
     let (sender, receiver) = mpsc::channel(1);
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -72,7 +72,7 @@ async fn list(quorum: &Quorum, pattern: &[u8]) -> Locks {
     }
 }
 
-/// What this node has spent on gatherings since its start, if it says so.
+/// The time that this node has spent on gatherings since its start, if it reports it.
 async fn spent(node: &Node) -> Option<Duration> {
     let stats: String =
         node.ask(async |connection| query(connection, &["INFO", "commandstats"]).await).await.ok()?;

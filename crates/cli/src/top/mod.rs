@@ -1,10 +1,10 @@
 //! `quorlock top`: the locks as they come and go.
 //!
-//! - [`gather`]: what the nodes are asked, in a thread of its own; [`pace`] is how often.
-//! - [`snapshot`]: what they answered, ready to be shown.
-//! - [`state`]: what the user looks at, and what the keys do.
-//! - [`view`]: how it is drawn.
-//! - [`terminal`]: the terminal, which is left as it was found.
+//! - [`gather`]: asks the nodes in a separate thread; [`pace`] decides how often.
+//! - [`snapshot`]: their answers, ready to be shown.
+//! - [`state`]: what is on the screen, and what the keys do.
+//! - [`view`]: draws it.
+//! - [`terminal`]: sets the terminal up and restores it.
 
 mod gather;
 mod pace;
@@ -30,9 +30,9 @@ use crate::fleet::FleetArgs;
 use crate::signals::Signals;
 use crate::{exit, nodes};
 
-/// How often the times that are left are drawn anew.
+/// How often the remaining times are redrawn.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
-/// The shortest interval: faster is for nobody to read.
+/// The shortest interval: a shorter one cannot be read.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// Shows the locks of all nodes as they come and go, with their owners, waiters and the time left.
@@ -89,7 +89,7 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
         let action = tokio::select! {
             signal = signals.next() => return Ok(exit::by(signal)),
             _ = stop.recv() => Action::Suspend,
-            // After a SIGSTOP, nobody knows what the terminal was set to.
+            // After a SIGSTOP, the settings of the terminal are unknown.
             _ = go_on.recv() => Action::Reset,
             event = events.recv() => match event {
                 Some(event) => app.handle(&event),

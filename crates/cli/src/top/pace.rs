@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// The gathering takes at most one part in so many of a node's time: a hundredth, less a fifth of that
-/// for what the node's statistics of commands do not count, reading requests and writing replies.
+/// A gathering takes at most one part in this many of a node's time: a hundredth, less a fifth of that
+/// for reading requests and writing replies, which the node's command statistics do not count.
 const PARTS: u32 = 125;
-/// What a gathering sends, as the server names it in `INFO commandstats`.
+/// The commands of a gathering, as `INFO commandstats` names them.
 const COMMANDS: [&str; 5] = ["lock.scan", "info", "config|get", "time", "ping"];
 
 /// How long after the beginning of one gathering the next one begins. `cost` is the time that the
@@ -14,8 +14,8 @@ pub(super) fn interval(wanted: Duration, cost: Duration) -> Duration {
     wanted.max(cost.saturating_mul(PARTS))
 }
 
-/// What a node spent on a gathering, by what it had [spent](spent) before and after. One that does not
-/// answer is not asked less often for that: it has not worked, and the others are shown.
+/// The time that a node spent on a gathering: the difference of what it had [spent](spent) before and
+/// after. Zero for a node that does not answer, so that it does not slow down the others.
 pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
     match (before, after) {
         // A server that was restarted begins at zero.
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interval_grows_so_that_a_node_spends_less_than_a_hundredth_of_its_time() {
+    fn interval_keeps_the_load_of_a_node_below_a_hundredth() {
         let second = Duration::from_secs(1);
         assert_eq!(interval(second, Duration::ZERO), second);
         assert_eq!(interval(second, Duration::from_millis(8)), second);

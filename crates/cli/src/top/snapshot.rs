@@ -1,4 +1,5 @@
-//! What the nodes answered, ready to be shown: no text of others can act on the terminal.
+//! The answers of the nodes, ready to be shown: no text of a client or server can control the
+//! terminal.
 
 use std::time::{Duration, Instant};
 
@@ -24,25 +25,25 @@ pub(super) struct Locks {
     /// `None` if no node answered.
     pub(super) at: Option<Instant>,
     pub(super) list: Vec<Lock>,
-    /// Why some are missing, if some are.
+    /// Why some locks are missing, if any are.
     pub(super) problem: Option<String>,
 }
 
-/// One lock. All texts were escaped.
+/// One lock. All texts are escaped.
 #[derive(Clone, Debug)]
 pub(super) struct Lock {
     pub(super) key: String,
     pub(super) owner: String,
     pub(super) fence: Option<u64>,
-    /// How long ago the first of its nodes granted it.
+    /// The time since the first of its nodes granted it.
     pub(super) held: Option<Duration>,
     /// How much longer it lasts at most.
     pub(super) left: Option<Duration>,
     pub(super) waiters: u64,
-    /// On how many nodes it is.
+    /// The number of nodes that hold it.
     pub(super) nodes: usize,
     pub(super) kind: Kind,
-    /// What each node says, for the details.
+    /// The answer of each node, for the details.
     pub(super) answers: Vec<Result<Option<LeaseInfo>, NodeError>>,
 }
 

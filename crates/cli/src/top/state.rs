@@ -1,4 +1,4 @@
-//! What the user looks at, and what the keys do: pure.
+//! What is on the screen, and what the keys do: pure.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -52,7 +52,7 @@ struct Scale {
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) snapshot: Option<Snapshot>,
-    /// Of each node; `None` until it was asked twice.
+    /// The rates of each node; `None` until it was asked twice.
     pub(super) rates: Vec<Option<Rates>>,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
@@ -60,7 +60,7 @@ pub(super) struct App {
     /// Whether keys go into the filter.
     pub(super) is_typing: bool,
     pub(super) shows_details: bool,
-    /// Indices into the locks of the snapshot: those that match, sorted.
+    /// Indices of the matching locks of the snapshot, sorted.
     pub(super) rows: Vec<usize>,
     /// The index into `rows` of the selected lock.
     pub(super) selected: usize,
@@ -71,7 +71,7 @@ pub(super) struct App {
 }
 
 impl App {
-    /// Takes what the nodes answered. The selection stays on its lock.
+    /// Handles the answers of the nodes. The selection stays on its lock.
     pub(super) fn update(&mut self, mut snapshot: Snapshot) -> Action {
         let selected = self.lock().map(|lock| lock.key.clone());
         if let Some(before) = &mut self.snapshot {
@@ -169,7 +169,7 @@ impl App {
         self.sort_rows(selected.as_deref());
     }
 
-    /// Finds the rows anew, and this lock among them.
+    /// Rebuilds the rows, and selects this lock among them.
     fn sort_rows(&mut self, selected: Option<&str>) {
         let Some(snapshot) = &self.snapshot else { return };
         let locks = &snapshot.locks.list;
@@ -184,7 +184,7 @@ impl App {
         });
         let found = selected.and_then(|key| self.rows.iter().position(|&row| locks[row].key == key));
         if found.is_none() {
-            // The details are of a lock that is gone.
+            // The lock of the details is gone.
             self.shows_details = false;
         }
         self.select(found.unwrap_or(self.selected));
@@ -215,7 +215,7 @@ impl Sort {
         }
     }
 
-    /// What is worth a look comes first: little time left, held for long, many waiters.
+    /// Locks that need attention come first: little time left, held for long, many waiters.
     fn compare(self, a: &Lock, b: &Lock) -> Ordering {
         match self {
             Self::Key => a.key.cmp(&b.key),
@@ -227,9 +227,9 @@ impl Sort {
     }
 }
 
-/// What the bar of a lock is measured against. A node does not say which ttl a lock was given last. One
-/// that was never extended has had the time since its grant and has what is left. One that has more
-/// left than before was extended just now.
+/// What the bar of a lock is measured against. A node does not report the last ttl of a lock. Of a lock
+/// that was never extended, the ttl is the time since its grant plus the time left. A lock with more
+/// time left than before was just extended.
 fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     let left = lock.left?;
     let full = match before.filter(|before| before.fence == lock.fence) {
@@ -240,7 +240,7 @@ fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     Some(Scale { fence: lock.fence, left, full })
 }
 
-/// Of each node, if both reports have its counters. A node that was restarted begins at zero.
+/// The rates of each node, if both reports have its counters. A restarted node begins at zero.
 fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>> {
     const GRANTS: usize = 0;
     const REFUSALS: usize = 1;
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn each_column_sorts_what_is_worth_a_look_first() {
+    fn each_column_sorts_locks_that_need_attention_first() {
         let mut app = app();
         let mut orders = Vec::new();
         for _ in 0..5 {

@@ -1,5 +1,5 @@
-//! The terminal, which is left as it was found: at the end, on errors, panics and signals, and while
-//! the program is stopped.
+//! Sets the terminal up, and restores it: at the end, on errors, panics and signals, and while the
+//! program is stopped.
 
 use std::io::{self, Stdout, stdout};
 use std::panic;
@@ -18,7 +18,7 @@ use ratatui::{Frame, Terminal};
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::sync::mpsc::{self, Receiver};
 
-/// Keys that wait while something is drawn.
+/// How many keys wait while the screen is drawn.
 const KEYS_MAX: usize = 64;
 
 /// The terminal in raw mode with its second screen.

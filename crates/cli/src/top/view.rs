@@ -1,4 +1,4 @@
-//! How it is drawn. Only the rows that are seen are made.
+//! Draws the screen. Makes only the visible rows.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,23 @@ use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, Wrap};
 
 use super::snapshot::{Lock, Snapshot};
 use super::state::{App, Rates, Sort};
-use crate::fleet::text::{end_of, printable};
+use crate::fleet::text::end_of;
 use crate::fleet::{NodeReport, State};
 use crate::inspect::Kind;
-use crate::shown::{self, escaped};
+use crate::shown::{self, escaped, printable};
 use crate::status;
 
 /// How many characters the bar of the time left has.
 const BAR: usize = 10;
-/// Of the screen, for the nodes at most.
+/// The nodes get at most one part in this many of the screen.
 const NODES_PART: u16 = 3;
 /// The narrowest column of addresses.
 const NODE_COLUMNS: usize = 24;
-/// The parts of the time left below which its bar is yellow, and red.
+/// The parts of the ttl below which the bar is yellow, and red.
 const YELLOW: f64 = 0.33;
 const RED: f64 = 0.1;
 
-/// Draws everything, and notes in `app` how much of it was seen.
+/// Draws everything, and records in `app` how many rows are visible.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
     let area = frame.area();
     let nodes = app.snapshot.as_ref().map_or(0, |snapshot| snapshot.report.nodes.len());

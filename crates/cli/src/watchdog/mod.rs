@@ -5,7 +5,7 @@
 //! where the terminal's signals do not reach it.
 //!
 //! - [`process`]: the watchdog itself.
-//! - [`wire`]: what the two tell each other.
+//! - [`wire`]: the messages between the two.
 
 mod process;
 mod wire;
@@ -18,7 +18,7 @@ use std::os::unix::net;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use quorlock_core::Guard;
+use quorlock_core::StopSchedule;
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -26,13 +26,13 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::family::{Family, Group, become_subreaper, children};
 use crate::nodes::SECRET_VARIABLES;
+use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 
 pub(crate) use process::{VERB, main};
 pub(crate) use wire::{Begin, Order, Report};
 
-/// This program, also after its file was replaced.
+/// The running program, even after its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// The watchdog, as `quorlock run` sees it.
@@ -42,7 +42,7 @@ pub(crate) struct Watchdog {
     leader: Option<Pid>,
     group: Group,
     /// Children that this process had before.
-    strangers: Vec<Pid>,
+    other_children: Vec<Pid>,
     reports: Lines<BufReader<OwnedReadHalf>>,
     orders: OwnedWriteHalf,
 }
@@ -54,9 +54,9 @@ impl Watchdog {
         command: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, OsString)>,
     ) -> io::Result<Self> {
-        // If the watchdog is killed, this process is the parent of what it leaves behind.
+        // If the watchdog is killed, this process becomes the parent of its children.
         become_subreaper()?;
-        let strangers = children();
+        let other_children = children();
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
         watchdog.arg0("quorlock").arg(VERB).args(command).envs(environment);
@@ -65,23 +65,26 @@ impl Watchdog {
         }
         watchdog.stdin(OwnedFd::from(theirs)).process_group(0);
         let process = Pid::from_child(&watchdog.spawn()?);
-        // Its copy of the other end is closed with it.
+        // Closes this process's copy of the other end.
         drop(watchdog);
         send_stdin(&ours)?;
         ours.set_nonblocking(true)?;
         let (reports, orders) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
-        let watchdog = Self { process, leader: None, group: begin.group, strangers, reports, orders };
+        let watchdog = Self { process, leader: None, group: begin.group, other_children, reports, orders };
         watchdog.order(&Order::Begin(begin));
         Ok(watchdog)
     }
 
-    /// A watchdog that does not read its orders is overdue in the end, and is replaced.
+    /// Sends an order. A watchdog that reads none becomes overdue, and is replaced.
     pub(crate) fn order(&self, order: &Order) {
         wire::send(&self.orders, order);
     }
 
-    /// The next report; `None` when the watchdog has gone. Nothing is lost when this is not awaited to its end.
+    /// Waits for the next report; `None` when the watchdog is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no report.
     pub(crate) async fn report(&mut self) -> Option<Report> {
         let line = self.reports.next_line().await.ok()??;
         let report = Report::parse(&line);
@@ -91,17 +94,17 @@ impl Watchdog {
         report
     }
 
-    /// Ends the watchdog, and does its work: stops the command and all that it started by the guard's schedule.
-    pub(crate) async fn replace(self, guard: &mut Guard) -> io::Result<()> {
-        // It was not waited for, so that its process id is its own.
+    /// Kills the watchdog and takes over: stops the command and all that it started by the schedule.
+    pub(crate) async fn replace(self, schedule: &mut StopSchedule) -> io::Result<()> {
+        // Not reaped yet, so that its process id is not reused.
         let _ = kill_process(self.process, Signal::KILL);
         let _ = waitpid(Some(self.process), WaitOptions::empty());
-        Family::adopt(self.leader, self.group, self.strangers)?.end(guard).await;
+        ProcessTree::adopt(self.leader, self.group, self.other_children)?.end(schedule).await;
         Ok(())
     }
 }
 
-/// Passes this process's standard input on, in whose place the watchdog has its end of the connection.
+/// Sends this process's standard input to the watchdog, whose own is its end of the connection.
 fn send_stdin(connection: &net::UnixStream) -> io::Result<()> {
     let stdin = stdin();
     let descriptors = [stdin.as_fd()];

@@ -16,7 +16,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::wire::{self, Begin, Order, Report};
 use crate::clock;
-use crate::family::Family;
+use crate::process_tree::ProcessTree;
 use crate::signals::Signals;
 
 /// The first argument of a watchdog. The others are the command.
@@ -26,9 +26,9 @@ const NAME: &CStr = c"quorlock-watch";
 
 /// Runs the command for `quorlock run`, which is at the other end of standard input.
 pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
-    // What a service manager or `killall` sends to all processes is passed on by `quorlock run`.
+    // `quorlock run` passes on a signal that a service manager or `killall` sends to all processes.
     let _signals = Signals::listen()?;
-    // What `top` shows; by default it is the name of the link in /proc.
+    // The name that `top` shows. By default it is that of the link in /proc.
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
     let stdin = receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
@@ -50,57 +50,57 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<()> {
-        let mut guard = begin.guard()?;
-        if guard.poll(clock::now()).is_some() {
+        let mut schedule = begin.schedule()?;
+        if schedule.poll(clock::now()).is_some() {
             self.report(Report::TooLate);
             return Ok(());
         }
-        let mut family = match Family::spawn(command, begin.group) {
-            Ok(family) => family,
+        let mut tree = match ProcessTree::spawn(command, begin.group) {
+            Ok(tree) => tree,
             Err(error) => {
                 self.report(Report::NotStarted(error.into()));
                 return Ok(());
             }
         };
         // A reader of the command's output sees its end only when no other process keeps it open.
-        let _ = let_go_of_stdio();
-        if let Some(leader) = family.leader() {
+        let _ = close_stdio();
+        if let Some(leader) = tree.leader() {
             self.report(Report::Started(leader));
         }
         let mut is_reported = false;
         let mut is_abandoned = false;
         loop {
-            family.reap();
-            let waits_for_all = begin.wait_all || guard.has_acted();
-            if let Some(status) = family.leader_status()
-                && (!waits_for_all || family.is_gone())
+            tree.reap();
+            let waits_for_all = begin.wait_all || schedule.has_acted();
+            if let Some(status) = tree.leader_status()
+                && (!waits_for_all || tree.is_gone())
             {
                 self.report(Report::Ended(status));
                 return Ok(());
             }
-            family.obey(&mut guard);
-            if guard.has_acted() && !is_reported {
+            tree.follow(&mut schedule);
+            if schedule.has_acted() && !is_reported {
                 is_reported = true;
                 self.report(Report::Stopping);
             }
             tokio::select! {
                 biased;
                 order = self.order(), if !is_abandoned => match order {
-                    Some(Order::Extended(deadline)) => guard.handle_extended(deadline),
-                    Some(Order::Lost) => guard.handle_lost(clock::now()),
-                    Some(Order::PassOn(signal)) => family.pass_on(signal),
+                    Some(Order::Extended(deadline)) => schedule.handle_extended(deadline),
+                    Some(Order::Lost) => schedule.handle_lost(clock::now()),
+                    Some(Order::PassOn(signal)) => tree.pass_on(signal),
                     Some(Order::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
-                        guard.handle_abandoned(clock::now());
+                        schedule.handle_abandoned(clock::now());
                     }
                 },
-                () = family.change(&guard) => {}
+                () = tree.change(&schedule) => {}
             }
         }
     }
 
-    /// The next order; `None` when `quorlock run` has gone.
+    /// Waits for the next order; `None` when `quorlock run` is gone.
     async fn order(&mut self) -> Option<Order> {
         Order::parse(&self.orders.next_line().await.ok()??)
     }
@@ -114,7 +114,7 @@ impl Watchdog {
 fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // One byte: what follows is read by others.
+    // One byte: the rest are orders.
     recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let descriptor = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
@@ -123,7 +123,7 @@ fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     descriptor.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-fn let_go_of_stdio() -> io::Result<()> {
+fn close_stdio() -> io::Result<()> {
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     dup2_stdin(&nothing)?;
     dup2_stdout(&nothing)?;
@@ -138,7 +138,7 @@ mod tests {
     use quorlock_core::Ttl;
 
     use super::*;
-    use crate::family::Group;
+    use crate::process_tree::Group;
 
     #[tokio::test]
     async fn command_is_not_started_with_too_little_validity_left() {

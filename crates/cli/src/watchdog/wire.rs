@@ -1,4 +1,4 @@
-//! What `quorlock run` and its watchdog tell each other: one line of text each.
+//! The messages between `quorlock run` and its watchdog: one line of text each.
 
 use std::fmt;
 use std::io;
@@ -8,12 +8,12 @@ use std::str::SplitWhitespace;
 use std::time::Duration;
 
 use quorlock_core::quorum::Moment;
-use quorlock_core::{Guard, Ttl};
+use quorlock_core::{StopSchedule, Ttl};
 use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal};
 use tokio::net::unix::OwnedWriteHalf;
 
-use crate::family::Group;
+use crate::process_tree::Group;
 
 /// From `quorlock run` to the watchdog.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) enum Report {
     Ended(ExitStatus),
 }
 
-/// The number of an error of the system.
+/// The number of a system error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(i32);
 
@@ -71,9 +71,9 @@ impl From<io::Error> for Errno {
 }
 
 impl Begin {
-    /// The machine that decides when the command is stopped.
-    pub(crate) fn guard(&self) -> Result<Guard, quorlock_core::GraceTooLong> {
-        Guard::new(self.ttl, self.kill_after, self.deadline)
+    /// The schedule by which the command is stopped.
+    pub(crate) fn schedule(&self) -> Result<StopSchedule, quorlock_core::GraceTooLong> {
+        StopSchedule::new(self.ttl, self.kill_after, self.deadline)
     }
 }
 
@@ -148,7 +148,7 @@ impl Report {
     }
 }
 
-/// Sends one line, without waiting: a reader that has gone or does not read is noticed by its silence.
+/// Sends one line without waiting. The silence of a reader that is gone or stuck reveals it.
 pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     let line = format!("{line}\n");
     let _ =
@@ -197,8 +197,8 @@ mod tests {
         ] {
             assert_eq!(Order::parse(&order.to_string()), Some(order));
         }
-        for nonsense in ["", "begin", "extended 1", "extended 1 2 3", "pass-on x", "lose"] {
-            assert_eq!(Order::parse(nonsense), None, "{nonsense}");
+        for malformed in ["", "begin", "extended 1", "extended 1 2 3", "pass-on x", "lose"] {
+            assert_eq!(Order::parse(malformed), None, "{malformed}");
         }
     }
 
@@ -214,8 +214,8 @@ mod tests {
         ] {
             assert_eq!(Report::parse(&report.to_string()), Some(report));
         }
-        for nonsense in ["", "started", "started 0", "ended x", "end"] {
-            assert_eq!(Report::parse(nonsense), None, "{nonsense}");
+        for malformed in ["", "started", "started 0", "ended x", "end"] {
+            assert_eq!(Report::parse(malformed), None, "{malformed}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the tests of the program share: the program itself, in a process group of its own as a service has it, and the
-//! masters' own view of a lock.
+//! Shared by the tests of the program: runs it in its own process group, as a service has, and asks the masters about a
+//! lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -16,17 +16,17 @@ use std::{iter, mem, thread};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-/// Longer than anything here takes, shorter than anybody's patience.
+/// A limit for every wait: longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// So that healthy masters are waited for, however busy the machine.
+/// Waits for healthy masters, however busy the machine is.
 pub(crate) const PATIENT: [&str; 2] = ["--node-limit", "1s"];
 
 pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
 
 /// The program, without anything that the tests' own environment says about it.
 pub(crate) fn quorlock() -> Command {
-    // A shell that runs the tests in the background has them ignore SIGINT, and all that they start.
+    // A shell that runs the tests in the background makes them and their children ignore SIGINT.
     let mut command = Command::new("env");
     command.args(["--default-signal", QUORLOCK]);
     for variable in ["NODES", "KEY", "FENCE", "CONFIG", "USER", "PASSWORD"] {
@@ -38,7 +38,7 @@ pub(crate) fn quorlock() -> Command {
     command
 }
 
-/// `quorlock run` with these nodes; the key and the rest are to follow.
+/// `quorlock run` with these nodes. The caller adds the key and the command.
 pub(crate) fn run_on<S: AsRef<str>>(urls: impl IntoIterator<Item = S>) -> Command {
     let urls: Vec<_> = urls.into_iter().map(|url| url.as_ref().to_owned()).collect();
     let mut command = quorlock();
@@ -136,7 +136,7 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Waits for its end, and that of all who write where it wrote; the output is what was not yet read of it.
+    /// Waits for its end, and for that of all other writers to its output. Returns the output that was not read yet.
     #[track_caller]
     pub(crate) fn end(mut self) -> Output {
         let mut status = None;
@@ -152,7 +152,7 @@ impl Running {
     }
 }
 
-/// The lines of a pipe as they come, read by a thread: so that whoever waits for one does not wait for ever.
+/// The lines of a pipe as they come, read by a thread: so that a test does not wait for ever.
 pub(crate) struct Lines(Receiver<String>);
 
 impl Lines {
@@ -202,7 +202,7 @@ impl Drop for Running {
     }
 }
 
-/// A run of the key `k` that holds the lock until it is let go.
+/// A run of the key `k` that holds the lock until it is released.
 pub(crate) struct Holder(Running);
 
 impl Holder {
@@ -212,7 +212,7 @@ impl Holder {
         Self(running)
     }
 
-    pub(crate) fn let_go(mut self) {
+    pub(crate) fn release(mut self) {
         self.0.say("go");
         let output = self.0.end();
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
@@ -232,7 +232,7 @@ pub(crate) fn stderr(output: &Output) -> &str {
     str::from_utf8(&output.stderr).expect("it is text")
 }
 
-/// A zombie is gone, too: who reaps it is none of our business.
+/// Whether the process runs. A zombie does not.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let state = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
@@ -289,8 +289,7 @@ pub(crate) fn becomes_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
 }
 
-/// Masters, and proxies before them that let nothing through any more when they are told so: neither
-/// extensions nor releases.
+/// Masters behind proxies that can drop everything: extensions as well as releases.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
     pub(crate) proxies: Vec<Proxy>,
@@ -317,7 +316,7 @@ impl Net {
         }
     }
 
-    /// Waits until a process has ended. It never runs when the masters have the lock no more.
+    /// Waits until a process has ended, and asserts that it never runs after the lock has ended on the masters.
     #[track_caller]
     pub(crate) fn ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {

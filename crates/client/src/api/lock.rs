@@ -38,8 +38,7 @@ pub struct Coverage {
 pub enum Released {
     /// The lock was held until this release.
     Released,
-    /// The lock had ended before, on so many nodes that another client could have acquired it. Its
-    /// deadline passed, an operator ended it, or nodes were restarted.
+    /// The lock had ended before on too many nodes to exclude another client. Its deadline passed, an operator ended it, or nodes were restarted.
     AlreadyOver,
 }
 

@@ -273,13 +273,13 @@ impl Quorum {
     /// Takes the lock on `key` back from its holder, on all nodes. For operators.
     ///
     /// The holder can no longer extend the lock. The key stays taken until the lock's deadline, on
-    /// which the holder relies, so that no two hold it; the holder may release it earlier. Of a lock
-    /// of several keys all are revoked. Of waiters nothing is changed: the first of them acquires the
-    /// lock when it is over.
+    /// which the holder relies, so that no two hold it; the holder may release it earlier. A lock
+    /// of several keys is revoked on all of them. Waiters stay in their queues: the first of them
+    /// acquires the lock when it is over.
     ///
     /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock with a
-    /// ttl of 10 s where this is longer. [`Revocation::report`] says what the answers amount to, and how long the lock may
-    /// last. [`Revocation::ended`] waits for that, and asks nodes that did not answer again.
+    /// ttl of 10 s where this is longer. [`Revocation::report`] sums up the answers, and says how long the lock may
+    /// last. [`Revocation::ended`] waits for its end, and asks silent nodes again.
     ///
     /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
     ///

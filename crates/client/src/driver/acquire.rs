@@ -8,11 +8,11 @@ use quorlock_core::client::{
 use tokio::time::sleep;
 
 use super::hold::LockInner;
-use super::local_queues::Turn;
+use super::local_queues::Permit;
 use super::releases::release_in_background;
 use super::shared::Shared;
 use super::timers::{reach, sleep_until};
-use crate::transport::{InFlight, Outgoing, Seat};
+use crate::transport::{InFlight, Outgoing, PooledConnection};
 
 /// The loop of an [`Acquire`]. Dropped before its end, it leaves the clean-up to the background.
 struct Call {
@@ -20,38 +20,38 @@ struct Call {
     machine: Acquire,
     in_flight: InFlight,
     wait: Option<Wait>,
-    /// The last request that was built: most go to several nodes.
+    /// The last request that was built. Most requests go to several nodes.
     last_built: Option<(Request, Arc<Spec>, Outgoing)>,
     ended: bool,
 }
 
-/// A WAIT, or the connection for one.
+/// A WAIT, or the connection for it.
 pub(super) enum Wait {
-    /// There is no connection for it yet.
-    Opening(RequestId, BoxFuture<'static, Result<Seat, NodeError>>),
-    /// It was sent.
+    /// The connection is being opened.
+    Opening(RequestId, BoxFuture<'static, Result<PooledConnection, NodeError>>),
+    /// The WAIT was sent.
     Sent(RequestId, BoxFuture<'static, Response>),
 }
 
-/// What happens next to a [`Wait`].
+/// The next event of a [`Wait`].
 enum WaitEvent {
-    Opened(RequestId, Result<Seat, NodeError>),
+    Opened(RequestId, Result<PooledConnection, NodeError>),
     Answered(RequestId, Response),
 }
 
-/// Acquires a lock within `wait`, or whenever it is granted.
+/// Acquires a lock within `wait`, or without a limit.
 pub(crate) async fn acquire(
     shared: &Arc<Shared>,
     spec: Spec,
     wait: Option<Duration>,
 ) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
-    let turn = machine.takes_turn().then(|| {
+    let permit = machine.takes_turn().then(|| {
         let spec = machine.spec();
         shared.queues.enter(spec.name(), spec.mode)
     });
     // On the heap: it is large, and moved more often than it is used.
-    Box::new(Call::new(shared, machine)).run(turn).await
+    Box::new(Call::new(shared, machine)).run(permit).await
 }
 
 /// Swaps the token of a lock that another process detached.
@@ -72,37 +72,37 @@ impl Call {
         }
     }
 
-    /// From the turn in the local queue to the end.
-    async fn run(mut self: Box<Self>, turn: Option<Turn>) -> Result<Arc<LockInner>, Failure> {
-        let Some(mut turn) = turn else {
+    /// Runs the call from the permit of the local queue to the end.
+    async fn run(mut self: Box<Self>, permit: Option<Permit>) -> Result<Arc<LockInner>, Failure> {
+        let Some(mut permit) = permit else {
             self.propose_slot();
             self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
             return self.finish().await;
         };
-        if !turn.is_called() {
+        if !permit.is_called() {
             let deadline = self.machine.poll_timeout();
             tokio::select! {
                 biased;
-                _ = turn.called() => {}
+                _ = permit.called() => {}
                 () = sleep_until(deadline) => {
-                    // The call goes on without its turn, and leaves the local queue.
-                    drop(turn);
+                    // The call continues without its permit, and leaves the local queue.
+                    drop(permit);
                     self.propose_slot();
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                     return self.finish().await;
                 }
             }
         }
-        let contended = turn.called().await;
+        let contended = permit.called().await;
         self.propose_slot();
         self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
         let shared = Arc::clone(&self.shared);
-        let (outcome, now_contended) = self.finish_and_look().await;
+        let (outcome, now_contended) = self.finish_with_contention().await;
         if now_contended != contended {
             shared.queues.set_contended(spec.name(), now_contended);
         }
-        drop(turn);
+        drop(permit);
         outcome
     }
 
@@ -115,11 +115,11 @@ impl Call {
     }
 
     async fn finish(self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
-        self.finish_and_look().await.0
+        self.finish_with_contention().await.0
     }
 
-    /// To the end; and whether the lock is contended.
-    async fn finish_and_look(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
+    /// Runs the call to its end. Also returns whether the lock is contended.
+    async fn finish_with_contention(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed = None;
@@ -160,7 +160,7 @@ impl Call {
         self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
     }
 
-    /// Carries out everything that the machine says. Returns the outcome when there is one.
+    /// Carries out all actions of the machine. Returns the outcome when there is one.
     fn act(&mut self) -> Option<Outcome> {
         let mut outcome = None;
         while let Some(action) = self.machine.poll() {
@@ -168,7 +168,7 @@ impl Call {
                 Action::Send { id, connection, request } => self.send(id, connection, &request),
                 Action::Wait { id } => {
                     let pool = Arc::clone(&self.shared.nodes[id.node].pool);
-                    self.wait = Some(Wait::Opening(id, pool.seat().boxed()));
+                    self.wait = Some(Wait::Opening(id, pool.checkout().boxed()));
                 }
                 Action::StopWaiting { .. } => self.wait = None,
                 Action::Release(release) => {
@@ -198,13 +198,13 @@ impl Call {
 
     fn handle_wait(&mut self, event: WaitEvent) {
         match event {
-            WaitEvent::Opened(id, Ok(seat)) => {
+            WaitEvent::Opened(id, Ok(connection)) => {
                 self.wait = None;
                 let machine = &mut self.machine;
                 let request = self.shared.with_context(|ctx| machine.handle_wait_sent(id, ctx));
                 if let Some(request) = request {
                     let outgoing = Outgoing::new(self.machine.wait_spec(), &request);
-                    self.wait = Some(Wait::Sent(id, seat.ask(outgoing).boxed()));
+                    self.wait = Some(Wait::Sent(id, connection.ask(outgoing).boxed()));
                 }
             }
             WaitEvent::Opened(id, Err(error)) => {

@@ -16,7 +16,7 @@ use crate::{Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Relea
 
 /// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
 /// not.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const WAKE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock: shared by its handle, its watches, and the rounds that extend it.
 pub(crate) struct LockInner {
@@ -29,13 +29,13 @@ pub(crate) struct LockInner {
     /// Requests that were unanswered when the lock was granted. Their responses are read when the
     /// lock is next extended, released or reported, and those of a renewed lock at once.
     stragglers: Mutex<InFlight>,
-    /// The responses were looked at without the task that awaits those of a renewed lock.
+    /// Notifies the task that awaits the stragglers of a renewed lock that they were handled elsewhere.
     absorbed: Notify,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
-    /// Whether it is, or was, renewed.
+    /// Whether the lock is, or was, renewed.
     renewed: AtomicBool,
-    /// It has ended.
+    /// Notifies of the end of the lock.
     changed: Notify,
 }
 
@@ -70,7 +70,7 @@ impl LockInner {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the machine, and carries out what it says but for requests, which are returned.
+    /// Calls the machine and carries out its actions, except for requests, which it returns.
     pub(super) fn with_hold<T>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
@@ -105,7 +105,7 @@ impl LockInner {
         (result, sends)
     }
 
-    /// Takes what nodes have answered to ACQUIRE since the lock was granted.
+    /// Handles the answers to ACQUIRE that arrived after the grant.
     pub(super) fn absorb_stragglers(self: &Arc<Self>) {
         loop {
             // Unlocked before it is handled.
@@ -127,12 +127,12 @@ impl LockInner {
         self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
     }
 
-    /// Takes what nodes answer to ACQUIRE as soon as they do: a renewed lock that one of them refused
-    /// is repaired soon. Ends with the lock.
+    /// Handles late answers to ACQUIRE as they arrive, so that a renewed lock that a node refused is
+    /// repaired soon. Ends with the lock.
     async fn await_stragglers(self: Arc<Self>) {
         let ended = self.changed.notified();
         tokio::pin!(ended);
-        // From here on no end is missed: one before has left no requests.
+        // From here on no end is missed. An earlier end has left no requests.
         ended.as_mut().enable();
         loop {
             let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
@@ -161,21 +161,21 @@ impl LockInner {
         }
     }
 
-    /// When the nodes' time for the present round is over.
+    /// The deadline of the present round.
     pub(super) fn round_deadline(&self) -> Option<Moment> {
         self.hold().poll_timeout()
     }
 
-    /// The verdict of the next round that is decided.
+    /// A receiver for the verdict of the next round that is decided.
     pub(super) fn next_verdict(&self) -> oneshot::Receiver<ExtensionVerdict> {
         let (tell, told) = oneshot::channel();
         self.extending.lock().unwrap_or_else(PoisonError::into_inner).push(tell);
         told
     }
 
-    /// Whether it is held, and for how long; also after it was released, when it is as good as lost.
+    /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub(crate) fn standing(&self) -> Standing {
-        // In this order: what is decided in between is decided of a later moment.
+        // In this order: a decision in between applies to a later moment.
         let now = clock::now();
         self.hold().standing(now)
     }
@@ -215,13 +215,13 @@ impl LockInner {
         Coverage { held: self.hold().coverage(&view.topology), nodes: self.shared.nodes.len() }
     }
 
-    /// What each node answered last.
+    /// The last answer of each node.
     pub(crate) fn report(self: &Arc<Self>) -> Nodes {
         self.absorb_stragglers();
         self.shared.report(self.hold().answers())
     }
 
-    /// Whether an extension could make it last longer. `Err` when it has ended.
+    /// Whether an extension could make the lock last longer. `Err` when it has ended.
     pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
         let now = clock::now();
         match self.standing() {
@@ -230,19 +230,19 @@ impl LockInner {
         }
     }
 
-    /// Whether an operator revoked it, so that it cannot be extended.
+    /// Whether an operator revoked the lock, so that it cannot be extended.
     pub(crate) fn is_revoked(&self) -> bool {
         self.hold().is_revoked()
     }
 
-    /// In how long the lock is due to be extended, and how much earlier it may be extended together
-    /// with other locks.
+    /// The time until the next extension is due, and how much earlier it may travel together with
+    /// those of other locks.
     pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
         let hold = self.hold();
         Some((hold.renew_in(clock::now())?, hold.renewal_window()))
     }
 
-    /// Waits until it has ended: why it was lost, which is at its deadline at the latest; or `None`
+    /// Waits for the end of the lock, at its deadline at the latest. Returns why it was lost, or `None`
     /// when it was released or detached.
     pub(crate) async fn ended(self: &Arc<Self>) -> Option<LostError> {
         loop {
@@ -256,12 +256,12 @@ impl LockInner {
             };
             tokio::select! {
                 () = changed => {}
-                () = sleep(left.min(LOOK_EVERY)) => {}
+                () = sleep(left.min(WAKE_CHECK_EVERY)) => {}
             }
         }
     }
 
-    /// What is left of it; or how it has ended, as [`ended`](Self::ended) says.
+    /// The validity that is left, or how the lock ended, as [`ended`](Self::ended) returns it.
     pub(crate) fn end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
         let (is_over, standing) = {
             let now = clock::now();
@@ -279,7 +279,7 @@ impl LockInner {
         self.hold().is_over()
     }
 
-    /// Has it renewed from now on.
+    /// Starts to renew the lock.
     pub(crate) fn renew(self: &Arc<Self>) {
         if !self.renewed.swap(true, Ordering::Relaxed) {
             self.absorb_stragglers();
@@ -290,7 +290,7 @@ impl LockInner {
         self.shared.renewer.renew(self);
     }
 
-    /// Begins its release on all nodes: how it stood, and the rest of the release.
+    /// Begins the release on all nodes. Returns the standing before it, and the rest of the release.
     fn begin_release(self: &Arc<Self>) -> (Standing, Releasing) {
         self.absorb_stragglers();
         let ((standing, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
@@ -303,7 +303,7 @@ impl LockInner {
         if let Some(slot) = self.spec.slot() {
             self.shared.queues.slot_freed(self.spec.name(), slot);
         }
-        // What nodes answer to the grant from now on is of no interest.
+        // Later answers to ACQUIRE no longer matter.
         *self.stragglers() = InFlight::default();
         self.changed.notify_waiters();
         if self.renewed.load(Ordering::Relaxed) {
@@ -311,16 +311,16 @@ impl LockInner {
         }
     }
 
-    /// Releases it in the background.
+    /// Releases the lock in the background.
     pub(crate) fn drop_lock(self: &Arc<Self>) {
-        self.begin_release().1.leave();
+        self.begin_release().1.finish_later();
     }
 
     /// See [`crate::Lock::release`].
     pub(crate) async fn release(self: &Arc<Self>) -> Result<Released, ReleaseError> {
         let (standing, releasing) = self.begin_release();
         if let Standing::Lost(_) = standing {
-            releasing.leave();
+            releasing.finish_later();
             telemetry::released(self, Some(Released::AlreadyOver));
             return Ok(Released::AlreadyOver);
         }
@@ -339,7 +339,7 @@ impl LockInner {
         released
     }
 
-    /// Gives it to another process: its token, and what is left of it.
+    /// Detaches the lock for another process. Returns its token and the validity that is left.
     pub(crate) fn detach(self: &Arc<Self>) -> (quorlock_core::client::Token, Duration) {
         let now = clock::now();
         let (token, left) = {

@@ -11,13 +11,13 @@ use tokio::time::{Instant, timeout};
 use super::shared::Shared;
 use crate::transport::Connection;
 
-/// An inspection has no ttl; each node has as much time as for a lock of the default ttl.
+/// An inspection has no ttl. Each node has as much time as for a lock of the default ttl.
 const TTL: Ttl = match Ttl::from_ms(10_000) {
     Ok(ttl) => ttl,
     Err(_) => panic!("10 s is a ttl"),
 };
 
-/// What each node says about a key, in the order in which the nodes were named.
+/// Inspects a key on each node, in the order in which the nodes were named.
 pub(crate) async fn inspect(shared: &Shared, key: &[u8]) -> Vec<Result<Option<LeaseInfo>, NodeError>> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
@@ -69,7 +69,7 @@ fn lock(listing: &Mutex<Listing>) -> MutexGuard<'_, Listing> {
     listing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lists the locks of one node. Returns why it may have forgotten some, if it may have.
+/// Lists the locks of one node. Returns why it may have forgotten some, if it abstains.
 async fn scan_node(
     shared: &Shared,
     (node, route): (usize, Result<u64, NodeError>),

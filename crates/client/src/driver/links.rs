@@ -13,7 +13,7 @@ use super::timers::sleep_until;
 use crate::clock;
 use crate::transport::{Connection, Endpoint, open};
 
-/// Something that happened to a connection.
+/// An event of a connection.
 pub(crate) enum LinkEvent {
     Connected { node: usize, connection: Arc<Connection>, hello: Hello },
     ConnectFailed { node: usize, connection: u64, error: NodeError },
@@ -37,7 +37,7 @@ struct Supervisor {
     health: watch::Sender<Health>,
 }
 
-/// Prepares the loop that keeps the connections, and what it publishes.
+/// Prepares the loop that maintains the connections, and what it publishes.
 pub(crate) fn supervise(
     nodes: &[NodeInfo],
     expected_set: Option<String>,
@@ -162,7 +162,7 @@ impl Supervisor {
 
     fn publish(&self) {
         let before = self.view.load();
-        // What was in use until now may still have requests in flight.
+        // The previous connection may still have requests in flight.
         let mut replaced: Vec<_> = before.replaced.clone();
         for (node, connection) in before.connections.iter().enumerate() {
             let is_current = |connection: &&Arc<Connection>| {

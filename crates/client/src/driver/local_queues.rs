@@ -14,7 +14,7 @@ const SHARDS: usize = 16;
 /// at the head of the queue that share the lock.
 ///
 /// The same lock is the same key, or all of the same keys. Locks that only share a key meet on the
-/// servers: a call that kept the others of a program from one key while it waits for another might
+/// servers: a call that blocked the others of a program on one key while it waits for another could
 /// wait for one of them.
 pub(crate) struct LocalQueues {
     shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
@@ -24,19 +24,20 @@ pub(crate) struct LocalQueues {
 struct Queue {
     line: Line,
     called: HashMap<u64, oneshot::Sender<()>>,
-    /// The last call that was on the network had to wait.
+    /// Whether the last call on the network had to wait.
     contended: bool,
     /// Of a lock of one of several keys.
     slots: SlotMemory,
 }
 
-/// A call's turn, or its place in the line for one. The next call's turn begins when it is dropped.
-pub(crate) struct Turn {
+/// The permit of a call to use the network, or its place in the line for one. Dropping it passes the
+/// permit to the next call.
+pub(crate) struct Permit {
     queues: Arc<LocalQueues>,
     keys: Keys,
     /// Its number in the line, until it is called.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
-    /// Whether the last call that was on the network before this one had to wait.
+    /// Whether the last call on the network before this one had to wait.
     contended: bool,
 }
 
@@ -54,7 +55,7 @@ impl LocalQueues {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> Turn {
+    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> Permit {
         let mut shard = self.shard(keys);
         let queue = queue_of(&mut shard, keys);
         let entry = match mode {
@@ -70,7 +71,7 @@ impl LocalQueues {
             }
         };
         let contended = queue.contended;
-        Turn { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
+        Permit { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
     /// Which of these keys to ask for first.
@@ -86,7 +87,7 @@ impl LocalQueues {
         queue_of(&mut self.shard(keys), keys).slots.freed(slot);
     }
 
-    /// Other clients want this lock, too.
+    /// Records whether other clients want this lock, too.
     pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
         queue_of(&mut self.shard(keys), keys).contended = contended;
     }
@@ -104,8 +105,8 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
     })
 }
 
-impl Turn {
-    /// Waits for the turn. Returns whether the lock is contended.
+impl Permit {
+    /// Waits for the permit. Returns whether the lock is contended.
     ///
     /// # Cancel safety
     /// Dropping the future keeps the place in the line.
@@ -120,13 +121,13 @@ impl Turn {
         self.contended
     }
 
-    /// Whether it can begin at once.
+    /// Whether the call can begin at once.
     pub(crate) fn is_called(&self) -> bool {
         self.in_line.is_none()
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut shard = self.queues.shard(&self.keys);
         let Some(queue) = shard.get_mut(&self.keys) else { return };

@@ -1,6 +1,6 @@
-//! Releases that go on behind their callers' backs. Almost all of them are answered within moments:
-//! each that is added looks at what was added before. One task for all locks of a client looks at
-//! the rest; what stays open has a task of its own.
+//! Releases in the background. Nodes answer almost all of them within moments, so that adding a
+//! release also reads the answers to earlier ones. One task for all locks of a client checks the
+//! rest. A release that is still open after that gets its own task.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -20,11 +20,11 @@ use super::shared::Shared;
 use super::timers::reach;
 use crate::transport::{InFlight, Outgoing};
 
-/// How often the task looks while there is anything to look at. More often would cost everybody: a
-/// runtime with a timer that is due soon sets the processor's timer each time it waits for a node.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How many older releases are looked at when one is added: more than one, so that they get fewer.
-const LOOKS_EACH: usize = 2;
+/// How often the task checks open releases. A shorter interval would slow down all calls: a runtime
+/// with a timer that is due soon sets the processor's timer each time it waits for a node.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// How many older releases are checked when one is added: more than one, so that their number falls.
+const CHECKS_PER_ADD: usize = 2;
 
 /// The loop of a [`Release`].
 pub(crate) struct Releasing {
@@ -37,11 +37,11 @@ pub(crate) struct Releasing {
 
 /// Runs a release to its end in the background. Its requests are sent before this returns.
 pub(super) fn release_in_background(shared: &Arc<Shared>, machine: Release, wait: Option<Wait>) {
-    Releasing::with_wait(shared, machine, wait).leave();
+    Releasing::with_wait(shared, machine, wait).finish_later();
 }
 
 impl Releasing {
-    /// Its requests are sent before this returns.
+    /// Starts a release. Its requests are sent before this returns.
     pub(crate) fn new(shared: &Arc<Shared>, machine: Release) -> Self {
         Self::with_wait(shared, machine, None)
     }
@@ -53,18 +53,18 @@ impl Releasing {
         this
     }
 
-    /// Waits for the verdict; the rest goes on in the background, in whatever way the future ends.
+    /// Waits for the verdict. The rest continues in the background, also when the future is dropped.
     pub(crate) async fn finish_in_background(self) -> (Option<ReleaseVerdict>, Vec<Answer>) {
-        struct Guard(Option<Releasing>);
-        impl Drop for Guard {
+        struct FinishOnDrop(Option<Releasing>);
+        impl Drop for FinishOnDrop {
             fn drop(&mut self) {
                 if let Some(releasing) = self.0.take() {
-                    releasing.leave();
+                    releasing.finish_later();
                 }
             }
         }
 
-        let mut guard = Guard(Some(self));
+        let mut guard = FinishOnDrop(Some(self));
         let Some(releasing) = &mut guard.0 else { return (None, Vec::new()) };
         releasing.run_until(|release| release.verdict().is_some()).await;
         (releasing.machine.verdict(), releasing.machine.answers().cloned().collect())
@@ -81,8 +81,8 @@ impl Releasing {
         }
     }
 
-    /// Takes what has been answered already. Returns whether nothing is left to do.
-    fn look(&mut self) -> bool {
+    /// Handles the responses that have arrived. Returns whether nothing is left to do.
+    fn advance(&mut self) -> bool {
         while let Some(answered) = self.in_flight.take_done() {
             self.shared.sample(&answered);
             self.respond(answered.id, &answered.response);
@@ -95,7 +95,7 @@ impl Releasing {
         self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
     }
 
-    /// To the end, or until this holds.
+    /// Runs the release to its end, or until `until` holds.
     pub(crate) async fn run_until(&mut self, until: impl Fn(&Release) -> bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
@@ -120,9 +120,9 @@ impl Releasing {
         }
     }
 
-    /// Goes on in the background; most likely there is little left to do.
-    pub(crate) fn leave(mut self) {
-        if self.look() {
+    /// Continues in the background. Most likely there is little left to do.
+    pub(crate) fn finish_later(mut self) {
+        if self.advance() {
             return;
         }
         if self.wait.is_some() {
@@ -133,7 +133,7 @@ impl Releasing {
         }
     }
 
-    /// Goes on in a task of its own.
+    /// Continues in its own task.
     fn spawn(mut self) {
         let shared = Arc::clone(&self.shared);
         shared.spawn(async move { self.run_until(|_| false).await });
@@ -147,25 +147,25 @@ async fn wait_answer(wait: &mut Option<Wait>) -> (RequestId, Response) {
     }
 }
 
-/// The releases that are left, and the way to the task that looks after them.
+/// The open releases, and the way to the task that checks them.
 pub(crate) struct Releases {
-    /// It is the task's: releases hold the client, and must not outlive the runtime.
+    /// Owned by the task: releases hold the client, and must not outlive the runtime.
     open: Weak<Mutex<Open>>,
     bell: mpsc::Sender<()>,
 }
 
 #[derive(Default)]
 struct Open {
-    /// In the order in which they are looked at.
+    /// In the order of their checks.
     left: VecDeque<Left>,
-    /// The task knows that there are some.
-    looked_after: bool,
+    /// Whether the task was told that there are some.
+    is_watched: bool,
 }
 
 struct Left {
     releasing: Releasing,
-    /// The task has looked at it once.
-    seen: bool,
+    /// Whether the task has checked it once.
+    is_checked: bool,
     /// `flush` waits for it.
     _tracked: TaskTrackerToken,
 }
@@ -176,29 +176,29 @@ impl Releases {
         let (bell, rung) = mpsc::channel(1);
         let open = Arc::default();
         let releases = Self { open: Arc::downgrade(&open), bell };
-        runtime.spawn(look_after(open, rung));
+        runtime.spawn(watch(open, rung));
         releases
     }
 
     fn add(&self, releasing: Releasing, tasks: &TaskTracker) {
-        // Without the task there is no runtime any more.
+        // The task has ended only if the runtime has.
         let Some(open) = self.open.upgrade() else { return };
-        self.put(&open, Left { releasing, seen: false, _tracked: tasks.token() });
-        let mut before: [Option<Left>; LOOKS_EACH] = Default::default();
+        self.put(&open, Left { releasing, is_checked: false, _tracked: tasks.token() });
+        let mut before: [Option<Left>; CHECKS_PER_ADD] = Default::default();
         {
             let left = &mut lock(&open).left;
-            // The one that was put in just now is most likely not answered yet.
+            // The release that was just added most likely has no answer yet.
             let others = left.len().saturating_sub(1);
             before.iter_mut().take(others).for_each(|place| *place = left.pop_front());
         }
         for mut left in before.into_iter().flatten() {
-            if !left.releasing.look() {
+            if !left.releasing.advance() {
                 self.put(&open, left);
             }
         }
     }
 
-    /// Runs what is left in tasks of its own, which end as soon as it is answered.
+    /// Runs each open release in its own task, which ends as soon as it is answered.
     pub(crate) fn spawn_all(&self) {
         let Some(open) = self.open.upgrade() else { return };
         let left = mem::take(&mut lock(&open).left);
@@ -208,13 +208,13 @@ impl Releases {
     }
 
     fn put(&self, open: &Mutex<Open>, left: Left) {
-        let looked_after = {
+        let is_watched = {
             let mut open = lock(open);
             open.left.push_back(left);
-            mem::replace(&mut open.looked_after, true)
+            mem::replace(&mut open.is_watched, true)
         };
-        if !looked_after {
-            // If it is full, the task has been told already.
+        if !is_watched {
+            // A full channel means that the task was told already.
             let _ = self.bell.try_send(());
         }
     }
@@ -224,32 +224,32 @@ fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn look_after(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
+async fn watch(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
     while rung.recv().await.is_some() {
-        while is_left(&open) {
-            sleep(LOOK_EVERY).await;
-            look_at_all(&open);
+        while has_open(&open) {
+            sleep(CHECK_EVERY).await;
+            check_all(&open);
         }
     }
 }
 
-/// Whether there is anything to look after. If not, the bell rings when there is.
-fn is_left(open: &Mutex<Open>) -> bool {
+/// Whether a release is open. If none is, the bell rings for the next one.
+fn has_open(open: &Mutex<Open>) -> bool {
     let mut open = lock(open);
-    open.looked_after = !open.left.is_empty();
-    open.looked_after
+    open.is_watched = !open.left.is_empty();
+    open.is_watched
 }
 
-fn look_at_all(open: &Mutex<Open>) {
+fn check_all(open: &Mutex<Open>) {
     let all = mem::take(&mut lock(open).left);
     for mut left in all {
-        if left.releasing.look() {
+        if left.releasing.advance() {
             continue;
         }
-        if left.seen {
+        if left.is_checked {
             left.releasing.spawn();
         } else {
-            lock(open).left.push_back(Left { seen: true, ..left });
+            lock(open).left.push_back(Left { is_checked: true, ..left });
         }
     }
 }

@@ -15,16 +15,16 @@ use crate::clock;
 
 /// How often the clocks are checked while locks are renewed: timers stand still while a machine
 /// sleeps, and the locks' time does not.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const WAKE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// The way to that task.
+/// The handle of that task.
 pub(crate) struct Renewer {
     commands: mpsc::UnboundedSender<Command>,
 }
 
 enum Command {
     Renew(Arc<LockInner>),
-    /// A round was decided: it is known when the next is due.
+    /// A round was decided, so that the time of the next one is known.
     Decided(u64),
     Forget(u64),
 }
@@ -44,7 +44,7 @@ impl Renewer {
         Self { commands }
     }
 
-    /// From now on the lock is renewed until it ends.
+    /// Renews the lock until it ends.
     pub(crate) fn renew(&self, lock: &Arc<LockInner>) {
         let _ = self.commands.send(Command::Renew(Arc::clone(lock)));
     }
@@ -53,7 +53,7 @@ impl Renewer {
         let _ = self.commands.send(Command::Decided(lock.id));
     }
 
-    /// The lock has ended.
+    /// Stops renewing a lock that has ended.
     pub(crate) fn forget(&self, lock: &LockInner) {
         let _ = self.commands.send(Command::Forget(lock.id));
     }
@@ -62,7 +62,7 @@ impl Renewer {
 impl Renewing {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<Command>) {
         loop {
-            let next = self.renewals.next_due().map(|at| clock::now().until(at).min(LOOK_EVERY));
+            let next = self.renewals.next_due().map(|at| clock::now().until(at).min(WAKE_CHECK_EVERY));
             tokio::select! {
                 biased;
                 command = received.recv() => {
@@ -99,7 +99,7 @@ impl Renewing {
         if let Some((pause, window)) = lock.renew_in() {
             self.renewals.schedule(id, clock::now().plus(pause), window);
         } else {
-            // It has ended, or has been held long enough.
+            // The lock has ended, or cannot be extended any more.
             self.locks.remove(&id);
             self.renewals.forget(id);
         }

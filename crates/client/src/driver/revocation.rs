@@ -13,10 +13,10 @@ use super::shared::Shared;
 use super::timers::sleep_until;
 use crate::clock;
 
-/// A node's answer, and when it was asked.
+/// A node's answer, and the time of the request.
 type Answered = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
 
-/// A revocation and its questions.
+/// A revocation and its requests in flight.
 pub(crate) struct Revoking {
     pub(crate) shared: Arc<Shared>,
     pub(crate) machine: Revocation,
@@ -49,9 +49,10 @@ impl Revoking {
         }
     }
 
-    /// Waits for the next answer, or for the time of the next question.
+    /// Waits for the next answer, or for the time of the next request.
     ///
-    /// Nothing is lost when this is not awaited to its end.
+    /// # Cancel safety
+    /// Dropping the future loses no answer.
     pub(crate) async fn step(&mut self) {
         let due = self.machine.poll_timeout();
         tokio::select! {

@@ -18,7 +18,7 @@ use super::timers::sleep_until;
 use crate::transport::{Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
-/// What a node answered: which request of which lock, and how.
+/// The response of a node to one request of one lock.
 type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
 /// What a call begins.
@@ -48,7 +48,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
             ExtendError::Lost { nodes }
         }
     };
-    // What has ended here is not asked for again: it may be another's by now.
+    // A lock that has ended here is not extended: another client may hold it by now.
     if !lock.is_extensible().map_err(lost)? {
         if lock.is_revoked() {
             return Err(ExtendError::Revoked { nodes: lock.report() });
@@ -59,7 +59,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     let verdict = lock.next_verdict();
     let shared = Arc::clone(&lock.shared);
     shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], what));
-    // The round goes on for stragglers and repairs.
+    // The round continues for stragglers and repairs.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
         (_, Err(end)) => Err(lost(end)),
@@ -71,7 +71,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     }
 }
 
-/// Extends locks. Ends when all nodes have answered, or when it is time for the next round.
+/// Extends locks. Ends when all nodes have answered, or when the next round is due.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
     round_of(shared, locks, Begin::Extend).await;
 }

@@ -19,12 +19,12 @@ use super::renewer::Renewer;
 use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing};
 use crate::{NodeAnswer, Nodes, clock};
 
-/// What all handles and tasks of one client share. Its connections live as long as this does.
+/// The state that all handles and tasks of one client share. Its connections live as long as it does.
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) runtime: Handle,
-    /// Releases that go on in the background.
+    /// Releases in the background.
     pub(crate) tasks: TaskTracker,
     pub(crate) queues: Arc<LocalQueues>,
     pub(crate) renewer: Renewer,
@@ -34,11 +34,11 @@ pub(crate) struct Shared {
     pub(crate) view: Arc<ArcSwap<View>>,
     pub(crate) health: watch::Receiver<Health>,
     events: mpsc::UnboundedSender<LinkEvent>,
-    /// The connections are kept until this is dropped.
+    /// Closes the connections when it is dropped.
     _links: DropGuard,
 }
 
-/// What does not change about a node.
+/// The fixed properties of a node.
 pub(crate) struct NodeInfo {
     pub(crate) name: Arc<str>,
     pub(crate) endpoint: Endpoint,
@@ -53,7 +53,7 @@ pub(crate) struct View {
     pub(crate) replaced: Vec<(usize, Weak<Connection>)>,
 }
 
-/// The nodes at one moment, for people.
+/// The nodes at one moment, for `Quorum::health`.
 #[derive(Clone, Default)]
 pub(crate) struct Health {
     pub(crate) links: Vec<LinkHealth>,
@@ -62,7 +62,7 @@ pub(crate) struct Health {
 }
 
 impl Shared {
-    /// Connects to these nodes from now on.
+    /// Starts to connect to these nodes.
     pub(crate) fn start(
         nodes: Vec<NodeInfo>,
         majority: Majority,
@@ -98,7 +98,7 @@ impl Shared {
         })
     }
 
-    /// Calls a machine with the time and the nodes as they are now.
+    /// Calls a machine with the current time and nodes.
     pub(crate) fn with_context<T>(&self, call: impl FnOnce(&mut Context<'_>) -> T) -> T {
         let view = self.view.load();
         call(&mut Context {
@@ -110,7 +110,7 @@ impl Shared {
         })
     }
 
-    /// The connection of a node that has this number, if there is one yet.
+    /// The connection of a node with this number, if it still exists.
     pub(crate) fn connection(&self, node: usize, number: u64) -> Option<Arc<Connection>> {
         let view = self.view.load();
         let current = view.connections[node].as_ref().filter(|connection| connection.number == number);
@@ -121,7 +121,7 @@ impl Shared {
         })
     }
 
-    /// A request through this connection was not answered in time.
+    /// Records that a request through this connection was not answered in time.
     pub(crate) fn suspect(&self, node: usize, connection: u64) {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
@@ -134,19 +134,19 @@ impl Shared {
         }
     }
 
-    /// A request was answered, in time or late.
+    /// Records a response, in time or late.
     pub(super) fn sample(&self, answered: &Answered) {
         if !matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
             self.fleet.round_trips.sample(answered.id.node, answered.took);
         }
     }
 
-    /// Runs something in the background. [`Quorum::flush`](crate::Quorum::flush) waits for it.
+    /// Runs a future in the background. [`Quorum::flush`](crate::Quorum::flush) waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.runtime);
     }
 
-    /// Each answer with the name of its node.
+    /// The answers with the names of their nodes.
     pub(crate) fn report<'a>(&self, answers: impl Iterator<Item = &'a Answer>) -> Nodes {
         let named = self.nodes.iter().zip(answers);
         let answer = |(node, answer): (&NodeInfo, &Answer)| NodeAnswer {
@@ -157,7 +157,7 @@ impl Shared {
     }
 }
 
-/// Random numbers of the operating system, and quick ones for pauses.
+/// Random numbers: of the operating system for tokens, and fast ones for pauses.
 pub(super) struct SystemRandom;
 
 impl Random for SystemRandom {

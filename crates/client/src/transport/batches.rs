@@ -134,7 +134,7 @@ async fn run_others() {
         if mem::replace(&mut ran, true) {
             return Poll::Ready(());
         }
-        // `yield_now` would wait for a look at all sockets and timers, too.
+        // `yield_now` would also wait for a poll of all sockets and timers.
         cx.waker().wake_by_ref();
         Poll::Pending
     })
@@ -177,7 +177,7 @@ fn finish(batch: Vec<Query>, replies: Result<Vec<Value>, RedisError>) {
 }
 
 impl Query {
-    /// How many commands it is, and how many replies it has.
+    /// The number of its commands, and of their replies.
     fn len(&self) -> usize {
         match self {
             Self::OfLock { outgoing, .. } => outgoing.len(),

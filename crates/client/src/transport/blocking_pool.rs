@@ -1,5 +1,5 @@
-//! Connections on which a client waits. A command that blocks holds up everything behind it, so each
-//! has one user at a time, and none is shared with requests that are answered at once.
+//! Connections for blocking commands. A command that blocks delays every later one on its connection,
+//! so each connection has one user at a time, and none carries requests that are answered at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::command::Packet;
 use super::{Endpoint, Outgoing};
 
-/// How many connections are kept for the clients that wait next.
+/// How many idle connections are kept for the next waits.
 const IDLE_MAX: usize = 16;
 
 /// The waiting connections to one node.
@@ -21,13 +21,13 @@ pub(crate) struct BlockingPool {
 }
 
 struct State {
-    seats: Line,
+    places: Line,
     called: HashMap<u64, oneshot::Sender<()>>,
     idle: Vec<MultiplexedConnection>,
 }
 
-/// A waiting connection, to be used once.
-pub(crate) struct Seat {
+/// An exclusive connection for one blocking command.
+pub(crate) struct PooledConnection {
     connection: Option<MultiplexedConnection>,
     pool: Arc<BlockingPool>,
     /// Its number in the line, until it has been called.
@@ -36,47 +36,49 @@ pub(crate) struct Seat {
 
 impl BlockingPool {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
-        let seats = Line::new(limits::SEATS_MAX);
-        Self { endpoint, state: Mutex::new(State { seats, called: HashMap::new(), idle: Vec::new() }) }
+        let places = Line::new(limits::SEATS_MAX);
+        Self { endpoint, state: Mutex::new(State { places, called: HashMap::new(), idle: Vec::new() }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a seat, and connects it.
+    /// Waits for a place in the pool, and connects.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the seat back, or the place in the line.
-    pub(crate) async fn seat(self: Arc<Self>) -> Result<Seat, NodeError> {
-        let (mut seat, called) = {
+    /// Dropping the future releases the place in the pool or in the line.
+    pub(crate) async fn checkout(self: Arc<Self>) -> Result<PooledConnection, NodeError> {
+        let (mut checkout, called) = {
             let mut state = self.state();
-            match state.seats.enter() {
-                Entry::Place => (Seat { connection: None, pool: Arc::clone(&self), in_line: None }, None),
+            match state.places.enter() {
+                Entry::Place => {
+                    (PooledConnection { connection: None, pool: Arc::clone(&self), in_line: None }, None)
+                }
                 Entry::InLine(number) => {
                     let (call, called) = oneshot::channel();
                     state.called.insert(number, call);
                     let pool = Arc::clone(&self);
-                    (Seat { connection: None, pool, in_line: Some(number) }, Some(called))
+                    (PooledConnection { connection: None, pool, in_line: Some(number) }, Some(called))
                 }
             }
         };
         if let Some(called) = called {
-            // The seat keeps the sender's side alive.
+            // `checkout` keeps the pool and its sender alive.
             let _ = called.await;
-            seat.in_line = None;
+            checkout.in_line = None;
         }
         let idle = self.state().idle.pop();
-        seat.connection = Some(match idle {
+        checkout.connection = Some(match idle {
             Some(connection) => connection,
             None => self.endpoint.open_exclusive().await?,
         });
-        Ok(seat)
+        Ok(checkout)
     }
 
     fn leave(&self) {
         let mut state = self.state();
-        for next in state.seats.leave() {
+        for next in state.places.leave() {
             if let Some(call) = state.called.remove(&next) {
                 let _ = call.send(());
             }
@@ -84,7 +86,7 @@ impl BlockingPool {
     }
 }
 
-impl Seat {
+impl PooledConnection {
     /// Sends the request, and keeps the connection for another one when it is answered. Dropped
     /// before that, it closes the connection.
     pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
@@ -102,12 +104,12 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for PooledConnection {
     fn drop(&mut self) {
         if let Some(number) = self.in_line {
             let mut state = self.pool.state();
             state.called.remove(&number);
-            if state.seats.give_up(number).is_some() {
+            if state.places.give_up(number).is_some() {
                 return;
             }
         }

@@ -7,12 +7,12 @@ use ::redis::{Cmd, Pipeline, RedisError, Value};
 use quorlock_core::Fence;
 use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec};
 
-/// How many arguments a command has besides its keys, at most.
+/// Maximum number of arguments of a command besides its keys.
 const OTHER_ARGS: usize = 12;
-/// How many bytes these have, usually.
+/// Usual size of these arguments in bytes.
 const OTHER_BYTES: usize = 160;
 
-/// A request as it is sent. Cheap to clone: most go to several nodes.
+/// A request in its encoded form. Cheap to clone, since most requests go to several nodes.
 #[derive(Clone)]
 pub(crate) struct Outgoing {
     pub(super) packet: Packet,
@@ -46,7 +46,7 @@ impl Outgoing {
         Self { packet, command: request.command, any }
     }
 
-    /// How many commands it is.
+    /// The number of its commands.
     pub(super) fn len(&self) -> usize {
         match &self.packet {
             Packet::One(_) => 1,
@@ -54,7 +54,7 @@ impl Outgoing {
         }
     }
 
-    /// Adds it to a pipeline of others.
+    /// Adds its commands to a pipeline.
     pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
         match &self.packet {
             Packet::One(command) => {
@@ -64,7 +64,7 @@ impl Outgoing {
         }
     }
 
-    /// What the next of these replies, one for each command, mean.
+    /// Reads as many of these replies as it has commands.
     pub(super) fn read_next(&self, replies: &mut impl Iterator<Item = Value>) -> Response {
         match &self.packet {
             Packet::One(_) => self.read(Ok(replies.next().unwrap_or(Value::Okay))),
@@ -72,7 +72,7 @@ impl Outgoing {
         }
     }
 
-    /// What a reply means.
+    /// Reads a reply.
     pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
         let value = match reply {
             Ok(Value::ServerError(error)) => return Response::Failed(read_error(&error.into())),
@@ -120,7 +120,7 @@ impl Outgoing {
         Some(Response::AnyAfterWait { fence: Fence::new(fence)?, waited, key })
     }
 
-    /// What the replies to several commands mean together: taken if one key is.
+    /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first failure.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut all = Response::No;
         // All of them are taken from the replies, whatever they are.
@@ -135,7 +135,7 @@ impl Outgoing {
     }
 }
 
-/// Adds these commands to a pipeline of others.
+/// Adds these commands to a pipeline.
 pub(super) fn add(commands: &Pipeline, pipeline: &mut Pipeline) {
     for command in commands.cmd_iter() {
         pipeline.add_command(command.clone());
@@ -199,7 +199,7 @@ fn on_any_of(keys: &Keys) -> Cmd {
     with_count(keys, "LOCK.ACQUIREANY")
 }
 
-/// A command with these keys: the one for a single key, or else the one for several.
+/// A command with these keys: the variant for one key, or for several.
 fn on_keys(keys: &Keys, one: &str, several: &str) -> Cmd {
     if keys.len() != 1 {
         return with_count(keys, several);
@@ -236,8 +236,8 @@ pub(crate) fn read_fence(value: Value) -> Response {
     }
 }
 
-/// What an error means. Servers quote the arguments of a command that they do not know, the token
-/// among them, so that text goes no further.
+/// Reads an error. Servers quote the arguments of an unknown command, and with them the token, so
+/// that this text is dropped.
 pub(crate) fn read_error(error: &RedisError) -> NodeError {
     let detail = error.detail().unwrap_or_default();
     let words = |code: &str| format!("{code} {detail}").trim_end().to_owned();

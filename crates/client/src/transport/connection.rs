@@ -13,16 +13,16 @@ use super::batches::{Batches, Query, UNANSWERED_MAX};
 use super::command::{Outgoing, read_error};
 use super::in_flight::Ticket;
 
-/// How connections to one node are made.
+/// Opens connections to one node.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// For connections that all share. It speaks RESP3, which reports the end of a connection.
+    /// For shared connections. RESP3 reports the end of a connection.
     shared: Client,
-    /// For connections on which one client waits.
+    /// For exclusive connections.
     exclusive: Client,
 }
 
-/// One connection to a node, shared by all who ask it.
+/// One connection to a node, shared by all requests.
 pub(crate) struct Connection {
     batches: Batches,
     /// Its number among the connections of the node.
@@ -41,7 +41,7 @@ impl Endpoint {
         Ok(Self { shared, exclusive: open(info)? })
     }
 
-    /// The same server that a client of redis-rs leads to.
+    /// The endpoint of a client of redis-rs.
     pub(crate) fn of_client(client: &Client) -> RedisResult<Self> {
         Self::new(client.get_connection_info().clone(), Client::open)
     }
@@ -57,7 +57,7 @@ impl Endpoint {
         }
     }
 
-    /// A connection on which one command at a time waits.
+    /// Opens a connection for blocking commands.
     pub(super) async fn open_exclusive(&self) -> Result<MultiplexedConnection, NodeError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(limits::HANDSHAKE))
@@ -67,7 +67,7 @@ impl Endpoint {
     }
 }
 
-/// Connects to a node and asks what it is. `closed` is called once when the connection has ended.
+/// Connects to a node and reads its INFO. `closed` is called once when the connection has ended.
 /// Returns how long the last answer took, too.
 pub(crate) async fn open(
     endpoint: &Endpoint,
@@ -101,7 +101,7 @@ pub(crate) async fn open(
     Ok((Connection { batches, number }, read_info(&info), asked.elapsed()))
 }
 
-/// What a server says of itself in the reply to INFO.
+/// The facts about a server in its reply to INFO.
 pub(super) fn read_info(info: &str) -> Hello {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let module_version = field("lock_version:").or(field("lock_state:").map(|_| "unknown"));

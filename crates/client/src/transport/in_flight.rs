@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{Connection, Outgoing};
 
-/// Requests in flight that are waited for together: no more than a few for each node.
+/// Requests in flight whose responses are awaited together: a few for each node at most.
 #[derive(Default)]
 pub(crate) struct InFlight {
     inbox: Arc<Inbox>,
@@ -17,7 +17,7 @@ pub(crate) struct InFlight {
     open: Vec<(RequestId, Arc<Connection>)>,
 }
 
-/// Where the responses to these requests arrive.
+/// The queue of the responses to these requests.
 #[derive(Default)]
 struct Inbox {
     state: Mutex<Arrived>,
@@ -29,7 +29,7 @@ struct Arrived {
     waker: Option<Waker>,
 }
 
-/// The place for one response. Dropped without one, the connection was lost.
+/// The place for one response. Reports a lost connection when it is dropped without one.
 pub(super) struct Ticket {
     id: RequestId,
     sent: Instant,
@@ -49,20 +49,20 @@ impl InFlight {
         Self { inbox: Arc::default(), open: Vec::with_capacity(requests) }
     }
 
-    /// Sends a request: before anything that is sent later.
+    /// Sends a request, before all later ones.
     pub(crate) fn ask(&mut self, id: RequestId, connection: Arc<Connection>, outgoing: Outgoing) {
         let ticket = Ticket { id, sent: Instant::now(), inbox: Some(Arc::clone(&self.inbox)) };
         connection.ask(outgoing, ticket);
         self.open.push((id, connection));
     }
 
-    /// A request that cannot be sent has failed.
+    /// Records a request that cannot be sent as failed.
     pub(crate) fn fail(&mut self, id: RequestId, error: NodeError) {
         let response = Response::Failed(error);
         self.inbox.put(Answered { id, response, took: Duration::ZERO });
     }
 
-    /// A response; never without requests.
+    /// Waits for a response. Never returns without requests.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -70,7 +70,7 @@ impl InFlight {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// A response, or that there are no requests.
+    /// Polls for a response; `None` if there are no requests.
     pub(crate) fn poll_answered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
         if self.is_empty() { Poll::Ready(None) } else { self.poll_next(cx).map(Some) }
     }
@@ -90,7 +90,7 @@ impl InFlight {
         Poll::Ready(answered)
     }
 
-    /// A response that has arrived already.
+    /// Takes a response that has already arrived.
     pub(crate) fn take_done(&mut self) -> Option<Answered> {
         let answered = self.inbox.arrived().responses.pop_front()?;
         self.close(answered.id);

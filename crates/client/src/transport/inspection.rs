@@ -10,7 +10,7 @@ use super::Connection;
 use super::command::read_error;
 
 impl Connection {
-    /// Asks the node about a key, and whether it may have forgotten a lock.
+    /// Inspects a key, and asks whether the node may have forgotten a lock.
     pub(crate) async fn inspect(&self, key: &[u8]) -> Result<Option<LeaseInfo>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
@@ -47,7 +47,7 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     for (name, value) in fields {
         let name: String = read(name)?;
         match name.as_str() {
-            // Of a shared lock, the first of its holders.
+            // For a shared lock, the first of its holders.
             "owner" => {
                 lease.owner = match value {
                     Value::Array(owners) => owners.into_iter().next().map(read_text).transpose()?.flatten(),
@@ -108,13 +108,13 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     if has_fence_and_ttl == (true, true) { Ok(Some(lease)) } else { Err(NodeError::UnexpectedReply) }
 }
 
-/// A text that a client has sent, which may be any bytes.
+/// A text from a client, which may be any bytes.
 fn read_text(value: Value) -> Result<Option<String>, NodeError> {
     let text: Option<Vec<u8>> = read(value)?;
     Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Why the node abstains, if it does, in the words of its own ABSTAIN error.
+/// Why the node abstains, if it does, as its ABSTAIN error would say.
 pub(super) fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     if let Value::ServerError(error) = reply {
         return Err(read_error(&error.into()));

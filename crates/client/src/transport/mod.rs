@@ -1,4 +1,4 @@
-//! Bytes to the nodes and back, on redis-rs. Nothing here decides when, to which node or how often.
+//! Sends and receives bytes with redis-rs. Decides nothing about when, to which node or how often.
 
 mod batches;
 mod blocking_pool;
@@ -10,7 +10,7 @@ mod inspection;
 mod protocol_vectors;
 mod revocation;
 
-pub(crate) use blocking_pool::{BlockingPool, Seat};
+pub(crate) use blocking_pool::{BlockingPool, PooledConnection};
 pub(crate) use command::{Outgoing, read_fence};
 pub(crate) use connection::{Connection, Endpoint, open};
 pub(crate) use in_flight::{Answered, InFlight};

@@ -104,7 +104,7 @@ fn arguments(command: &::redis::Cmd) -> Vec<Vec<u8>> {
     command.args_iter().map(argument).collect()
 }
 
-/// A request of this name. What is in it does not matter for its reply.
+/// A request of this name. Its contents do not matter for the reply.
 fn outgoing(name: &str) -> Outgoing {
     let fence = Fence::new(7).unwrap();
     let command = match name {

@@ -19,7 +19,7 @@ pub(crate) struct Slice {
 }
 
 impl Connection {
-    /// Asks the node to revoke the lock on a key, or what has become of it.
+    /// Revokes the lock on a key, or asks how its revocation stands.
     pub(crate) async fn revoke(
         &self,
         key: &[u8],
@@ -67,7 +67,7 @@ fn read_revocation(question: RevokeQuestion, replies: Vec<Value>) -> Result<Revo
     };
     let lease = read_lease(lease)?;
     let abstains = read_abstention(info)?;
-    // What has the key after NOW is another lock, which a waiter was granted.
+    // After NOW, the key belongs to another lock, which a waiter was granted.
     let lease = lease.filter(|_| question != RevokeQuestion::RevokeNow);
     Ok(RevokeReply { was_locked, lease, abstains })
 }

@@ -1,4 +1,4 @@
-//! What the tests of the client share: a quorum of real masters, some of them behind a network that can be made bad.
+//! Shared by the tests of the client: a quorum of real masters, some of them behind a network with faults.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use quorlock_client::Quorum;
 use quorlock_testkit::{Masters, Proxy, eventually_async};
 
-/// Longer than anything here takes, shorter than anybody's patience.
+/// A limit for every wait: longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Net {
@@ -31,9 +31,9 @@ pub(crate) async fn net(n: usize) -> Net {
     Net { masters, proxies, quorum }
 }
 
-/// A client of these nodes that is connected to all of them. A new one only needs a majority, which the tests do not.
+/// A client that is connected to all of these nodes. A new client needs only a majority, and the tests need all.
 pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
-    // The machine may be busy with other tests, and what is slow then is not the node.
+    // The machine may be busy with other tests, so that a slow answer is not the node's fault.
     let quorum = Quorum::builder().nodes(urls).node_timeout(Duration::from_secs(1)).connect();
     let quorum = quorum.await.expect("real URLs");
     eventually_async(PATIENCE, "all nodes are connected", async || {
@@ -44,13 +44,13 @@ pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     quorum
 }
 
-/// How many nodes there are, and how many of them can vote.
+/// The number of nodes, and of nodes that can vote.
 pub(crate) fn connected(quorum: &Quorum) -> (usize, usize) {
     let health = quorum.health();
     (health.len(), health.iter().filter(|node| node.error.is_none()).count())
 }
 
-/// On how many living masters the key is there.
+/// The number of running masters that hold the key.
 pub(crate) fn holding(masters: &Masters, key: &str) -> usize {
     masters.iter().filter(|master| master.is_running()).filter(|master| exists(master, key)).count()
 }

@@ -718,7 +718,12 @@ impl Acquire {
 
     fn start(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
-        self.last |= self.is_time(ctx.now);
+        if !self.last && self.is_time(ctx.now) {
+            self.last = true;
+            // A program that was not run in time does not take that for the nodes' silence.
+            let grace = ctx.now.plus(limits::CALL_GRACE);
+            self.deadline = self.deadline.map(|deadline| deadline.later(grace));
+        }
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };

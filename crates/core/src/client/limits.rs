@@ -18,8 +18,11 @@
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
 //! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
+//! | [`RELEASE_RESEND`] | 500 ms until an unanswered RELEASE is also sent through a newer connection |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
+//! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
+//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals that are due within 20 ms, or ttl/50 where that is less, travel together: at most 512 in one pipeline |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation, and 250 ms until a node is asked again |
 //! | [`LISTED_MAX`] | 100,000 locks of a list |

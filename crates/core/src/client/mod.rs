@@ -18,54 +18,54 @@
 mod acquire;
 mod attempt;
 mod context;
-mod fences;
+mod fence_proposals;
 mod hold;
 mod inspection;
 mod keys;
 pub mod limits;
-mod line;
 mod links;
 mod listing;
+mod local_queue;
 #[cfg_attr(
     not(feature = "mutants"),
     expect(dead_code, unreachable_pub, reason = "only simulators break rules")
 )]
 pub(crate) mod mutants;
 mod node_error;
+mod node_set;
 mod release;
-mod renewals;
+mod renewal_batches;
 mod request;
 mod revocation;
 mod round_trips;
-mod set;
 mod slots;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, InvalidSpec, Outcome, Reason, Spec};
 pub use context::{Context, Fleet, NodeStatus, Random, Topology};
-pub use fences::FenceProposals;
+pub use fence_proposals::FenceProposals;
 pub use hold::{Hold, HoldAction};
 pub use inspection::{
     HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes, summarize,
 };
 pub use keys::{InvalidKeys, Keys};
-pub use line::{Called, Entry, Line};
 pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
+pub use local_queue::{Called, Entry, Line};
 #[cfg(feature = "mutants")]
 pub use mutants::{Mutant, break_rule};
 pub use node_error::{Answer, NodeError};
+pub use node_set::{
+    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,
+    NodeSet, NotAdmitted, SetReport, agree,
+};
 pub use release::{Release, Send};
-pub use renewals::Renewals;
+pub use renewal_batches::Renewals;
 pub use request::{Command, Delivery, Request, RequestId, Response};
 pub use revocation::{
     NodeRevocation, Revocation, RevocationState, RevokeAsk, RevokeMode, RevokeQuestion, RevokeReply,
 };
 pub use round_trips::RoundTrips;
-pub use set::{
-    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,
-    NodeSet, NotAdmitted, SetReport, agree,
-};
 pub use slots::{SlotMemory, Slots};
 pub use token::Token;
 

@@ -5,18 +5,18 @@ use super::Monotonic;
 /// Why a node abstains: what may have made it forget locks that are still held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// It was started, or the module was loaded.
+    /// The server started, or loaded the module.
     Start,
-    /// It was a replica, and replication is asynchronous.
+    /// The node was a replica, and replication is asynchronous.
     Promotion,
-    /// Two databases were swapped, and the locks in them.
+    /// An operator swapped two databases and the locks in them.
     SwapDb,
-    /// It is a replica, and grants nothing at all.
+    /// The node is a replica, and grants nothing at all.
     Replica,
 }
 
 impl Reason {
-    /// One word.
+    /// The reason as one word, as INFO and error texts show it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -33,7 +33,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Whether, and until when, a node stays out of elections: until every lock that it may have forgotten has ended.
+/// Whether a node abstains, and until when: until every lock that it may have forgotten has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Abstention {
     until: Option<(Monotonic, Reason)>,
@@ -41,7 +41,7 @@ pub(super) struct Abstention {
 }
 
 impl Abstention {
-    /// Begins, or goes on for longer. It is never cut short.
+    /// Begins an abstention, or prolongs it. Never shortens it.
     pub(super) fn begin(&mut self, now: Monotonic, for_ms: u64, reason: Reason) {
         let until = now.plus_us(for_ms.saturating_mul(1000));
         if until > now && self.until.is_none_or(|(old, _)| old < until) {
@@ -53,7 +53,7 @@ impl Abstention {
         self.replica = replica;
     }
 
-    /// Why the node abstains, and for how much longer; without end as long as it is a replica.
+    /// Why the node abstains, and for how many more milliseconds: a replica abstains without end.
     pub(super) fn why(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         if self.replica {
             return Some((Reason::Replica, None));
@@ -61,12 +61,12 @@ impl Abstention {
         self.until.map(|(until, reason)| (reason, Some(until.ms_since(now))))
     }
 
-    /// When it is to be ended.
+    /// When the abstention ends.
     pub(super) fn until(&self) -> Option<Monotonic> {
         self.until.map(|(until, _)| until)
     }
 
-    /// Whether it goes on, or its end is due.
+    /// Whether the node abstains. Stays true until [`Self::end_if_due`] has ended the abstention.
     pub(super) fn is_on(&self) -> bool {
         self.replica || self.until.is_some()
     }
@@ -75,7 +75,7 @@ impl Abstention {
         self.replica
     }
 
-    /// Ends it, if its time is over.
+    /// Ends the abstention if its time is over, and returns its reason.
     pub(super) fn end_if_due(&mut self, now: Monotonic) -> Option<Reason> {
         self.until.take_if(|(until, _)| *until <= now).map(|(_, reason)| reason)
     }

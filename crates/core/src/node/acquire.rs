@@ -1,4 +1,4 @@
-//! ACQUIRE, of one key or of several, and the grant itself.
+//! ACQUIRE of one key or of several, and the grant itself.
 
 use super::answers::Grant;
 use super::key_state::KeyState;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Fence, Ttl};
 
-/// The keys of a lock that is to be granted, all of which are free.
+/// The free keys of a lock that is about to be granted.
 pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) db: u32,
     pub(super) keys: &'k [K::Name],
@@ -20,7 +20,7 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) have_ended: bool,
 }
 
-/// Who gets a lock, and on which terms.
+/// The terms of a grant.
 pub(super) struct Terms<'a, N> {
     pub(super) token: &'a N,
     pub(super) owner: Option<&'a [u8]>,
@@ -31,7 +31,7 @@ pub(super) struct Terms<'a, N> {
 }
 
 impl Node {
-    /// Takes the lock if nobody has any of its keys. A held lock is refused even to its own token.
+    /// Acquires the lock if all its keys are free. Refuses a held lock even to its own token.
     pub(super) fn acquire<K: Keyspace>(
         &mut self,
         now: Now,
@@ -56,7 +56,7 @@ impl Node {
             }
             let lack = match state {
                 KeyState::Free | KeyState::Ended { .. } => {
-                    self.is_spoken_for(now, hash, db, key).then_some(Lack::Behind)
+                    self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind)
                 }
                 _ => self.lack(now, state, keyspace, entry),
             };
@@ -73,7 +73,7 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, &hashes, &lacks, keyspace)
     }
 
-    /// The error of a node that abstains, which is counted.
+    /// Returns the error of a node that abstains, and counts it.
     pub(super) fn refuse_while_abstaining(&mut self, now: Now) -> Result<(), CommandError> {
         match self.abstention_error(now.monotonic) {
             Some(error) => {
@@ -84,7 +84,7 @@ impl Node {
         }
     }
 
-    /// Lets the client of a lock that is not free wait, if it said so and the server lets it.
+    /// Queues the client if it asked to wait and the server allows it; refuses it otherwise.
     pub(super) fn wait_or_refuse<K: Keyspace>(
         &mut self,
         now: Now,
@@ -99,7 +99,7 @@ impl Node {
         if wait_ms == 0 || !keyspace.may_block() {
             return Ok(Reply::Refused);
         }
-        // Blocked clients are counted before the server is asked to block one more.
+        // Comes first, so that the server blocks no client that exceeds the limit.
         if self.queues.waiters() >= self.max_waiters {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
@@ -122,17 +122,18 @@ impl Node {
         Ok(Reply::Waits)
     }
 
-    /// Whether a waiter for this key alone has time left. It comes before all newcomers, also in
-    /// the moment between the end of a lock and its handover.
-    pub(super) fn is_spoken_for(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+    /// Whether a waiter for this key alone has time left.
+    ///
+    /// It comes before all newcomers, also between the end of a lock and its handover.
+    pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.is_spoken_for(queue, now.monotonic))
+        queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))
     }
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes both.
     ///
     /// # Errors
-    /// When the server does not take one of the mirrors. Then nothing is granted.
+    /// If the server refuses one of the mirrors. Then nothing is granted.
     pub(super) fn grant<K: Keyspace>(
         &mut self,
         now: Now,
@@ -143,7 +144,7 @@ impl Node {
         let FreeKeys { db, keys, hashes, entries, have_ended } = free;
         let &Terms { token, owner, ttl, fence, author } = terms;
         for (&hash, key) in hashes.iter().zip(keys).filter(|_| have_ended) {
-            // The mirror of a lease that has ended is about to be written over.
+            // The grant overwrites the mirror of a lease that has ended.
             if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
                 self.end_by_deadline(lease);
             }
@@ -163,14 +164,14 @@ impl Node {
         let deadline = now.monotonic.plus_us(ttl.us());
         let new = NewLock { db, token: token.as_ref(), owner, fence, granted: now.monotonic, deadline };
         self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
-        // Only when all are written: what hears of one may do something to the others.
+        // All mirrors are written first: a listener of one event may change the other keys.
         for key in keys {
             self.publish(keyspace, key, Change::Set { value: token, expires_at_ms }, author);
         }
         Ok(fence)
     }
 
-    /// Adds the leases of a lock that is granted, and returns that of the first key.
+    /// Adds the leases of a granted lock, and returns the lease of the first key.
     pub(super) fn insert<'k>(
         &mut self,
         hashes: &[u64],
@@ -182,20 +183,20 @@ impl Node {
         if self.queues.waiters() > 0 {
             let mut lease = first;
             for _ in hashes {
-                self.look_at_deadline(lease);
+                self.check_at_deadline(lease);
                 lease = self.leases.next_key(lease);
             }
         }
         first
     }
 
-    /// The waiters for the key of this lease may have it at its deadline.
-    pub(super) fn look_at_deadline(&mut self, lease: u32) {
+    /// Plans a check of the lease's key at its deadline, for the key's waiters.
+    pub(super) fn check_at_deadline(&mut self, lease: u32) {
         let lease = self.leases.get(lease);
         let deadline = lease.deadline;
         if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
-            self.queues.saw_no_foreign(queue);
-            self.queues.postpone_look(queue, deadline);
+            self.queues.found_no_foreign(queue);
+            self.queues.postpone_check(queue, deadline);
         }
     }
 
@@ -217,8 +218,9 @@ impl Node {
         self.tell_granted(now, waiter, db, key, granted, keyspace)
     }
 
-    /// Answers a waiter that was granted its lock, unless the server refused that. Returns whether
-    /// it was granted.
+    /// Replies to a waiter with its grant, or with the error if the server refused the write.
+    ///
+    /// Returns whether the waiter was granted the lock.
     pub(super) fn tell_granted<K: Keyspace>(
         &mut self,
         now: Now,

@@ -1,4 +1,4 @@
-//! ACQUIREANY: one of several keys, the first that is free.
+//! ACQUIREANY: locks the first free key of several.
 
 use super::acquire::{FreeKeys, Terms};
 use super::key_state::KeyState;
@@ -8,7 +8,8 @@ use super::queues::{Lack, Wants};
 use super::{Access, Acquire, Author, CommandError, Keyspace, Mode, Node, Now, Reply};
 
 impl Node {
-    /// Takes the lock of the first of these keys that is free, in the order in which they are named.
+    /// Acquires the lock of the first free key, in the order in which the client names the keys.
+    ///
     /// The lock is then an ordinary lock of that key.
     pub(super) fn acquire_any<K: Keyspace>(
         &mut self,
@@ -31,7 +32,7 @@ impl Node {
                 return Err(CommandError::WrongType);
             }
             let lack = self.lack(now, state, keyspace, &entry);
-            let lack = lack.or_else(|| self.is_spoken_for(now, hash, db, key).then_some(Lack::Behind));
+            let lack = lack.or_else(|| self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind));
             if lack.is_none() {
                 let free = FreeKeys {
                     db,

@@ -1,4 +1,4 @@
-//! Answers to clients that waited, from the decision until the client has them.
+//! Answers to clients that waited, from the decision until the client has received them.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use super::queues::Wants;
 use super::{CommandError, Key, KeyBytes, Keyspace, Node, Now, Ticket, Token, WaitReply};
 use crate::Fence;
 
-/// The answers that clients do not have yet.
+/// The answers that clients have not received yet.
 ///
-/// The server delivers an answer later than it is given: it unblocks the client, and then asks for
-/// the reply. In between the client may disconnect, and a lock that it was granted must be
-/// released.
+/// The server delivers an answer later than the node gives it: it unblocks the client, and then
+/// fetches the reply. If the client disconnects in between, the node must release the lock that it
+/// granted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
     by_ticket: BTreeMap<Ticket, Answer>,
-    /// Clients to be unblocked at the end of the turn.
+    /// Clients to unblock at the end of the turn.
     deferred: Vec<Ticket>,
-    /// Locks that were granted to clients that disconnected before they had the answer.
+    /// Locks that were granted to clients that disconnected before they received the answer.
     undelivered: Vec<Grant>,
     defer_wakes: bool,
 }
@@ -25,7 +25,7 @@ pub(super) struct Answers {
 enum Answer {
     Granted {
         grant: Grant,
-        /// Whether the server was told to unblock the client.
+        /// Whether the node has told the server to unblock the client.
         woken: bool,
     },
     Refused(Option<CommandError>),
@@ -35,7 +35,7 @@ enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Grant {
     pub(super) db: u32,
-    /// One of its keys: the end of one ends all.
+    /// One of its keys. The end of its lease ends the lock on all keys.
     pub(super) key: Key,
     pub(super) token: Token,
     pub(super) fence: Fence,
@@ -43,13 +43,13 @@ pub(super) struct Grant {
     pub(super) wants: Wants,
 }
 
-/// What becomes of a client whose wait the server has ended.
+/// What to do with a client whose wait the server has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Left {
-    /// What it is answered, if it is still there.
+    /// The reply to the client, if it is still connected.
     pub reply: WaitReply,
-    /// Whether it is still to be unblocked.
+    /// Whether the client still needs to be unblocked.
     pub wake: bool,
 }
 
@@ -93,12 +93,12 @@ impl Answers {
         self.undelivered.pop()
     }
 
-    /// Whether something is left to be done in this turn.
+    /// Whether this turn still has work to do here.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty() || !self.undelivered.is_empty()
     }
 
-    /// The locks that were granted are not here any more.
+    /// Drops the locks of disconnected clients, because the node no longer holds their leases.
     pub(super) fn forget_undelivered(&mut self) {
         self.undelivered.clear();
     }
@@ -118,14 +118,15 @@ impl Answer {
 }
 
 impl Node {
-    /// The answer to a client that was unblocked, which has it from now on.
+    /// Returns the answer to a client that was unblocked, and counts it as received.
     pub fn answer(&mut self, ticket: Ticket) -> WaitReply {
         let answer = self.answers.by_ticket.remove(&ticket);
         answer.map_or(WaitReply::Refused, |answer| answer.reply())
     }
 
-    /// Somebody ended the wait of a client by `CLIENT UNBLOCK`. A lock that it was just granted it
-    /// gets all the same.
+    /// Ends the wait of a client that `CLIENT UNBLOCK` named.
+    ///
+    /// A lock that the client was just granted stays granted.
     pub fn unblock(&mut self, ticket: Ticket) -> Left {
         let waited = self.cancel(ticket);
         let answer = self.answers.by_ticket.remove(&ticket);
@@ -135,8 +136,9 @@ impl Node {
         }
     }
 
-    /// A client is gone. A lock that it was granted and does not know of is released by a
-    /// [job](super::Job).
+    /// Forgets a client that is gone.
+    ///
+    /// A [job](super::Job) releases a lock that the client was granted and did not hear of.
     pub fn disconnect(&mut self, ticket: Ticket) -> Left {
         let waited = self.cancel(ticket);
         let (reply, unwoken) = match self.answers.by_ticket.remove(&ticket) {
@@ -149,7 +151,7 @@ impl Node {
         Left { reply, wake: waited || unwoken }
     }
 
-    /// Takes a waiter out of its queues. False when it has its answer already.
+    /// Removes a waiter from its queues. Returns false if it already has its answer.
     fn cancel(&mut self, ticket: Ticket) -> bool {
         match self.queues.by_ticket(ticket) {
             Some(place) => {
@@ -160,7 +162,7 @@ impl Node {
         }
     }
 
-    /// Tells a waiter that left the queues that it does not get the lock.
+    /// Refuses a waiter that has left the queues.
     pub(super) fn tell_dismissed<K: Keyspace>(&mut self, now: Now, ticket: Ticket, keyspace: &mut K) {
         let error = self.abstention_error(now.monotonic);
         self.answers.refuse(ticket, error, keyspace);

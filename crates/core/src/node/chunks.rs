@@ -1,4 +1,4 @@
-//! A table of items that stay where they are, addressed by slot.
+//! A table of items that keep their place, addressed by slot.
 
 use std::ops::{Index, IndexMut};
 
@@ -6,8 +6,7 @@ use slab::Slab;
 
 /// Items in chunks of a fixed size, so that growth and shrinkage never move more than one chunk.
 ///
-/// A chunk that becomes empty gives its memory back. Items are never moved once the table has
-/// more than one chunk.
+/// An empty chunk frees its memory. Items never move once the table has more than one chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks<T> {
     slabs: Vec<Slab<T>>,
@@ -19,11 +18,11 @@ pub(super) struct Chunks<T> {
 /// The next item of a walk through a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// In this slot.
+    /// The slot of the item.
     Item(u32),
-    /// The budget did not suffice: the walk goes on from this slot.
+    /// The budget is spent: the walk continues from this slot.
     Spent(u32),
-    /// There is none.
+    /// No item is left.
     End,
 }
 
@@ -77,7 +76,7 @@ impl<T> Chunks<T> {
             self.open.push(slot_of(chunk));
         }
         let item = items.remove(index);
-        // One chunk stays warm, so that a table with few items does not allocate each time.
+        // One chunk keeps its memory, so that a table with few items does not allocate each time.
         if items.is_empty() && self.open.len() > 1 {
             *items = Slab::new();
         }
@@ -90,7 +89,9 @@ impl<T> Chunks<T> {
         self.slabs.get(chunk)?.get(index)
     }
 
-    /// The first item in `from` or a later slot. A vacant slot and an empty chunk cost one each.
+    /// Returns the first item in `from` or a later slot.
+    ///
+    /// A vacant slot and an empty chunk cost one unit of the budget each.
     pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
         let (first, mut index) = place_of(from);
         for (chunk, items) in self.slabs.iter().enumerate().skip(first) {
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_chunks_give_their_memory_back() {
+    fn empty_chunks_free_their_memory() {
         let mut table = Chunks::default();
         let slots: Vec<_> = (0..100_000_u32).map(|n| table.insert(n)).collect();
         for slot in slots {

@@ -1,9 +1,9 @@
-/// A moment on a node's monotonic clock, in microseconds since some fixed point. Leases are measured on it.
+/// A moment on a node's monotonic clock, in microseconds since a fixed point. It measures leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Monotonic(u64);
 
 impl Monotonic {
-    /// `us` microseconds after the clock's fixed point.
+    /// The moment `us` microseconds after the clock's fixed point.
     pub const fn from_us(us: u64) -> Self {
         Self(us)
     }
@@ -13,18 +13,18 @@ impl Monotonic {
         self.0
     }
 
-    /// This moment, `us` microseconds later.
+    /// Returns the moment `us` microseconds later.
     #[must_use]
     pub const fn plus_us(self, us: u64) -> Self {
         Self(self.0.saturating_add(us))
     }
 
-    /// How much later this moment is than `earlier`, in microseconds; zero when it is not.
+    /// Microseconds since `earlier`; zero if that is not earlier.
     pub const fn us_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// How much later this moment is than `earlier`, in milliseconds, rounded up; zero when it is not.
+    /// Milliseconds since `earlier`, rounded up; zero if that is not earlier.
     pub const fn ms_since(self, earlier: Self) -> u64 {
         self.us_since(earlier).div_ceil(1000)
     }
@@ -35,12 +35,12 @@ impl Monotonic {
 pub struct Now {
     /// Decides when leases end. It never steps.
     pub monotonic: Monotonic,
-    /// Microseconds since 1970: the expiry of a mirror and the hint of a fence, and never when a lease ends.
+    /// Microseconds since 1970. Sets the expiry of mirrors and limits fences, and ends no lease.
     pub wall_us: u64,
 }
 
 impl Now {
-    /// The wall clock in milliseconds, which keys expire by.
+    /// The wall clock in milliseconds, the unit in which keys expire.
     pub const fn wall_ms(self) -> u64 {
         self.wall_us / 1000
     }

@@ -3,13 +3,14 @@
 use super::{KeyBytes, Mode, Pattern, Reason, Ticket};
 use crate::{Fence, Ttl};
 
-/// The limits of a node.
+/// The settings of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bounds every grant, and so how long a node that forgot must abstain.
+    /// The largest ttl of a grant. A node that forgot its locks must abstain for that long.
     pub max_ttl: Ttl,
-    /// How long a node that has just started abstains, in milliseconds. Less than the largest ttl
-    /// that it ever granted is not safe.
+    /// How long a node abstains after its start, in milliseconds.
+    ///
+    /// Less than the largest ttl that the node ever granted is not safe.
     pub rejoin_delay_ms: u64,
     /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
     pub max_clock_skew_ms: u64,
@@ -17,26 +18,26 @@ pub struct Settings {
     pub max_waiters: usize,
     /// The number of fence counters.
     pub fence_stripes: usize,
-    /// The number of parts of each hash table. A part is the most that growth moves at once.
+    /// The number of shards of each hash table. Growth moves one shard at a time.
     pub table_shards: usize,
-    /// Makes the hash of this node unlike that of any other.
+    /// A random seed, so that the hashes of two nodes differ.
     pub hash_seed: u64,
-    /// Whether waiters that were granted a lock are unblocked at the end of the turn. Redis 7.0
-    /// drops the answer of one that is unblocked and then, in the same turn, named by
-    /// `CLIENT UNBLOCK`. Elsewhere it would only take longer.
+    /// Whether to unblock waiters with a granted lock only at the end of the turn.
+    ///
+    /// Redis 7.0 drops the answer of a client that is unblocked and then, in the same turn, named
+    /// by `CLIENT UNBLOCK`. On other servers it only adds delay.
     pub defer_wakes: bool,
 }
 
-/// The most keys that one lock may have.
+/// The largest number of keys of one lock.
 pub const KEYS_MAX: usize = 64;
 
-/// A command, parsed. The keys of a lock are at least one, each once and in the order of their
-/// bytes.
+/// A parsed command. A lock has at least one key; keys are unique and in the order of their bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a, N> {
     /// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`.
     Acquire(Acquire<'a, N>),
-    /// `LOCK.ACQUIREANY`: one of the keys, which are in the order of the client's choice.
+    /// `LOCK.ACQUIREANY`: one of the keys, in the order of the client's choice.
     AcquireAny(Acquire<'a, N>),
     /// `LOCK.EXTEND` or `LOCK.MEXTEND`.
     Extend(Extend<'a, N>),
@@ -50,18 +51,18 @@ pub enum Command<'a, N> {
     Scan(Scan<'a>),
 }
 
-/// Takes a lock.
+/// Acquires a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire<'a, N> {
     /// The number of the database.
     pub db: u32,
     /// The keys to lock.
     pub keys: &'a [N],
-    /// What will prove who holds it.
+    /// Proves later who holds the lock.
     pub token: &'a N,
-    /// For how long.
+    /// The requested duration.
     pub ttl: Ttl,
-    /// Whether others may hold the key as well. Only a lock of one key is shared.
+    /// Whether other holders may share the key. Only a lock of one key is shared.
     pub mode: Mode,
     /// The holder's label, for people to read.
     pub owner: Option<&'a [u8]>,
@@ -80,13 +81,13 @@ pub struct Extend<'a, N> {
     pub keys: &'a [N],
     /// The token that holds them.
     pub token: &'a N,
-    /// The lock is to last at least this long from now.
+    /// The lock lasts at least this long from now.
     pub ttl: Ttl,
-    /// [`Mode::Shared`] makes an exclusive lock of one key a shared one. A shared lock stays shared.
+    /// [`Mode::Shared`] turns an exclusive lock of one key into a shared one.
     pub mode: Mode,
-    /// Raise the lock's fence to this.
+    /// Raises the lock's fence to this.
     pub fence: Option<Fence>,
-    /// Give the lock to this token.
+    /// Replaces the token of the lock.
     pub new_token: Option<&'a N>,
 }
 
@@ -110,14 +111,14 @@ pub struct Inspect<'a, N> {
     pub key: &'a N,
 }
 
-/// Takes a lock back from its holder, on all its keys.
+/// Revokes a lock from its holder, on all its keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Revoke<'a, N> {
     /// The number of the database.
     pub db: u32,
     /// One of the locked keys.
     pub key: &'a N,
-    /// A random value that replaces the token in the mirror. No client knows it.
+    /// A random value, unknown to all clients, that replaces the token in the mirror.
     pub unknown: &'a N,
     /// Whether the lock ends at once, and not at its deadline.
     pub ends_now: bool,
@@ -128,29 +129,29 @@ pub struct Revoke<'a, N> {
 pub struct Scan<'a> {
     /// The number of the database.
     pub db: u32,
-    /// Where to go on: zero at first, and then what the last call returned.
+    /// The cursor: zero at first, then the one that the previous call returned.
     pub cursor: u64,
-    /// What the keys match.
+    /// The pattern that listed keys match.
     pub pattern: Option<&'a Pattern>,
-    /// How many leases to look at, at most.
+    /// The largest number of leases to examine.
     pub count: u32,
 }
 
 /// The reply to a [`Command`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The lock is the client's, with this fence.
+    /// The client holds the lock, with this fence.
     Granted(Fence),
-    /// The lock of one of the keys is the client's.
+    /// The client holds the lock of one of the keys.
     GrantedOne {
         /// Its fence.
         fence: Fence,
         /// The index of the key among those of the command.
         key: usize,
     },
-    /// Another holds one of the keys, or waits for it.
+    /// Another client holds one of the keys, or waits for it.
     Refused,
-    /// The client was blocked; its answer comes later.
+    /// The client was blocked; its answer follows later.
     Waits,
     /// The token holds the lock, with this fence.
     Extended(Fence),
@@ -158,7 +159,7 @@ pub enum Reply {
     NotHeld,
     /// Whether the token held any of the keys. It holds none of them now.
     Released(bool),
-    /// The holder of the key; `None` when it is free.
+    /// The holder of the key; `None` if it is free.
     Inspected(Option<Inspected>),
     /// Whether there was a lock to revoke.
     Revoked(bool),
@@ -169,18 +170,18 @@ pub enum Reply {
 /// The locks of one slice of a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scanned {
-    /// Where the next call goes on; zero after the last slice.
+    /// The cursor of the next call; zero after the last slice.
     pub cursor: u64,
     /// The locks.
     pub locks: Vec<Listed>,
 }
 
-/// A lock of a list.
+/// A lock in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The key.
     pub key: Box<[u8]>,
-    /// What INSPECT says of it.
+    /// The description that INSPECT gives.
     pub inspected: Inspected,
 }
 
@@ -189,7 +190,7 @@ pub struct Listed {
 pub struct Inspected {
     /// The number of clients that wait for it.
     pub waiters: usize,
-    /// The first of them, in the order in which they came.
+    /// The first of them, in the order of their arrival.
     pub queue: Vec<ShownWaiter>,
     /// What holds it.
     pub holder: Holder,
@@ -200,7 +201,7 @@ pub struct Inspected {
 pub struct ShownWaiter {
     /// Names the client.
     pub ticket: Ticket,
-    /// The label that it gave.
+    /// The client's label.
     pub owner: Option<Box<[u8]>>,
 }
 
@@ -209,25 +210,24 @@ pub struct ShownWaiter {
 pub enum Holder {
     /// A lease.
     Lease {
-        /// The labels that its holders gave, in the order of their grants; those of the first few
-        /// of many.
+        /// The labels of its holders in the order of their grants, at most those of the first few.
         owners: Vec<Option<Box<[u8]>>>,
-        /// How many hold it: one, unless it is shared.
+        /// The number of holders: one, unless the lock is shared.
         holders: usize,
-        /// Its fence; of a shared lock the largest that a holder was given.
+        /// Its fence; for a shared lock, the largest fence of a holder.
         fence: Fence,
-        /// The time left, in milliseconds, until the last of its holders ends.
+        /// The time until the last of its holders ends, in milliseconds.
         ttl_ms: u64,
-        /// The time since the grant, in milliseconds, of the first of its holders.
+        /// The time since the grant of its first holder, in milliseconds.
         held_ms: u64,
-        /// Whether others may hold the key as well.
+        /// Whether other holders may share the key.
         mode: Mode,
         /// The number of keys of its lock.
         keys: usize,
-        /// Whether an operator revoked it: it ends by its deadline at the latest.
+        /// Whether an operator revoked it. It ends by its deadline at the latest.
         revoked: bool,
     },
-    /// A string with no lease behind it.
+    /// A string without a lease.
     Foreign {
         /// The time left, in milliseconds; `None` for a string that does not expire.
         ttl_ms: Option<u64>,
@@ -239,72 +239,73 @@ pub enum Holder {
 pub enum CommandError {
     /// The node may have forgotten who holds the keys.
     Abstaining {
-        /// Why.
+        /// The reason.
         reason: Reason,
-        /// For how much longer, in milliseconds. A replica abstains without end and names the
-        /// largest ttl.
+        /// How much longer the node abstains, in milliseconds.
+        ///
+        /// A replica abstains without end and names the largest ttl.
         left_ms: u64,
     },
-    /// One of the keys holds something that is not a string.
+    /// One of the keys holds a value that is not a string.
     WrongType,
     /// The token holds these keys, but they are not all keys of one lock.
     OtherKeys,
-    /// The token holds the lock, and the proposed fence cannot be.
+    /// The token holds the lock, and the node refuses the proposed fence.
     BadFence(FenceError),
-    /// No more clients may wait.
+    /// The limit of waiting clients is reached.
     QueueFull {
-        /// How many may.
+        /// The limit.
         max_waiters: usize,
     },
-    /// An operator revoked the lock. Its holder keeps it for this much longer, in milliseconds.
+    /// An operator revoked the lock. Its holder still relies on it for `left_ms`.
     Revoked {
-        /// The time left.
+        /// The time left, in milliseconds.
         left_ms: u64,
     },
-    /// A lock of several keys is exclusive.
+    /// A lock of several keys cannot be shared.
     SeveralShared,
-    /// The new token of a hand-over holds the lock already.
+    /// The new token of an EXTEND already holds the shared lock.
     TokenInUse,
-    /// A string without an expiry is data, and no lock that can be revoked.
+    /// A string without an expiry is data, and not a lock to revoke.
     NoExpiry,
-    /// The server did not take a key. Nothing is locked, or revoked.
+    /// The server refused to write a key. Nothing is locked or revoked.
     NotWritten,
 }
 
-/// Why a fence was not accepted.
+/// Why a node refused a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FenceError {
-    /// A fence never goes down.
+    /// A fence never decreases.
     #[error("FENCE is below the lock's fence {current}: propose a larger one")]
     Below {
         /// The lease's fence.
         current: Fence,
     },
-    /// More ahead of the wall clock than any clock should be.
+    /// The fence lies further ahead of the wall clock than any clock should be.
     #[error(
         "FENCE lies more than lock.max-clock-skew ahead of this server's clock: \
          largest accepted now {largest}"
     )]
     TooFarAhead {
-        /// The largest that would have been accepted.
+        /// The largest fence that the node accepts now.
         largest: Fence,
     },
 }
 
-/// What a client that waited is answered.
+/// The answer to a client that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReply {
-    /// The lock is the client's.
+    /// The client holds the lock.
     Granted {
         /// The fence of this grant.
         fence: Fence,
-        /// How long the client waited, in microseconds. The lock's time begins only now.
+        /// How long the client waited, in microseconds. The lock's ttl starts after that.
         waited_us: u64,
-        /// Its key, if the client waited for any of several.
+        /// The granted key, if the client waited for any of several.
         key: Option<KeyBytes>,
     },
-    /// The client waits no more, without the lock.
+    /// The client no longer waits, and does not hold the lock.
     Refused,
-    /// The same, and this is why.
+    /// The same, with the reason.
     Failed(CommandError),
 }

@@ -1,17 +1,18 @@
-//! EXTEND, of one key or of several, and the adoption of foreign strings.
+//! EXTEND of one key or of several, and the adoption of foreign strings.
 
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::machine::PerKey;
 use super::{Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Mode, Node, Now, Reply};
 
-/// How soon a mirror is tried again that the server did not take, in microseconds.
+/// How soon to retry a mirror that the server refused to write, in microseconds.
 pub(super) const RETRY_WRITE_US: u64 = 100_000;
 
 impl Node {
-    /// Moves the deadline of a lock forward, never back, and only while the token holds all of its
-    /// keys. Foreign strings with this value and an expiry become a lease. On request an exclusive
-    /// lock becomes shared; a shared one stays it.
+    /// Moves the deadline of a lock forward, never back, while the token holds all of its keys.
+    ///
+    /// Adopts foreign strings that hold the token and have an expiry: they become leases. Turns an
+    /// exclusive lock into a shared one on request. A shared lock stays shared.
     pub(super) fn extend<K: Keyspace>(
         &mut self,
         now: Now,
@@ -40,7 +41,7 @@ impl Node {
                 {
                     shared = Some((lease, holder));
                 }
-                // A string that never expires is data, whatever it says.
+                // A string that never expires is data, even if its value is the token.
                 KeyState::Foreign
                     if keyspace.expires_at_ms(entry).is_some() && keyspace.holds(entry, token.as_ref()) =>
                 {
@@ -118,7 +119,7 @@ impl Node {
                 Some(_) => keyspace.expire(entry, expires_at_ms),
                 None => Ok(()),
             };
-            // The lease decides: without its mirror it is a lock all the same.
+            // The lease decides: the lock is held even without its mirror.
             match (wanted, written) {
                 (_, Err(_)) => {
                     let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
@@ -134,7 +135,7 @@ impl Node {
         for (key, change) in extend.keys.iter().zip(changes) {
             match change {
                 Some(change) => self.publish(keyspace, key, change, Author::Client),
-                // INSPECT shows another fence.
+                // INSPECT now shows another fence.
                 None if fence != fence_before => keyspace.invalidate(key, Author::Client),
                 None => {}
             }
@@ -142,7 +143,7 @@ impl Node {
         Ok(Reply::Extended(fence))
     }
 
-    /// Raises the fence of a lock as the client says, and again if the lock gets another token.
+    /// Raises the fence to the client's proposal, and once more if the token changes.
     fn raise_fence<N: AsRef<[u8]>>(
         &mut self,
         now: Now,
@@ -169,7 +170,7 @@ impl Node {
         Ok(())
     }
 
-    /// Makes foreign strings with this value and an expiry the leases of one lock. That is a grant.
+    /// Turns foreign strings with this value and an expiry into the leases of one lock: a grant.
     fn adopt<K: Keyspace>(
         &mut self,
         now: Now,
@@ -220,7 +221,7 @@ impl Node {
         for (key, change) in extend.keys.iter().zip(changes) {
             match change {
                 Some(change) => self.publish(keyspace, key, change, Author::Client),
-                // INSPECT shows a fence where it showed none.
+                // INSPECT showed no fence before.
                 None => keyspace.invalidate(key, Author::Client),
             }
         }

@@ -1,13 +1,13 @@
 //! Glob-style patterns as `SCAN … MATCH` understands them.
 
-/// A pattern, ready to be matched in a time that is linear in the length of the key.
+/// A compiled pattern, which matches in time linear in the length of the key.
 ///
-/// `*` stands for any bytes, `?` for one, `[a-c]` and `[^a-c]` for one of a class, and `\` takes
-/// the special meaning from the next byte. No library has this dialect over bytes: others give `/`
-/// or braces a meaning, or want text.
+/// `*` matches any bytes, `?` one byte, `[a-c]` and `[^a-c]` one byte of a class, and `\` escapes
+/// the next byte. No library offers this dialect over bytes: others give `/` or braces a meaning,
+/// or need text.
 ///
-/// All positions of the pattern that a beginning of the key leads to are kept at once, as bits. So
-/// no pattern makes the matcher go back.
+/// The matcher tracks all positions of the pattern at once, as bits, so that no pattern makes it
+/// backtrack.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     /// For each byte, the positions that it matches.
@@ -44,7 +44,7 @@ impl Bits {
         Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
     }
 
-    /// Each position becomes the next.
+    /// Moves each position to the next one.
     fn next(self) -> Self {
         let carried = |word: usize| if word == 0 { 0 } else { self.0[word - 1] >> 63 };
         Self(std::array::from_fn(|word| self.0[word] << 1 | carried(word)))
@@ -52,7 +52,7 @@ impl Bits {
 }
 
 impl Pattern {
-    /// `None` when it is longer than [`PATTERN_BYTES_MAX`].
+    /// Returns `None` if the pattern is longer than [`PATTERN_BYTES_MAX`].
     pub fn new(pattern: &[u8]) -> Option<Self> {
         if pattern.len() > PATTERN_BYTES_MAX {
             return None;
@@ -83,8 +83,9 @@ impl Pattern {
         self.end += 1;
     }
 
-    /// Reads a class from behind its `[`, and returns what follows its `]`. One that is not closed
-    /// ends with the pattern.
+    /// Parses a class after its `[`, and returns the rest after its `]`.
+    ///
+    /// An unclosed class ends with the pattern.
     fn push_class<'a>(&mut self, class: &'a [u8]) -> &'a [u8] {
         let (negated, mut rest) = match class {
             [b'^', rest @ ..] => (true, rest),
@@ -116,7 +117,7 @@ impl Pattern {
         rest
     }
 
-    /// Whether all of the key matches.
+    /// Whether the pattern matches the whole key.
     pub fn matches(&self, key: &[u8]) -> bool {
         let mut positions = Bits::default();
         positions.set(0);
@@ -187,7 +188,7 @@ mod tests {
         assert!(Pattern::new("?".repeat(PATTERN_BYTES_MAX + 1).as_bytes()).is_none());
     }
 
-    /// What a pattern without classes means, by trying everything.
+    /// Matches a pattern without classes by trying every split.
     fn matches_slowly(pattern: &[u8], key: &[u8]) -> bool {
         match (pattern, key) {
             ([], _) => key.is_empty(),

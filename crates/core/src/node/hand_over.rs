@@ -1,19 +1,19 @@
 //! Handing a key over to its next waiter.
 
 use super::acquire::FreeKeys;
-use super::jobs::Budget;
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::queues::{Candidate, Lack, Scan};
 use super::shared::{GRANT_UNITS, GRANTED_TOGETHER_MAX, SharedKey};
+use super::turn::Budget;
 use super::{Access, Keyspace, Mode, Node, Now};
 
 impl Node {
-    /// Hands the key of a queue over to its next waiter, if it is free, or to all those at its head
-    /// that share it. Returns whether it did.
+    /// Hands a free key over to its next waiter, or to all shared waiters at the head of its queue.
     ///
-    /// Single-key waiters are served first in, first out. A waiter for several keys is granted
-    /// only when all are free; until then it is skipped and reserves nothing.
+    /// Returns whether it did. Single-key waiters are served first in, first out. A waiter for
+    /// several keys is granted only when all are free; until then it is skipped and reserves
+    /// nothing.
     pub(super) fn hand_over<K: Keyspace>(
         &mut self,
         now: Now,
@@ -37,10 +37,10 @@ impl Node {
                 return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
             }
             if let Some(lack) = self.lack(now, state, keyspace, &entry) {
-                self.queues.saw_taken(queue, lack);
+                self.queues.found_taken(queue, lack);
                 return false;
             }
-            self.queues.saw_no_foreign(queue);
+            self.queues.found_no_foreign(queue);
             let place = match self.next_in_turn(now, queue, budget) {
                 None => return false,
                 Some(Candidate::Several(place)) => place,
@@ -67,8 +67,9 @@ impl Node {
         }
     }
 
-    /// Grants a key that is free, or shared by others, to the shared waiters at the head of its
-    /// queue. Returns how many. The rest has its turn before any newcomer.
+    /// Grants a free or shared key to the shared waiters at the head of its queue.
+    ///
+    /// Returns how many it granted. The other waiters precede any newcomer.
     fn hand_over_shared<K: Keyspace>(
         &mut self,
         now: Now,
@@ -81,26 +82,26 @@ impl Node {
         loop {
             match self.next_shared_waiter(now, queue, budget) {
                 Scan::Found(_) if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() => {
-                    self.queues.look_at(queue, now.monotonic);
+                    self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
                 Scan::Found(place) => {
                     budget.spend(GRANT_UNITS);
                     granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
                 }
-                Scan::Nobody => {
+                Scan::NotFound => {
                     let lack = self.lack(now, key.state, keyspace, key.entry);
                     if let Some(lack) = lack {
-                        self.queues.saw_taken(queue, lack);
+                        self.queues.found_taken(queue, lack);
                     }
                     return granted;
                 }
                 Scan::Spent => {
-                    self.queues.look_at(queue, now.monotonic);
+                    self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
             }
-            // The queue is gone with its last waiter.
+            // The queue ends with its last waiter.
             let Some(left) = self.queues.find(key.hash, key.db, key.name.as_ref()) else { return granted };
             queue = left;
             let place = (key.hash, key.db, key.name.as_ref());
@@ -108,13 +109,14 @@ impl Node {
         }
     }
 
-    /// The waiter that may have the key of this queue now, as far as is known without a look at
-    /// its other keys. Those that lack one become candidates for that one.
+    /// The next waiter for the key of this queue, by what is known of its other keys.
+    ///
+    /// A waiter that lacks another key becomes a candidate for that key.
     fn next_in_turn(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
         loop {
             match self.queues.next_candidate(queue, now.monotonic, budget) {
-                Scan::Nobody => {
-                    self.queues.forget_look(queue);
+                Scan::NotFound => {
+                    self.queues.cancel_check(queue);
                     return None;
                 }
                 Scan::Found(Candidate::Several(place)) if !budget.is_spent() => {
@@ -124,8 +126,8 @@ impl Node {
                     }
                 }
                 Scan::Found(Candidate::Several(_)) | Scan::Spent => {
-                    // A job goes on from here, in this turn or in the next.
-                    self.queues.look_at(queue, now.monotonic);
+                    // A job continues from here, in this turn or in the next.
+                    self.queues.check_at(queue, now.monotonic);
                     return None;
                 }
                 Scan::Found(single) => return Some(single),
@@ -133,7 +135,7 @@ impl Node {
         }
     }
 
-    /// Another key that a waiter lacks, as far as is known without a look at it.
+    /// Another key that a waiter is known to lack, without opening the key.
     fn known_lack(&mut self, now: Now, place: u32, queue: u32, budget: &mut Budget) -> Option<(u32, Lack)> {
         let keys = self.queues.queues_of(place).len();
         for index in 0..keys {
@@ -156,8 +158,10 @@ impl Node {
         None
     }
 
-    /// Grants all keys of a waiter for several, if they are free. `None` when one of them is not:
-    /// the waiter is a candidate for that one now. Otherwise whether the server took the keys.
+    /// Grants a waiter all of its keys if they are free.
+    ///
+    /// Returns `None` if one is not: the waiter is then a candidate for that key. Otherwise returns
+    /// whether the server accepted the writes.
     fn hand_over_several<K: Keyspace>(
         &mut self,
         now: Now,

@@ -10,7 +10,7 @@ use super::index::HashIndex;
 use super::{Monotonic, Token};
 use crate::Fence;
 
-/// One of those that hold a shared lock.
+/// A holder of a shared lock.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) token: Token,
@@ -19,12 +19,12 @@ pub(super) struct Holder {
     pub(super) granted: Monotonic,
     deadline: Monotonic,
     group: u32,
-    /// The holder of the same key that came before, and the one that came after.
+    /// The previous and the next holder of the same key.
     previous: u32,
     next: u32,
 }
 
-/// What is said of a holder when it joins.
+/// The properties of a new holder.
 pub(super) struct NewHolder {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
@@ -39,17 +39,16 @@ struct Group {
     first: u32,
     last: u32,
     len: u32,
-    /// The lowest fence of a holder that joins: above those of all earlier exclusive locks.
+    /// The lowest fence of a holder that joins: above the fences of all earlier exclusive locks.
     floor: Fence,
-    /// The largest fence that a holder was given so far.
+    /// The largest fence of a holder so far.
     highest: Fence,
 }
 
-/// The holders of all shared locks, beside the table of leases: an exclusive lease has no part in
-/// it.
+/// The holders of all shared locks. Exclusive leases have no part in it.
 ///
 /// The lease of a shared lock stands for the key and its mirror. Its token is the value of the
-/// mirror, which no client knows, and its deadline is the last of its holders'.
+/// mirror, which no client knows. Its deadline is the deadline of its last holder.
 #[derive(Clone, Debug)]
 pub(super) struct Holders {
     hasher: FixedState,
@@ -58,16 +57,16 @@ pub(super) struct Holders {
     /// The holders of each group and token.
     by_token: HashIndex,
     deadlines: BTreeSet<(u32, Monotonic, u32)>,
-    /// Groups whose locks have ended, and whose holders are yet to be removed.
+    /// Groups whose locks have ended, and whose holders are not removed yet.
     ended: Vec<u32>,
     /// The number of holders in groups that have not ended.
     live: usize,
 }
 
-/// No holder, and no group.
+/// Stands for no holder, and for no group.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The holders that the end of a lock removes at once, and that one step of a sweep removes.
+/// The number of holders that the end of a lock, or one step of a sweep, removes at once.
 const REMOVED_AT_ONCE: usize = 16;
 
 impl Holder {
@@ -113,7 +112,7 @@ impl Holders {
         self.groups[group].floor
     }
 
-    /// The largest fence that a holder was given so far.
+    /// The largest fence of a holder so far.
     pub(super) fn highest_fence(&self, group: u32) -> Fence {
         self.groups[group].highest
     }
@@ -123,7 +122,7 @@ impl Holders {
         self.groups[group].len
     }
 
-    /// The holder with this token, also one whose deadline is past.
+    /// The holder with this token, even after its deadline.
     pub(super) fn find(&self, group: u32, token: &[u8]) -> Option<u32> {
         self.by_token.find(self.hash(group, token), |slot| {
             let holder = &self.items[slot];
@@ -142,7 +141,7 @@ impl Holders {
         *highest = fence.max(*highest);
     }
 
-    /// Adds a holder, whose token no other holder of the group has.
+    /// Adds a holder. No other holder of the group may have its token.
     pub(super) fn insert(&mut self, group: u32, new: NewHolder) -> u32 {
         let NewHolder { token, owner, fence, granted, deadline } = new;
         debug_assert!(self.find(group, &token).is_none(), "a token holds a key once");
@@ -194,7 +193,7 @@ impl Holders {
         self.deadlines.insert((group, deadline, slot));
     }
 
-    /// Gives what one holder has to another token, which no other holder of the group has.
+    /// Replaces the token of a holder. No other holder of the group may have the new one.
     pub(super) fn change_token(&mut self, slot: u32, token: Token) {
         let group = self.items[slot].group;
         let old_hash = self.hash(group, &self.items[slot].token);
@@ -203,21 +202,21 @@ impl Holders {
         self.items[slot].token = token;
     }
 
-    /// When the first of the holders ends.
+    /// The deadline of the first holder to end, and its slot.
     pub(super) fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
         let from = (group, Monotonic::default(), 0);
         let (of, at, holder) = self.deadlines.range(from..).next().copied()?;
         (of == group).then_some((at, holder))
     }
 
-    /// When the last of the holders ends.
+    /// The deadline of the last holder to end.
     pub(super) fn last_end(&self, group: u32) -> Option<Monotonic> {
         let to = (group, Monotonic::from_us(u64::MAX), NONE);
         let (of, at, _) = self.deadlines.range(..=to).next_back().copied()?;
         (of == group).then_some(at)
     }
 
-    /// The number of holders whose deadlines are past.
+    /// The number of holders whose deadline has passed.
     pub(super) fn ended_in(&self, group: u32, now: Monotonic) -> usize {
         let from = (group, Monotonic::default(), 0);
         self.deadlines.range(from..=(group, now, NONE)).count()
@@ -233,8 +232,7 @@ impl Holders {
         })
     }
 
-    /// The lock of a group has ended. Returns the number of its holders, which are removed bit by
-    /// bit.
+    /// Ends the lock of a group. Returns the number of its holders, which a sweep removes.
     pub(super) fn end(&mut self, group: u32) -> u32 {
         let holders = self.groups[group].len;
         self.live -= holders as usize;
@@ -244,12 +242,12 @@ impl Holders {
         holders
     }
 
-    /// Whether holders of locks that have ended are yet to be removed.
+    /// Whether holders of ended locks are not removed yet.
     pub(super) fn is_sweeping(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Goes on removing the holders of locks that have ended.
+    /// Removes some holders of locks that have ended.
     pub(super) fn sweep(&mut self) {
         if let Some(&group) = self.ended.last()
             && self.remove_some(group)
@@ -258,8 +256,9 @@ impl Holders {
         }
     }
 
-    /// Removes some holders of a group that has ended, and the group itself after its last. Returns
-    /// whether that is gone.
+    /// Removes some holders of an ended group, and the group itself after the last.
+    ///
+    /// Returns whether the group is gone.
     fn remove_some(&mut self, group: u32) -> bool {
         for _ in 0..REMOVED_AT_ONCE {
             match self.groups[group].first {

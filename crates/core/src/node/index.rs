@@ -8,18 +8,18 @@ pub(super) struct HashIndex {
     shards: Box<[HashTable<Entry>]>,
 }
 
-/// A part of the hash, so that moving an entry does not look at the item, and the slot.
+/// A slot, and a part of its hash, so that moving an entry does not read the item.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     hash: u32,
     slot: u32,
 }
 
-/// Below this capacity a shard gives no memory back.
+/// A shard below this capacity keeps its memory.
 const SHRINK_ABOVE_ENTRIES: usize = 64;
 
 impl HashIndex {
-    /// An index with `shards` shards, rounded up to a power of two.
+    /// Creates an index with `shards` shards, rounded up to a power of two.
     pub(super) fn new(shards: usize) -> Self {
         Self { shards: vec![HashTable::new(); shards.next_power_of_two()].into() }
     }
@@ -51,7 +51,7 @@ impl HashIndex {
     }
 
     fn shard(&self, hash: u64) -> usize {
-        // The low half of the hash tells entries of one shard apart.
+        // The low half of the hash distinguishes the entries of one shard.
         usize::try_from(hash >> 32).expect("half a hash fits") & (self.shards.len() - 1)
     }
 }
@@ -61,7 +61,7 @@ const fn shorten(hash: u64) -> u32 {
     hash as u32
 }
 
-/// A full hash from the part that an entry keeps: the table uses its lowest and highest bits.
+/// Expands an entry's part of a hash to a full one: the table uses its lowest and highest bits.
 fn spread(short: u32) -> u64 {
     u64::from(short) | u64::from(short) << 32
 }

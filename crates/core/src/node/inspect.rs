@@ -3,13 +3,13 @@
 use super::key_state::KeyState;
 use super::{Access, CommandError, Holder, Inspect, Inspected, Keyspace, Mode, Node, Now, Reply};
 
-/// So many waiters of a key are shown.
+/// The largest number of waiters that INSPECT shows.
 const WAITERS_SHOWN: usize = 10;
-/// The labels of so many holders of a shared lock are shown.
+/// The largest number of holders of a shared lock that INSPECT shows.
 const HOLDERS_SHOWN: usize = 10;
 
 impl Node {
-    /// Describes the holder of a key. Never tells a token.
+    /// Describes the holder of a key. Never shows a token.
     pub(super) fn inspect<K: Keyspace>(
         &mut self,
         now: Now,
@@ -19,7 +19,7 @@ impl Node {
         self.inspect_key(now, inspect.db, inspect.key, keyspace).map(Reply::Inspected)
     }
 
-    /// The holder of a key and its waiters; `None` when the key is free.
+    /// The holder of a key and its waiters; `None` if the key is free.
     pub(super) fn inspect_key<K: Keyspace>(
         &mut self,
         now: Now,
@@ -46,7 +46,7 @@ impl Node {
         Ok(Some(Inspected { waiters, queue, holder }))
     }
 
-    /// The holder of a lease, or all those that share it.
+    /// The holder of a lease, or the holders that share it.
     fn holder(&self, now: Now, slot: u32) -> Holder {
         let lease = self.leases.get(slot);
         let (ttl_ms, revoked) = (lease.deadline.ms_since(now.monotonic), lease.is_revoked());

@@ -4,36 +4,36 @@ use super::leases::MirrorState;
 use super::queues::Lack;
 use super::{Keyspace, Kind, Monotonic, Node, Now};
 
-/// What is under a key, as every command and every job sees it.
+/// The state of a key, as every command and every job sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyState {
-    /// Nothing.
+    /// The key is missing.
     Free,
-    /// A live lease.
+    /// The key has a live lease.
     Held {
         lease: u32,
-        /// Whether its mirror is there.
+        /// Whether its mirror exists.
         mirrored: bool,
     },
-    /// A lease that has ended. Nobody holds the key, and its mirror may be written over.
+    /// The key has a lease that has ended. It is free, and its mirror may be overwritten.
     Ended {
         lease: u32,
-        /// Whether its mirror is there.
+        /// Whether its mirror exists.
         mirrored: bool,
     },
-    /// A string with no lease behind it.
+    /// A string without a lease.
     Foreign,
-    /// Something that is not a string, with no lease behind it.
+    /// A value that is not a string, without a lease.
     WrongType,
 }
 
-/// How often a key that holds a foreign string without an expiry is looked at for its waiters, in
-/// microseconds.
+/// How often to check a foreign string without an expiry for its waiters, in microseconds.
 const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
-    /// The one place that says what is under a key. Learns from what it sees: a lease whose mirror
-    /// was overwritten ends here.
+    /// Determines the state of a key. Every command and every job goes through here.
+    ///
+    /// Updates the lease by what it finds: a lease whose mirror was overwritten ends here.
     pub(super) fn key_state<K: Keyspace>(
         &mut self,
         now: Monotonic,
@@ -56,7 +56,8 @@ impl Node {
             return KeyState::Held { lease, mirrored };
         }
         match (self.leases.get(lease).mirror(), kind) {
-            // What an accident left room for is not about the lease.
+            // After an accident took the mirror, the value under the key says nothing about the
+            // lease.
             (MirrorState::Lost, _) => {}
             (_, Kind::Missing) => {
                 self.leases.set_mirror(lease, MirrorState::Lost, Monotonic::default());
@@ -69,7 +70,7 @@ impl Node {
         KeyState::Held { lease, mirrored }
     }
 
-    /// The lease of a key. One that ended with many others is removed on sight.
+    /// The lease of a key. Removes a stale lease that it finds.
     pub(super) fn find_lease(&mut self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
         let lease = self.leases.find(hash, db, key)?;
         if self.leases.is_stale(self.leases.get(lease)) {
@@ -79,7 +80,7 @@ impl Node {
         Some(lease)
     }
 
-    /// Why a waiter cannot have a key in this state.
+    /// Why a key in this state is not free for a waiter; `None` if it is free.
     pub(super) fn lack<K: Keyspace>(
         &self,
         now: Now,
@@ -92,7 +93,8 @@ impl Node {
             KeyState::Held { lease, .. } => Some(Lack::Held(self.leases.get(lease).deadline)),
             KeyState::Foreign | KeyState::WrongType => {
                 let after_us = match keyspace.expires_at_ms(entry) {
-                    // One millisecond more: the server expires a key only when its time is past.
+                    // One millisecond more, because the server expires a key only after its expiry
+                    // has passed.
                     Some(at) => (at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000),
                     None => FOREIGN_CHECK_INTERVAL_US,
                 };
@@ -109,36 +111,37 @@ impl Node {
         self.stats.ended_by_deadline += self.end(lease);
     }
 
-    /// Removes a lease, and ends its lock on the other keys, whose leases stay until their mirrors
-    /// are removed. Returns the number of keys that ended by it; for a shared lock
-    /// that of its holders.
+    /// Removes a lease, and ends its lock on the other keys until their mirrors are removed.
+    ///
+    /// Returns the number of keys on which the lock ended, or the number of holders of a shared
+    /// lock.
     pub(super) fn end(&mut self, lease: u32) -> u64 {
         let mut keys = match self.leases.end_holders(lease) {
             Some(holders) => holders.into(),
             None => u64::from(!self.leases.get(lease).ended_with_another()),
         };
         while let Some(other) = self.leases.end_next(lease) {
-            self.look_soon(other);
+            self.check_now(other);
             keys += 1;
         }
-        self.look_soon(lease);
+        self.check_now(lease);
         self.leases.remove(lease);
         keys
     }
 
-    /// The waiters for the key of this lease may have it now.
-    fn look_soon(&mut self, lease: u32) {
-        self.look_by(lease, Monotonic::default());
+    /// Checks the key of this lease for its waiters at once.
+    fn check_now(&mut self, lease: u32) {
+        self.check_by(lease, Monotonic::default());
     }
 
-    /// Looks at the key of this lease by that time, if it has waiters.
-    pub(super) fn look_by(&mut self, lease: u32, at: Monotonic) {
+    /// Checks the key of this lease by that time, if it has waiters.
+    pub(super) fn check_by(&mut self, lease: u32, at: Monotonic) {
         if self.queues.waiters() == 0 {
             return;
         }
         let lease = self.leases.get(lease);
         if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
-            self.queues.look_if_wanted(queue, at);
+            self.queues.check_if_wanted(queue, at);
         }
     }
 }

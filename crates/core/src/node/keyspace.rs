@@ -2,38 +2,38 @@
 
 use super::{ServerEvent, Ticket};
 
-/// The keys of a server, and whatever else the node does there.
+/// The keys of a server, and all other effects of a node on it.
 ///
 /// The module implements this over the server's API; tests and simulators implement it in memory.
-/// Calls concern the database of the last key that was opened. Nothing here decides anything.
+/// Calls concern the database of the last key that was opened. An implementation decides nothing.
 pub trait Keyspace {
-    /// A key or a token as the server has it: an argument of a command, or made from bytes.
+    /// A key or a token as a string of the server: an argument of a command, or made from bytes.
     type Name: AsRef<[u8]>;
     /// An open key. A key is open once at a time.
     type Entry;
 
-    /// Makes a name from bytes that the node kept.
+    /// Makes a name from bytes that the node stores.
     fn name(&mut self, bytes: &[u8]) -> Self::Name;
 
-    /// A random value that no client knows, for the mirror of a shared lock.
+    /// Returns a random value that no client knows, for the mirror of a shared lock.
     fn unknown(&mut self) -> Self::Name;
 
-    /// Opens a key. If its expiry has come, the server removes it first, and an event says so.
+    /// Opens a key. The server first removes a key that has expired, and reports that as an event.
     fn open(&mut self, db: u32, key: &Self::Name, access: Access) -> Self::Entry;
 
-    /// The type of what is under the key.
+    /// The type of the value under the key.
     fn kind(&self, entry: &Self::Entry) -> Kind;
 
-    /// Whether a string is there with exactly this value.
+    /// Whether the key holds a string with exactly this value.
     fn holds(&self, entry: &Self::Entry, value: &[u8]) -> bool;
 
-    /// When the key expires, in milliseconds of the wall clock; `None` when it does not.
+    /// When the key expires, in milliseconds of the wall clock; `None` if it does not.
     fn expires_at_ms(&self, entry: &Self::Entry) -> Option<u64>;
 
-    /// Writes a string that expires. If the server refuses either part, the key is gone.
+    /// Writes a string with an expiry. If the server refuses either, the key is gone.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses the write.
     fn set(
         &mut self,
         entry: &mut Self::Entry,
@@ -44,7 +44,7 @@ pub trait Keyspace {
     /// Changes when the string expires.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses the write.
     fn expire(&mut self, entry: &mut Self::Entry, expires_at_ms: u64) -> Result<(), WriteRefused>;
 
     /// Deletes the key.
@@ -56,11 +56,12 @@ pub trait Keyspace {
     /// Counts a change that is not propagated, for the server's save points.
     fn count_change(&mut self);
 
-    /// Who receives what is propagated, as the server's figures say. Costs several microseconds.
+    /// The listeners that the server reports. Costs several microseconds.
     fn listeners(&mut self) -> Listeners;
 
-    /// Invalidates WATCH and the caches of clients that track the key. A client that asked not to
-    /// be told of its own changes is told of those of another author.
+    /// Invalidates WATCH and client-side caches of the key.
+    ///
+    /// A client with NOLOOP is notified only of changes by another author.
     fn invalidate(&mut self, key: &Self::Name, author: Author);
 
     /// Sends the keyspace events of a change.
@@ -69,65 +70,65 @@ pub trait Keyspace {
     /// Whether the server publishes keyspace events of any kind.
     fn publishes_events(&self) -> bool;
 
-    /// Whether the client of this command may be blocked: not in MULTI, and not in scripts.
+    /// Whether the client of this command may be blocked. Not in MULTI or in a script.
     fn may_block(&self) -> bool;
 
-    /// Blocks the client of this command, unless the server refuses. The ticket names it until it
-    /// is answered or gone.
+    /// Blocks the client of this command; `None` if the server refuses.
+    ///
+    /// The ticket names the client until it is answered or gone.
     fn block(&mut self) -> Option<Ticket>;
 
-    /// Unblocks a client, whose [answer](super::Node::answer) is ready.
+    /// Unblocks a client whose [answer](super::Node::answer) is ready.
     fn wake(&mut self, ticket: Ticket);
 
-    /// The next event that came while the node was busy.
+    /// The next event that arrived while the node was busy.
     fn next_event(&mut self) -> Option<ServerEvent>;
 
-    /// Whether the server must not write now: its clients are paused, or it hands over to a
-    /// replica.
+    /// Whether the server must not write now: clients are paused, or it fails over to a replica.
     fn writes_are_paused(&self) -> bool;
 
     /// Whether the server has reached its memory limit.
     fn memory_is_short(&self) -> bool;
 }
 
-/// What a key is opened for.
+/// The purpose of opening a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To look at it.
+    /// To read it.
     Read,
-    /// To look at it and to write it.
+    /// To read and write it.
     Write,
 }
 
-/// The type of what is under a key.
+/// The type of the value under a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// No key.
+    /// The key does not exist.
     Missing,
     /// A string: a mirror, or a foreign string.
     Text,
-    /// Anything that is not a string.
+    /// Any other type.
     Other,
 }
 
 /// A change of a key.
 #[derive(Debug)]
 pub enum Change<'a, N> {
-    /// It was set to this value, with this expiry in milliseconds of the wall clock.
+    /// The key was set to this value, with this expiry in milliseconds of the wall clock.
     Set {
         /// The value.
         value: &'a N,
         /// When it expires.
         expires_at_ms: u64,
     },
-    /// Its expiry was set to this time, in milliseconds of the wall clock.
+    /// The expiry of the key was set, in milliseconds of the wall clock.
     Expire {
         /// When it expires.
         expires_at_ms: u64,
     },
-    /// It was deleted.
+    /// The key was deleted.
     Delete,
-    /// It was deleted because its time was over.
+    /// The key was deleted because it had expired.
     Expired,
 }
 
@@ -139,21 +140,21 @@ impl<N> Clone for Change<'_, N> {
 
 impl<N> Copy for Change<'_, N> {}
 
-/// Who changed a key.
+/// The author of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Author {
     /// The client of the command.
     Client,
-    /// A waiter that was granted the lock meanwhile, or the node itself.
+    /// The node itself, or a waiter that was granted the lock in the same step.
     Other,
 }
 
-/// The server did not take a write.
+/// The server refused a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server did not take the write")]
 pub struct WriteRefused;
 
-/// Who receives what a server propagates.
+/// The listeners that receive what a server propagates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a listener of its own")]
 pub struct Listeners {
@@ -161,7 +162,7 @@ pub struct Listeners {
     pub append_only_file: bool,
     /// A backlog from which replicas may resume.
     pub backlog: bool,
-    /// Replicas that are connected.
+    /// Connected replicas.
     pub replicas: bool,
     /// A forked child, whose snapshot may be for a replica or for an append-only file.
     pub child: bool,

@@ -12,7 +12,7 @@ use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
 use crate::Fence;
 
-/// One key of a lock that is held on this node, or whose mirror is still to be removed.
+/// One key of a lock that is held on this node, or whose mirror is not removed yet.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     pub(super) key: Key,
@@ -21,7 +21,7 @@ pub(super) struct Lease {
     pub(super) fence: Fence,
     pub(super) deadline: Monotonic,
     pub(super) granted: Monotonic,
-    /// When the lease needs attention: at its deadline, or earlier for its mirror's sake.
+    /// When the lease needs attention: at its deadline, or earlier to check or write its mirror.
     attend_at: Monotonic,
     hash: u64,
     pub(super) db: u32,
@@ -33,29 +33,28 @@ pub(super) struct Lease {
     group: u32,
     link: Link,
     mirror: MirrorState,
-    /// What the mirror holds since an operator revoked the lock, which cannot be extended any more.
+    /// The value of the mirror since an operator revoked the lock. A revoked lock is not extended.
     revoked: Option<Box<Token>>,
 }
 
-/// Whether others may hold the key as well.
+/// Whether other holders may share the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
-    /// Nobody else holds the key.
+    /// No other holder has the key.
     #[default]
     Exclusive,
-    /// Any number of others hold it as well, all of them shared.
+    /// Other shared holders may have the key at the same time, in any number.
     Shared,
 }
 
-/// What is known of the key that mirrors a lease.
+/// What is known of the mirror of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum MirrorState {
-    /// The key holds the token, as far as the server has said.
+    /// The mirror holds the token, as far as the server has reported.
     Written,
-    /// A command may have written another value: it is to be compared. Or the server loaded its
-    /// data, and the key may be missing as well.
+    /// The mirror needs a check: a command may have changed it, or the server reloaded its data.
     Doubted,
-    /// An accident took the mirror. What is under the key now is not about this lease.
+    /// An accident took the mirror. The value under the key now says nothing about the lease.
     Lost,
 }
 
@@ -68,14 +67,16 @@ impl Lease {
         self.hash
     }
 
-    /// Whether others may hold the key as well. The token of a shared lock is the value of its
-    /// mirror, and that of no client.
+    /// Whether other holders may share the key.
+    ///
+    /// The token of a shared lock is the value of its mirror, which is no client's token.
     pub(super) fn mode(&self) -> Mode {
         if self.group == NONE { Mode::Exclusive } else { Mode::Shared }
     }
 
-    /// Whether this token alone holds the key. To know what the mirror of a shared lock holds does
-    /// not make a holder.
+    /// Whether this token alone holds the key.
+    ///
+    /// Knowing the value of a shared lock's mirror does not make a client a holder.
     pub(super) fn is_held_by(&self, token: &[u8]) -> bool {
         self.group == NONE && self.token[..] == *token
     }
@@ -90,12 +91,12 @@ impl Lease {
         self.revoked = Some(Box::new(Token::from_slice(value)));
     }
 
-    /// What the mirror holds: the token, or what took its place when the lock was revoked.
+    /// The value of the mirror: the token, or what replaced it when the lock was revoked.
     pub(super) fn mirror_value(&self) -> &[u8] {
         self.revoked.as_ref().map_or(&self.token[..], |value| &value[..])
     }
 
-    /// Whether it ended with the lease of another key, before its own deadline.
+    /// Whether the lease ended with the lease of another key, before its own deadline.
     pub(super) fn ended_with_another(&self) -> bool {
         self.deadline == ENDED
     }
@@ -144,7 +145,7 @@ type LeaseState<'a> = (
     Option<(Fence, Vec<HolderState<'a>>)>,
 );
 
-/// Everything about a holder of a shared lock.
+/// Everything about a holder that a decision depends on.
 type HolderState<'a> = (&'a [u8], Option<&'a [u8]>, Fence, Monotonic);
 
 impl Timed for Lease {
@@ -157,8 +158,9 @@ impl Timed for Lease {
     }
 }
 
-/// The deadline of a lease that ended with the lease of another key of its lock, and only waits
-/// for its mirror to be removed: before every possible time.
+/// The deadline of a lease that ended with another key of its lock: before every possible time.
+///
+/// Such a lease only waits until its mirror is removed.
 const ENDED: Monotonic = Monotonic::from_us(0);
 
 /// What the leases of a new lock have in common.
@@ -173,8 +175,8 @@ pub(super) struct NewLock<'a> {
 
 /// All leases of a node, found by key and by the time at which they need attention.
 ///
-/// No operation moves more than one chunk or shard, however many leases there are. Memory follows
-/// the number of leases, down as well as up.
+/// No operation moves more than one chunk or shard, however many leases there are. Memory grows and
+/// shrinks with the number of leases.
 #[derive(Clone, Debug)]
 pub(super) struct Leases {
     hasher: FixedState,
@@ -185,16 +187,16 @@ pub(super) struct Leases {
     /// How many leases have a mirror that is missing, or may be.
     unmirrored: usize,
     ended: Ended,
-    /// The next slot that [`Leases::sweep`] looks at.
+    /// The next slot that [`Leases::sweep`] examines.
     sweep_from: Option<u32>,
 }
 
-/// Which leases an operator ended all at once.
+/// The leases that an operator ended all at once.
 #[derive(Clone, Debug, Default)]
 struct Ended {
-    /// Rises with each such command. A lease keeps the epoch of its grant.
+    /// Increases with each such command. A lease keeps the epoch of its grant.
     epoch: u32,
-    /// Leases of an earlier epoch than this have ended, in all databases.
+    /// Leases of an earlier epoch have ended, in all databases.
     before: u32,
     /// The same, for single databases.
     before_in: BTreeMap<u32, u32>,
@@ -218,7 +220,7 @@ impl Leases {
         self.hasher.hash_one((db, key))
     }
 
-    /// The lease of a key, also one that is [stale](Leases::is_stale).
+    /// The lease of a key, even if it is [stale](Leases::is_stale).
     pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
         self.by_key.find(hash, |slot| {
             let lease = &self.items[slot];
@@ -230,7 +232,7 @@ impl Leases {
         &self.items[slot]
     }
 
-    /// The number of leases, with one for each holder of a shared lock.
+    /// The number of leases. Each holder of a shared lock counts as one.
     pub(super) fn len(&self) -> usize {
         self.items.len() - self.holders.groups() + self.holders.len()
     }
@@ -254,8 +256,9 @@ impl Leases {
         Some(self.items[slot].group).filter(|&group| group != NONE)
     }
 
-    /// The first lease in `from` or a later slot, stale ones included. A lease that lives keeps its
-    /// slot.
+    /// The first lease in `from` or a later slot, including stale ones.
+    ///
+    /// A lease stays in its slot until it is removed.
     pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
         self.items.next_from(from, budget)
     }
@@ -265,7 +268,7 @@ impl Leases {
         self.unmirrored > 0
     }
 
-    /// Adds the leases of a lock, none of whose keys has one, and returns that of the first key.
+    /// Adds the leases of a lock, none of whose keys has one. Returns the lease of the first key.
     pub(super) fn insert<'k>(
         &mut self,
         hashes: &[u64],
@@ -313,7 +316,7 @@ impl Leases {
         slot
     }
 
-    /// Removes the lease of a lock that has no other key, or none any more.
+    /// Removes the lease of a lock without other keys.
     pub(super) fn remove(&mut self, slot: u32) {
         debug_assert!(self.items[slot].next_key == slot, "the keys of a lock end together");
         self.wheel.remove(&mut self.items, slot);
@@ -323,8 +326,9 @@ impl Leases {
         self.by_key.remove(lease.hash, slot);
     }
 
-    /// Makes the lease of one key that of a shared lock with this holder. From now on its mirror
-    /// holds `value`, which no client knows.
+    /// Turns the lease of one key into the lease of a shared lock with this holder.
+    ///
+    /// From now on its mirror holds `value`, which no client knows.
     pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence, holder: NewHolder) {
         debug_assert!(self.items[slot].next_key == slot, "a shared lock has one key");
         let group = self.holders.open(floor);
@@ -342,8 +346,9 @@ impl Leases {
         self.follow_holders(slot);
     }
 
-    /// Removes a holder of a shared lock. Returns whether that was the last: then the lease itself
-    /// is to be [removed](Self::remove).
+    /// Removes a holder of a shared lock. Returns whether it was the last.
+    ///
+    /// The caller then [removes](Self::remove) the lease.
     pub(super) fn leave(&mut self, slot: u32, holder: u32) -> bool {
         self.holders.remove(holder);
         let is_last = self.holders.count(self.items[slot].group) == 0;
@@ -359,13 +364,12 @@ impl Leases {
         self.follow_holders(slot);
     }
 
-    /// Changes a holder of a shared lock. Its deadline has a [method](Self::extend_holder) of its
-    /// own.
+    /// Changes holders of shared locks, except for [their deadlines](Self::extend_holder).
     pub(super) fn holders_mut(&mut self) -> &mut Holders {
         &mut self.holders
     }
 
-    /// A shared lock lasts until its last holder ends, and needs attention when the first does.
+    /// Sets the deadline to the end of the last holder, and the next check to the end of the first.
     fn follow_holders(&mut self, slot: u32) {
         let lease = &mut self.items[slot];
         if let Some(deadline) = self.holders.last_end(lease.group) {
@@ -378,8 +382,7 @@ impl Leases {
         self.attend(slot, at);
     }
 
-    /// When a lease whose mirror is there needs attention: at its deadline, or at that of the first
-    /// of its holders.
+    /// When a lease with a mirror needs attention: at its deadline, or at that of its first holder.
     fn rest_until(&self, slot: u32) -> Monotonic {
         let lease = &self.items[slot];
         if lease.group == NONE {
@@ -388,14 +391,15 @@ impl Leases {
         self.holders.first_end(lease.group).map_or(lease.deadline, |(at, _)| at)
     }
 
-    /// Forgets the holders of a shared lock, which ends. Returns how many there were.
+    /// Removes the holders of a shared lock that ends, and returns how many there were.
     pub(super) fn end_holders(&mut self, slot: u32) -> Option<u32> {
         let group = std::mem::replace(&mut self.items[slot].group, NONE);
         (group != NONE).then(|| self.holders.end(group))
     }
 
-    /// Ends the lock on its next key, whose lease stays until its mirror is removed, and returns
-    /// that lease. `None` for a lock that has no other key.
+    /// Ends the lock on its next key and returns that key's lease.
+    ///
+    /// The lease stays until its mirror is removed. Returns `None` for a lock without other keys.
     pub(super) fn end_next(&mut self, slot: u32) -> Option<u32> {
         let next = self.next_key(slot);
         if next == slot {
@@ -408,12 +412,12 @@ impl Leases {
         Some(next)
     }
 
-    /// The lease of the next key of the same lock; for a lock of one key that lease itself.
+    /// The lease of the next key of the same lock; for a lock of one key, the same lease.
     pub(super) fn next_key(&self, slot: u32) -> u32 {
         self.items[slot].next_key
     }
 
-    /// How many keys the lock has.
+    /// The number of keys of the lock.
     pub(super) fn keys(&self, slot: u32) -> usize {
         let (mut keys, mut other) = (1, self.next_key(slot));
         while other != slot {
@@ -422,8 +426,7 @@ impl Leases {
         keys
     }
 
-    /// Changes the leases of all keys of a lock. The deadline has a [method](Leases::extend) of
-    /// its own.
+    /// Changes the leases of all keys of a lock, except for [their deadlines](Leases::extend).
     pub(super) fn change_all(&mut self, slot: u32, mut change: impl FnMut(&mut Lease)) {
         let mut at = slot;
         loop {
@@ -441,7 +444,7 @@ impl Leases {
         loop {
             let lease = &mut self.items[at];
             lease.deadline = deadline;
-            // A mirror that is to be looked after is, when that was planned.
+            // A planned check of the mirror keeps its time.
             if lease.mirror == MirrorState::Written {
                 self.attend(at, deadline);
             }
@@ -452,7 +455,7 @@ impl Leases {
         }
     }
 
-    /// The mirror is known to hold the token.
+    /// Records that the mirror holds the token.
     pub(super) fn regain_mirror(&mut self, slot: u32) {
         if self.items[slot].mirror != MirrorState::Written {
             let at = self.rest_until(slot);
@@ -460,8 +463,9 @@ impl Leases {
         }
     }
 
-    /// What is known of the mirror changes; the lease is to be attended to at that time, and at
-    /// its deadline at the latest. The earliest time of all stands for "at once".
+    /// Records the state of the mirror, and plans a check at `attend_at` or at the deadline.
+    ///
+    /// The earliest time of all stands for "at once".
     pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
         let lease = &mut self.items[slot];
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
@@ -471,11 +475,11 @@ impl Leases {
         self.attend(slot, at);
     }
 
-    /// All keys may have changed: every mirror is to be looked at.
+    /// Plans a check of every mirror, because all keys may have changed.
     pub(super) fn doubt_all_mirrors(&mut self) {
         let slots: Vec<_> = self.items.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            // A mirror that was lost before is not regained by a reload.
+            // A reload does not restore a mirror that was lost before.
             let mirror = match self.items[slot].mirror {
                 MirrorState::Lost => MirrorState::Lost,
                 _ => MirrorState::Doubted,
@@ -498,7 +502,7 @@ impl Leases {
         self.wheel.step(&mut self.items, now)
     }
 
-    /// When to look next for a lease that needs attention.
+    /// When to call [`Self::step`] next.
     pub(super) fn next_step(&self) -> Option<Monotonic> {
         if self.is_sweeping() {
             return Some(Monotonic::default());
@@ -506,8 +510,9 @@ impl Leases {
         self.wheel.next_step()
     }
 
-    /// An operator ended all leases of one database, or of all. They are [stale](Self::is_stale)
-    /// from now on, and removed bit by bit by [`Leases::sweep`].
+    /// Ends all leases of one database, or of all, on behalf of an operator.
+    ///
+    /// They are [stale](Self::is_stale) from now on, and [`Leases::sweep`] removes them in steps.
     pub(super) fn end_all(&mut self, db: Option<u32>) {
         if self.items.is_empty() {
             return;
@@ -522,7 +527,7 @@ impl Leases {
         self.sweep_from = Some(0);
     }
 
-    /// Whether the lease has ended with many others, and was not removed yet.
+    /// Whether an operator ended the lease together with others, and it is not removed yet.
     pub(super) fn is_stale(&self, lease: &Lease) -> bool {
         let ended = &self.ended;
         lease.epoch != ended.epoch
@@ -535,7 +540,7 @@ impl Leases {
         self.sweep_from.is_some() || self.holders.is_sweeping()
     }
 
-    /// Looks at the next `slots` slots, and returns a stale lease that it found there.
+    /// Examines the next `slots` slots, and returns a stale lease that it found there.
     pub(super) fn sweep(&mut self, slots: u32) -> Option<u32> {
         if self.holders.is_sweeping() {
             self.holders.sweep();
@@ -557,7 +562,7 @@ impl Leases {
         None
     }
 
-    /// All leases in the order of their keys, wherever they happen to be kept.
+    /// All leases in the order of their keys, whatever their slots.
     fn in_order(&self) -> Vec<LeaseState<'_>> {
         let mut leases: Vec<_> = self.items.iter().map(|(_, lease)| lease.in_order(self)).collect();
         leases.sort_unstable();

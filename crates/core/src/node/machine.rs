@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::abstention::Abstention;
 use super::answers::Answers;
-use super::fences::Fences;
+use super::fence_counters::Fences;
 use super::leases::Leases;
 use super::propagation::Propagation;
 use super::queues::Queues;
@@ -18,12 +18,12 @@ use crate::Ttl;
 
 /// The leases and queues of one server.
 ///
-/// A key is free when it has no live lease and no foreign string. A foreign string is one that is
-/// not the mirror of a lease: a lock that was restored, inherited, or taken by a client without
-/// this module. It is held by every client that knows its value.
+/// A key is free when it has no live lease and no foreign string. A foreign string is not the
+/// mirror of a lease: it is a lock that was restored, inherited, or acquired by a client without
+/// this module. Every client that knows its value holds it.
 ///
-/// Two nodes with the same settings are equal when they decide alike from the same moment on, in
-/// whatever order their leases came, and whatever they counted.
+/// Two nodes with the same settings are equal if they decide alike from the same moment on. The
+/// order in which their leases were added and their statistics do not count.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(super) leases: Leases,
@@ -34,19 +34,19 @@ pub struct Node {
     pub(super) max_ttl: Ttl,
     pub(super) abstention: Abstention,
     pub(super) propagation: Propagation,
-    /// A flush that an operator has ordered, unless the server begins to load its data next.
+    /// A FLUSH, which counts as an operator's unless the server loads its data next.
     pub(super) flushed: Option<Flushed>,
     pub(super) loading: bool,
-    /// When to try again to write, after the server could not.
+    /// When to try again to write, after the server refused.
     pub(super) paused_until: Option<Monotonic>,
     pub(super) stats: Stats,
 }
 
-/// One item for each key of a command, most of which have one key.
+/// One item for each key of a command. Most commands have one key.
 pub(super) type PerKey<T> = SmallVec<[T; 1]>;
 
 impl Node {
-    /// A node without leases, which knows nothing of the time before and abstains for it.
+    /// Creates a node without leases. It abstains for the time before its start.
     pub fn new(settings: Settings, now: Now) -> Self {
         let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
         fences.raise_all_to_ceiling(now.wall_us);
@@ -68,11 +68,10 @@ impl Node {
         }
     }
 
-    /// Carries out a command: looks at its keys, decides, writes, and propagates. Returns what to
-    /// reply.
+    /// Carries out a command: reads its keys, decides, writes, and propagates. Returns the reply.
     ///
     /// # Errors
-    /// When the command is not carried out.
+    /// If the command is not carried out.
     pub fn execute<K: Keyspace>(
         &mut self,
         now: Now,
@@ -93,7 +92,7 @@ impl Node {
         reply
     }
 
-    /// Opens keys, and takes in the events that come of it.
+    /// Opens keys, and processes the events that this causes.
     pub(super) fn open_all<K: Keyspace>(
         &mut self,
         now: Now,
@@ -106,14 +105,14 @@ impl Node {
         entries
     }
 
-    /// Takes in the events that came while the node was busy.
+    /// Processes the events that arrived while the node was busy.
     pub(super) fn hear_all<K: Keyspace>(&mut self, now: Now, keyspace: &mut K) {
         while let Some(event) = keyspace.next_event() {
             self.hear(now, &event);
         }
     }
 
-    /// Tells everyone who may depend on it that a key has changed.
+    /// Propagates a change of a key, invalidates caches, and sends keyspace events.
     pub(super) fn publish<K: Keyspace>(
         &self,
         keyspace: &mut K,
@@ -132,14 +131,14 @@ impl Node {
         }
     }
 
-    /// The error of a node that grants nothing now.
+    /// The error of a node that abstains; `None` if the node grants locks.
     pub(super) fn abstention_error(&self, now: Monotonic) -> Option<CommandError> {
         let (reason, left_ms) = self.abstention.why(now)?;
         let left_ms = left_ms.unwrap_or(self.max_ttl.ms());
         Some(CommandError::Abstaining { reason, left_ms })
     }
 
-    /// The keys of a replica are its master's: nothing is decided about them here.
+    /// Refuses a command that changes locks on a replica, whose keys its master decides.
     pub(super) fn refuse_on_replica(&self, now: Monotonic) -> Result<(), CommandError> {
         match self.abstention_error(now) {
             Some(error) if self.abstention.is_replica() => Err(error),
@@ -147,18 +146,19 @@ impl Node {
         }
     }
 
-    /// Why this node abstains, and for how many more milliseconds; a replica without end.
+    /// Why this node abstains, and for how many more milliseconds: a replica abstains without end.
     pub fn abstains(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         self.abstention.why(now)
     }
 
-    /// The number of leases, including those whose mirrors are yet to be removed. Each holder of a
-    /// shared lock has one.
+    /// The number of leases, including those whose mirrors are not removed yet.
+    ///
+    /// Each holder of a shared lock counts as one.
     pub fn leases(&self) -> usize {
         self.leases.len()
     }
 
-    /// When each lease ends, and each holder of a shared lock.
+    /// The deadline of each lease, and of each holder of a shared lock.
     #[cfg(feature = "memory")]
     pub fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
         self.leases.deadlines()
@@ -169,43 +169,44 @@ impl Node {
         self.queues.waiters()
     }
 
-    /// What was done so far.
+    /// What the node has done so far.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// The largest ttl that is granted.
+    /// The largest ttl that the node grants.
     pub fn max_ttl(&self) -> Ttl {
         self.max_ttl
     }
 
-    /// Whether the keyspace alone does not tell who holds what: the mirror of a lease is missing,
-    /// or was not looked at since a reload.
+    /// Whether the keyspace alone does not show who holds what.
+    ///
+    /// The mirror of a lease is missing, or was not checked since a reload.
     pub fn lacks_mirrors(&self) -> bool {
         self.leases.lacks_mirrors()
     }
 
-    /// Whether the keyspace alone tells who holds what, so that this node may be forgotten. Not
-    /// while a mirror is missing, nor while that of a lock that has ended is yet to be removed, nor
-    /// while there are shared locks, whose mirrors do not name their holders.
+    /// Whether the keyspace alone shows who holds what, so that the module may be unloaded.
+    ///
+    /// It does not while a mirror is missing, while the mirror of an ended lock is not removed yet,
+    /// or while there are shared locks, whose mirrors do not name their holders.
     pub fn may_be_forgotten(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
         !self.lacks_mirrors() && !has_shared && !is_due && self.flushed.is_none() && !self.answers.has_work()
     }
 
-    /// How many clients may wait, from now on. Those that wait already go on.
+    /// Sets how many clients may wait. Clients that already wait continue to.
     pub fn set_max_waiters(&mut self, max_waiters: usize) {
         self.max_waiters = max_waiters;
     }
 
-    /// How far ahead of the wall clock a proposed fence may lie, from now on, in milliseconds.
+    /// Sets how far ahead of the wall clock a proposed fence may lie, in milliseconds.
     pub fn set_max_clock_skew_ms(&mut self, ms: u64) {
         self.fences.set_max_clock_skew_ms(ms);
     }
 
-    /// This module is the only one that is loaded, so that nothing but the server itself sends
-    /// keyspace events on.
+    /// Declares that no other module is loaded, so that only the server sends keyspace events.
     pub fn is_only_module(&mut self) {
         self.propagation = Propagation::new(false);
     }

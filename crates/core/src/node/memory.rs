@@ -1,7 +1,7 @@
-//! A server in memory: a node, and keys that behave as a server's do.
+//! A server in memory: a node, and keys that behave like those of a server.
 //!
-//! Tests, simulators and the model checker run the node on it. It decides nothing: it is a map
-//! with expiry, two clocks that the caller sets, and the events that a server would send.
+//! Tests, simulators and the model checker run the node on it. It decides nothing: it is a map with
+//! expiry, two clocks that the caller sets, and the events that a server would send.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,10 +12,10 @@ use super::{
     Node, Now, Reply, ServerEvent, Settings, Ticket, WriteRefused,
 };
 
-/// A key or a token. Short ones need no allocation.
+/// A key or a token. A short one needs no allocation.
 pub type Name = SmallVec<[u8; 24]>;
 
-/// What is under a key.
+/// The value under a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Value {
     /// The string; `None` for another type.
@@ -42,48 +42,47 @@ pub struct Keys {
     /// The database of the last key that was opened.
     db: u32,
     events: VecDeque<ServerEvent>,
-    /// What the client of the next command is called if it is blocked; `None` where the server
-    /// forbids that.
+    /// The ticket of the next command's client if it blocks; `None` if the server forbids blocking.
     pub client: Option<Ticket>,
-    /// Clients that were unblocked and have not [asked](Node::answer) for their answers.
+    /// Clients that were unblocked and have not fetched their [answers](Node::answer).
     pub woken: Vec<Ticket>,
-    /// What was propagated, if anything listens.
+    /// The propagated writes, if there is a listener.
     pub propagated: Vec<Propagated>,
-    /// Writes that only the save points know of.
+    /// Writes that only count for the save points.
     pub counted: u64,
-    /// Keys whose watchers were told of a change, if [`Keys::tracks`].
+    /// Keys whose caches were invalidated, if [`Keys::tracks`].
     pub invalidated: Vec<Name>,
     /// Whether a client tracks keys.
     pub tracks: bool,
     /// Whether there is an append-only file.
     pub has_append_only_file: bool,
-    /// A replica that is connected.
+    /// Whether a replica is connected.
     pub has_replica: bool,
     /// Whether clients are paused.
     pub is_paused: bool,
     /// Whether memory is short.
     pub memory_is_short: bool,
-    /// How many values there were that no client knows.
+    /// How many values were made that no client knows.
     pub unknowns: u64,
-    /// How many writes the server still takes; `None` for all.
+    /// How many writes the server still accepts; `None` for all.
     pub writes_left: Option<u32>,
 }
 
-/// A write as a replica or an append-only file gets it.
+/// A write as a replica or an append-only file receives it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Propagated {
     /// The number of the database.
     pub db: u32,
     /// The key.
     pub key: Name,
-    /// What is under it now; `None` for an expiry alone.
+    /// The new value; `None` if only the expiry changed.
     pub value: Option<Option<Name>>,
     /// When it expires, in milliseconds of the wall clock.
     pub expires_at_ms: Option<u64>,
 }
 
 impl Server {
-    /// A server with a node that knows nothing, and no keys.
+    /// Creates a server without keys, whose node has no leases.
     pub fn new(settings: Settings, now: Now) -> Self {
         Self { node: Node::new(settings, now), keys: Keys::default() }
     }
@@ -97,7 +96,7 @@ impl Server {
         self.node.execute(now, command, &mut self.keys)
     }
 
-    /// Does all that is due, in as many turns as it takes.
+    /// Does all due work, in as many turns as it needs.
     pub fn turn(&mut self, now: Now) {
         loop {
             self.one_turn(now);
@@ -107,7 +106,7 @@ impl Server {
         }
     }
 
-    /// Does what is due within the budget of one turn. Returns the number of jobs.
+    /// Does the work of one turn within its budget. Returns the number of jobs.
     pub fn one_turn(&mut self, now: Now) -> usize {
         self.keys.wall_ms = now.wall_ms();
         let mut budget = Budget::turn();
@@ -118,7 +117,7 @@ impl Server {
         jobs
     }
 
-    /// Removes the keys whose expiry has come, as the server does in the background.
+    /// Removes the expired keys, as the server does in the background.
     pub fn expire_keys(&mut self, now: Now) {
         self.keys.wall_ms = now.wall_ms();
         let expired: Vec<_> = self
@@ -133,7 +132,7 @@ impl Server {
         }
     }
 
-    /// Removes a key by another's hand, or by accident. Returns whether it was there.
+    /// Removes a key by accident or by a command of another client. Returns whether it existed.
     pub fn remove(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) -> bool {
         let removed = self.keys.values.remove(&(db, Name::from_slice(key))).is_some();
         if removed {
@@ -142,7 +141,7 @@ impl Server {
         removed
     }
 
-    /// Writes a key by another's hand, as SET does: only an expiry sends an event.
+    /// Writes a key as SET by another client does: only an expiry sends an event.
     pub fn write(&mut self, now: Now, db: u32, key: &[u8], value: Value) {
         let expires = value.expires_at_ms.is_some();
         let value_bytes = value.text.as_ref().map(SmallVec::len);
@@ -163,7 +162,7 @@ impl Server {
         self.keys.values.retain(|(other, _), _| db.is_some_and(|db| db != *other));
     }
 
-    /// What is under a key.
+    /// The value under a key.
     pub fn get(&self, db: u32, key: &[u8]) -> Option<&Value> {
         self.keys.values.get(&(db, Name::from_slice(key)))
     }
@@ -175,18 +174,19 @@ impl Keys {
         self.values.iter().map(|((db, key), value)| (*db, key, value))
     }
 
-    /// Sets the clock that keys expire by. In a transaction and in a script that of a server stands
-    /// still.
+    /// Sets the clock by which keys expire.
+    ///
+    /// In a transaction or a script, a server's clock stands still.
     pub fn set_wall_ms(&mut self, wall_ms: u64) {
         self.wall_ms = wall_ms;
     }
 
-    /// What is under a key, to be changed without an event.
+    /// The value under a key, for changes without an event.
     pub fn get_mut(&mut self, db: u32, key: &[u8]) -> Option<&mut Value> {
         self.values.get_mut(&(db, Name::from_slice(key)))
     }
 
-    /// Puts something under a key without an event.
+    /// Writes a key without an event.
     pub fn insert(&mut self, db: u32, key: &[u8], value: Value) {
         self.values.insert((db, Name::from_slice(key)), value);
     }
@@ -209,7 +209,7 @@ impl Keys {
 }
 
 impl Value {
-    /// A string.
+    /// Creates a string.
     pub fn text(text: &[u8], expires_at_ms: Option<u64>) -> Self {
         Self { text: Some(Name::from_slice(text)), expires_at_ms }
     }

@@ -1,17 +1,17 @@
-//! One node: its leases, its queues, and the order in which it does things.
+//! One node: its leases, its queues, and the order in which it does its work.
 //!
 //! [`Node`] is both the state machine and its driver. [`Node::execute`] carries out a command, and
-//! [`Node::next_job`] does what a turn of the server's loop does without being asked. Both act on
-//! a [`Keyspace`], which the module implements over the server, and tests and simulators in
+//! [`Node::next_job`] does the work of a turn of the server's loop that no command asks for. Both
+//! act on a [`Keyspace`], which the module implements over the server, and tests and simulators in
 //! memory. So every write, every answer and their order are decided here.
 //!
-//! - [`Command`], [`Reply`]: what is asked, and what is answered.
+//! - [`Command`], [`Reply`]: a request, and its reply.
 //! - [`Keyspace`]: what a node needs of its server.
 //! - [`ServerEvent`]: what the server reports: changes of keys, of its role, of its data.
 //! - [`Job`], [`Budget`]: the work of a turn.
 //! - [`Ticket`], [`WaitReply`]: a client that waits, and its answer.
 //! - [`Reason`]: why a node abstains.
-//! - [`Stats`]: what a node did so far.
+//! - [`Stats`]: what a node has done so far.
 //! - `memory`: a server in memory, for tests and simulators.
 //! - `mutants`: rules that tests break on purpose.
 
@@ -23,13 +23,12 @@ mod chunks;
 mod clock;
 mod command;
 mod extend;
-mod fences;
+mod fence_counters;
 mod glob;
 mod hand_over;
 mod holders;
 mod index;
 mod inspect;
-mod jobs;
 mod key_state;
 mod keyspace;
 mod leases;
@@ -46,6 +45,7 @@ mod scan;
 mod server_events;
 mod shared;
 mod stats;
+mod turn;
 mod wheel;
 
 pub use abstention::Reason;
@@ -56,7 +56,6 @@ pub use command::{
     Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
-pub use jobs::{Budget, Job};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
 pub use machine::Node;
@@ -66,9 +65,10 @@ pub use queues::Ticket;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
+pub use turn::{Budget, Job};
 
-/// A key as a node keeps it. A short one needs no allocation.
+/// A key as a node stores it. A short one needs no allocation.
 type Key = smallvec::SmallVec<[u8; 24]>;
 
-/// A token as a node keeps it. One of 128 bits in hexadecimal digits needs no allocation.
+/// A token as a node stores it. One of 128 bits in hexadecimal digits needs no allocation.
 type Token = smallvec::SmallVec<[u8; 32]>;

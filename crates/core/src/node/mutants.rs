@@ -1,23 +1,23 @@
 //! Rules of a node that tests break on purpose, to show the harm without them.
 //!
-//! Each broken rule asks [`is_broken`] at the place that decides. Without the feature `mutants` that
-//! is the constant `false`. With it, a thread-local variable decides, which is empty until a test
-//! sets it with `break_rule`.
+//! The code that decides calls [`is_broken`]. Without the feature `mutants` that is the constant
+//! `false`. With it, a thread-local variable decides, which is empty until a test sets it with
+//! `break_rule`.
 
 use std::cell::Cell;
 
-/// A rule of a node that is broken.
+/// A rule of a node that a test breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
-    /// A client that asks for a shared lock passes those that wait.
+    /// A client that requests a shared lock overtakes waiters.
     SharedPassesQueue,
-    /// A lock becomes shared, and nobody looks at its queue.
+    /// A lock becomes shared without a check of its queue.
     ShareForgetsQueue,
     /// The mirror of a shared lock holds the token of its first holder.
     MirrorNamesReader,
-    /// A revoked shared lock lets others in.
+    /// A revoked shared lock admits new holders.
     RevokedLetsIn,
-    /// A client that waits for any of several keys stands in the queue of the first alone.
+    /// A client that waits for any of several keys stands only in the queue of the first.
     AnyWaitsForFirst,
 }
 
@@ -25,7 +25,7 @@ thread_local! {
     static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
-/// Breaks a rule in the nodes that this thread runs from now on, or none.
+/// Breaks a rule in the nodes that this thread runs from now on; `None` breaks no rule.
 pub fn break_rule(mutant: Option<Mutant>) {
     BROKEN.set(mutant);
 }

@@ -2,12 +2,12 @@
 
 use super::{Listeners, Monotonic};
 
-/// Knows whether replicas or the append-only file may receive what a node writes.
+/// Tracks whether replicas or the append-only file may receive what a node writes.
 ///
-/// To propagate a write costs a quarter of a plain SET, also when the server then throws it away.
-/// A write may be skipped only while it is certain that nothing receives it. Everything that may
-/// attach a listener makes that uncertain; only the server's own figures make it certain again.
-/// A replica that goes away does not: it may resume from the backlog.
+/// Propagating a write costs a quarter of a plain SET, even if the server then discards it. A write
+/// may be skipped only while it is certain that no listener receives it. Every event that may
+/// attach a listener ends that certainty, and only the server's own report restores it. A replica
+/// that leaves does not: it may resume from the backlog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Propagation {
     listeners: Certainty,
@@ -30,12 +30,11 @@ enum Role {
     Replica,
 }
 
-/// How often the server's figures are read while they may have changed for the better, in
-/// microseconds.
+/// How often to read the server's report while listeners are unknown, in microseconds.
 const CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Propagation {
-    /// Nothing is known yet.
+    /// Starts with listeners unknown.
     pub(super) fn new(other_modules: bool) -> Self {
         Self {
             listeners: Certainty::Unknown,
@@ -55,19 +54,21 @@ impl Propagation {
         server_publishes || self.other_modules
     }
 
-    /// Something happened that may attach a listener: a fork, a replica that came online, an
-    /// append-only file that was switched on, the loading of data.
+    /// Records an event that may attach a listener.
+    ///
+    /// That is a fork, a replica that came online, an append-only file that was switched on, or the
+    /// loading of data.
     pub(super) fn doubt(&mut self) {
         self.listeners = Certainty::Unknown;
     }
 
-    /// The server became a replica, whose own replicas hear what its master sends.
+    /// The server became a replica. Its own replicas receive what its master sends.
     pub(super) fn demote(&mut self) {
         self.role = Role::Replica;
         self.doubt();
     }
 
-    /// The server became a master. Its backlog is active, and old peers may resume from it.
+    /// The server became a master. Its backlog is active, and former peers may resume from it.
     pub(super) fn promote(&mut self) {
         self.role = Role::Master;
         self.doubt();
@@ -78,7 +79,7 @@ impl Propagation {
         self.other_modules = true;
     }
 
-    /// Whether to read the server's figures now, and tell them to [`Propagation::learn`].
+    /// Whether to read the server's report now, and pass it to [`Propagation::learn`].
     pub(super) fn wants_check(&mut self, now: Monotonic) -> bool {
         let wants = self.listeners == Certainty::Unknown && self.role == Role::Master && now >= self.check_at;
         if wants {
@@ -87,7 +88,7 @@ impl Propagation {
         wants
     }
 
-    /// The server's figures say this. They were read in this turn, after all that was done in it.
+    /// Records the server's report, read in this turn after all other work of the turn.
     pub(super) fn learn(&mut self, listeners: Listeners) {
         let Listeners { append_only_file, backlog, replicas, child } = listeners;
         let any = append_only_file || backlog || replicas || child;
@@ -165,7 +166,7 @@ mod tests {
         assert!(!propagation.wants_check(Monotonic::from_us(9_000_000)));
     }
 
-    /// A server, as far as it matters who receives what it writes.
+    /// A server, reduced to what decides who receives its writes.
     #[expect(clippy::struct_excessive_bools, reason = "each is a state of its own")]
     #[derive(Clone, Copy, Debug, Default)]
     struct Server {
@@ -213,7 +214,7 @@ mod tests {
     }
 
     impl Server {
-        /// What becomes of the server, and what the module hears of it: see the servers' events.
+        /// Changes the server, and reports to the module what a real server would.
         fn live(&mut self, happening: Happening, propagation: &mut Propagation) {
             match happening {
                 Happening::FullSyncBegins => {
@@ -224,12 +225,12 @@ mod tests {
                     (self.child, self.replicas) = (false, self.replicas + 1);
                     propagation.doubt();
                 }
-                // Only with a backlog to resume from. No fork.
+                // A resynchronization from the backlog needs no fork.
                 Happening::PartialSync if self.backlog => {
                     self.replicas += 1;
                     propagation.doubt();
                 }
-                // The backlog stays, and nothing is heard that would be believed.
+                // The backlog stays, and no event would justify more.
                 Happening::ReplicaLeaves => self.replicas = self.replicas.saturating_sub(1),
                 Happening::BacklogExpires if self.replicas == 0 && !self.replica => {
                     self.backlog = false;
@@ -238,7 +239,7 @@ mod tests {
                     self.replica = true;
                     propagation.demote();
                 }
-                // Old peers may resume from its backlog, which is active already.
+                // Former peers may resume from its backlog, which is already active.
                 Happening::Promoted if self.replica => {
                     (self.replica, self.backlog) = (false, true);
                     propagation.promote();
@@ -261,7 +262,7 @@ mod tests {
         }
 
         fn figures(self) -> Listeners {
-            // A replica has no backlog before its first sync, whatever it gets later.
+            // A replica has no backlog before its first synchronization.
             let backlog = self.backlog && !self.replica;
             let append_only_file = self.append_only_file;
             Listeners { append_only_file, backlog, replicas: self.replicas > 0, child: self.child }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
-use super::jobs::{Budget, COMMAND_UNITS};
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{Key, Mode, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 
@@ -25,16 +25,16 @@ pub(super) struct Waiter {
     pub(super) ttl: Ttl,
     /// Whether it shares the key with others.
     pub(super) mode: Mode,
-    /// Which of its keys it waits for.
+    /// Whether it waits for all of its keys or for any of them.
     pub(super) wants: Wants,
     /// The fence that it proposed.
     pub(super) fence: Option<Fence>,
     pub(super) since: Monotonic,
-    /// When its time is over.
+    /// When its wait times out.
     pub(super) until: Monotonic,
 }
 
-/// Which of its keys a waiter waits for.
+/// Whether a waiter waits for all of its keys or for any of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Wants {
     /// All of them together.
@@ -47,18 +47,19 @@ pub(super) enum Wants {
 #[derive(Clone, Debug)]
 struct Place {
     waiter: Waiter,
-    /// Orders all waiters of the node by when they came.
+    /// Orders all waiters of the node by their arrival.
     arrival: u64,
     /// The queues of its keys, in the order of the keys.
     queues: SmallVec<[u32; 2]>,
-    /// The queue in which it is a candidate. A waiter for several keys is a candidate for the key
-    /// that it lacked when it was last considered, and for no other. A waiter for any of several is
-    /// one in all its queues.
+    /// The queue in which it is a candidate.
+    ///
+    /// A waiter for several keys is a candidate only for the key that it lacked when it was last
+    /// considered. A waiter for any of several keys is a candidate in all its queues.
     candidate_in: u32,
 }
 
 impl Place {
-    /// Whether one key is enough: it stands in the queue of each as a single-key waiter does.
+    /// Whether one key suffices: it stands in each queue as a single-key waiter does.
     fn is_single(&self) -> bool {
         self.queues.len() == 1 || self.waiter.wants == Wants::Any
     }
@@ -72,22 +73,24 @@ struct Queue {
     hash: u64,
     /// Waiters for this key alone, or for any of several.
     single: BTreeMap<u64, u32>,
-    /// The latest time-out of a waiter for this key alone that ever stood in this queue.
+    /// The latest time-out of all waiters for this key alone that ever stood in this queue.
     latest_time_out: Monotonic,
     /// Waiters for several keys that are candidates for this one.
     candidates: BTreeMap<u64, u32>,
     /// All waiters for this key and others.
     several: BTreeMap<u64, u32>,
-    /// Something that is not the mirror of a lease was under the key, and may be until then.
+    /// Until then the key may hold a value that is not the mirror of a lease.
     foreign_until: Monotonic,
-    /// When to look at the key, because it may have become free.
-    look: Option<Look>,
+    /// When to check whether the key has become free.
+    check: Option<PlannedCheck>,
 }
 
-/// When to look at the key of a queue. Of keys that became free at the same time, the one whose
-/// first waiter came first is looked at first.
+/// A planned check of a queue's key.
+///
+/// Of keys that became free at the same time, the node first checks the one whose first waiter
+/// arrived first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
+struct PlannedCheck {
     at: Monotonic,
     /// The arrival of the first candidate.
     arrival: u64,
@@ -96,10 +99,9 @@ struct Look {
 /// All queues of a node.
 ///
 /// A single-key waiter is a candidate for its key, and a waiter for any of several keys for each of
-/// them. A waiter for several keys is a candidate for
-/// one of them at a time, one that it lacks: so the end of a lock considers the waiters that
-/// lacked that very key, however many wait for it. Whatever a queue costs is freed with its last
-/// waiter.
+/// them. A waiter for several keys is a candidate for one key at a time, one that it lacks. So the
+/// end of a lock considers only the waiters that lacked that very key, however many wait for it. A
+/// queue frees its memory with its last waiter.
 #[derive(Clone, Debug)]
 pub(super) struct Queues {
     hasher: FixedState,
@@ -110,51 +112,51 @@ pub(super) struct Queues {
     by_token: HashIndex,
     by_ticket: BTreeMap<Ticket, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
-    looks: BTreeSet<(Monotonic, u64, u32)>,
+    checks: BTreeSet<(Monotonic, u64, u32)>,
     arrivals: u64,
-    /// Waiters that left their queues and are to be told so.
+    /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<Ticket>,
-    /// The next queue whose key [`Queues::sweep`] marks for a look.
+    /// The next queue whose key [`Queues::sweep`] marks for a check.
     sweep_from: Option<u32>,
 }
 
-/// The waiter to be considered next for a key that is free.
+/// The next waiter to consider for a free key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Candidate {
     /// Waits for this key alone, or for any of several.
     Single(u32),
-    /// Waits for others as well.
+    /// Waits for other keys as well.
     Several(u32),
 }
 
-/// What a scan of a queue came to.
+/// The result of a scan of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scan<T> {
     Found(T),
-    Nobody,
-    /// The budget did not suffice.
+    NotFound,
+    /// The budget is spent.
     Spent,
 }
 
-/// Waiters that a scan passes for one unit of its budget.
+/// The number of waiters that a scan passes for one unit of its budget.
 const WAITERS_PER_UNIT: usize = 16;
 
 /// A key that a new waiter waits for.
 pub(super) struct Wanted<'k> {
     pub(super) hash: u64,
     pub(super) key: &'k [u8],
-    /// When it may become free, for a key that is not.
+    /// Why the key is not free, if it is not.
     pub(super) lacks: Option<Lack>,
 }
 
-/// Why a key is not to be had.
+/// Why a key is not free for a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lack {
-    /// There is a lease on it, until then at most.
+    /// It has a lease, until then at most.
     Held(Monotonic),
-    /// Something else is under it, until then at least.
+    /// It holds a foreign value, until then at least.
     Foreign(Monotonic),
-    /// A waiter for this key alone came first.
+    /// A waiter for this key alone arrived first.
     Behind,
 }
 
@@ -168,7 +170,7 @@ impl Queues {
             by_token: HashIndex::new(shards),
             by_ticket: BTreeMap::new(),
             time_outs: BTreeSet::new(),
-            looks: BTreeSet::new(),
+            checks: BTreeSet::new(),
             arrivals: 0,
             dismissed: BTreeSet::new(),
             sweep_from: None,
@@ -197,7 +199,7 @@ impl Queues {
         queue.single.len() + queue.several.len()
     }
 
-    /// The first `count` waiters for a key, in the order in which they came.
+    /// The first `count` waiters for a key, in the order of their arrival.
     pub(super) fn first_waiters(&self, queue: u32, count: usize) -> Vec<ShownWaiter> {
         let Queue { single, several, .. } = &self.by_slot[queue];
         let mut first: Vec<_> = single.iter().take(count).chain(several.iter().take(count)).collect();
@@ -236,7 +238,7 @@ impl Queues {
             self.by_token.insert(token_hash, place);
             if is_any {
                 self.stand_alone(place, queue);
-                self.look_when(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
+                self.check_when_free(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
             } else if let (None, Some(lack)) = (lacking, lacks) {
                 lacking = Some((queue, lack));
             }
@@ -255,7 +257,7 @@ impl Queues {
             }
             self.stand_in(place, queue);
         }
-        self.look_when(queue, lack);
+        self.check_when_free(queue, lack);
     }
 
     fn open(&mut self, hash: u64, db: u32, key: Key) -> u32 {
@@ -268,13 +270,13 @@ impl Queues {
             candidates: BTreeMap::new(),
             several: BTreeMap::new(),
             foreign_until: Monotonic::default(),
-            look: None,
+            check: None,
         });
         self.by_key.insert(hash, slot);
         slot
     }
 
-    /// Adds a waiter for which this key is enough to its queue.
+    /// Adds a waiter for which this key suffices to its queue.
     fn stand_alone(&mut self, place: u32, queue: u32) {
         let Place { waiter, arrival, .. } = &self.places[place];
         let (arrival, until) = (*arrival, waiter.until);
@@ -282,15 +284,15 @@ impl Queues {
         single.insert(arrival, place);
         *latest_time_out = until.max(*latest_time_out);
         self.places[place].candidate_in = queue;
-        self.rank_look(queue);
+        self.rank_check(queue);
     }
 
-    /// Makes a waiter for several keys a candidate in `queue`, and there alone.
+    /// Makes a waiter for several keys a candidate in `queue` only.
     fn stand_in(&mut self, place: u32, queue: u32) {
         let arrival = self.places[place].arrival;
         self.by_slot[queue].candidates.insert(arrival, place);
         self.places[place].candidate_in = queue;
-        self.rank_look(queue);
+        self.rank_check(queue);
     }
 
     /// Moves a waiter for several keys to the queue of a key that it lacks.
@@ -299,12 +301,13 @@ impl Queues {
         if candidate_in != queue {
             self.by_slot[candidate_in].candidates.remove(&arrival);
             self.stand_in(place, queue);
-            self.rank_look(candidate_in);
+            self.rank_check(candidate_in);
         }
-        self.look_when(queue, lack);
+        self.check_when_free(queue, lack);
     }
 
-    /// Whether a key that a waiter needs is known not to be free for it, without a look at the key.
+    /// Why a key is known not to be free for a waiter, without opening the key.
+    ///
     /// Leases are not known here.
     pub(super) fn known_lack(
         &self,
@@ -320,21 +323,20 @@ impl Queues {
         let arrival = self.places[place].arrival;
         let first = match self.first_single(queue, now, budget) {
             Scan::Found(first) => self.places[first].arrival,
-            // Not one of those that were looked at is in time; the next may be.
+            // None of the scanned waiters is in time; the next may be.
             Scan::Spent => 0,
-            Scan::Nobody => return None,
+            Scan::NotFound => return None,
         };
         (first < arrival).then_some(Lack::Behind)
     }
 
-    /// The key of this queue was looked at, and there was nothing foreign under it.
-    pub(super) fn saw_no_foreign(&mut self, queue: u32) {
+    /// Records that the key of this queue holds no foreign value.
+    pub(super) fn found_no_foreign(&mut self, queue: u32) {
         self.by_slot[queue].foreign_until = Monotonic::default();
     }
 
-    /// The key of this queue was looked at, and was not free. It is looked at again when it may
-    /// be, and not before.
-    pub(super) fn saw_taken(&mut self, queue: u32, lack: Lack) {
+    /// Records that the key of this queue is not free. The next check is when it may be.
+    pub(super) fn found_taken(&mut self, queue: u32, lack: Lack) {
         let at = match lack {
             Lack::Held(until) => until,
             Lack::Foreign(until) => {
@@ -343,10 +345,10 @@ impl Queues {
             }
             Lack::Behind => return,
         };
-        self.postpone_look(queue, at);
+        self.postpone_check(queue, at);
     }
 
-    /// The waiter that comes first in this queue, of those whose time is not over.
+    /// The first candidate in this queue whose wait has not timed out.
     pub(super) fn next_candidate(
         &mut self,
         queue: u32,
@@ -355,7 +357,7 @@ impl Queues {
     ) -> Scan<Candidate> {
         let single = match self.first_single(queue, now, budget) {
             Scan::Found(place) => Some(place),
-            Scan::Nobody => None,
+            Scan::NotFound => None,
             Scan::Spent => return Scan::Spent,
         };
         let several = loop {
@@ -369,9 +371,9 @@ impl Queues {
                 return Scan::Spent;
             }
             budget.spend(1);
-            // Its places are given up when it is told that its time is over.
+            // It leaves its queues when a job refuses it.
             self.by_slot[queue].candidates.pop_first();
-            self.rank_look(queue);
+            self.rank_check(queue);
         };
         match (single, several) {
             (Some(single), Some(several)) if self.places[several].arrival < self.places[single].arrival => {
@@ -379,22 +381,22 @@ impl Queues {
             }
             (Some(single), _) => Scan::Found(Candidate::Single(single)),
             (None, Some(several)) => Scan::Found(Candidate::Several(several)),
-            (None, None) => Scan::Nobody,
+            (None, None) => Scan::NotFound,
         }
     }
 
     /// Whether a waiter for this key alone has time left: it comes before all newcomers.
-    pub(super) fn is_spoken_for(&self, queue: u32, now: Monotonic) -> bool {
+    pub(super) fn has_single_waiter(&self, queue: u32, now: Monotonic) -> bool {
         let mut budget = Budget::units(COMMAND_UNITS);
-        !matches!(self.first_single(queue, now, &mut budget), Scan::Nobody)
+        !matches!(self.first_single(queue, now, &mut budget), Scan::NotFound)
     }
 
-    /// Since when the first waiter for this key alone has waited, of those whose time is not over.
+    /// Since when the first waiter for this key alone with time left has waited.
     pub(super) fn first_single_since(&self, queue: u32, now: Monotonic) -> Option<Monotonic> {
         let mut budget = Budget::units(COMMAND_UNITS);
         match self.first_single(queue, now, &mut budget) {
             Scan::Found(place) => Some(self.places[place].waiter.since),
-            Scan::Nobody | Scan::Spent => None,
+            Scan::NotFound | Scan::Spent => None,
         }
     }
 
@@ -402,12 +404,13 @@ impl Queues {
         &self.places[place].waiter
     }
 
-    /// The first waiter for this key alone, or for any of several, whose time is not over. Those
-    /// before it are told by a job.
+    /// The first waiter for this key alone, or for any of several, that has time left.
+    ///
+    /// A job refuses the waiters before it.
     pub(super) fn first_single(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> Scan<u32> {
         let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
         if *latest_time_out <= now {
-            return Scan::Nobody;
+            return Scan::NotFound;
         }
         for (scanned, &place) in single.values().enumerate() {
             if now < self.places[place].waiter.until {
@@ -420,10 +423,10 @@ impl Queues {
                 }
             }
         }
-        Scan::Nobody
+        Scan::NotFound
     }
 
-    /// The earliest time-out, and whose it is.
+    /// The earliest time-out, and the place of its waiter.
     pub(super) fn next_time_out(&self) -> Option<(Monotonic, u32)> {
         self.time_outs.first().copied()
     }
@@ -432,7 +435,7 @@ impl Queues {
         self.by_ticket.get(&ticket).copied()
     }
 
-    /// Removes the waiters for the key with this token; they are to be told. Returns how many.
+    /// Removes and refuses the waiters for the key with this token. Returns how many.
     pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) -> usize {
         let hash = self.token_hash(self.by_slot[queue].hash, token);
         let mut dismissed = 0;
@@ -456,12 +459,12 @@ impl Queues {
         self.dismissed.insert(waiter.ticket);
     }
 
-    /// A waiter that left its queues and is to be told so.
+    /// Takes a waiter that has left its queues and needs a refusal.
     pub(super) fn pop_dismissed(&mut self) -> Option<Ticket> {
         self.dismissed.pop_first()
     }
 
-    /// A waiter that left its queues needs not be told any more. False when it was, or waits.
+    /// Drops the refusal of a waiter. Returns false if there was none.
     pub(super) fn forget_dismissed(&mut self, ticket: Ticket) -> bool {
         self.dismissed.remove(&ticket)
     }
@@ -470,32 +473,32 @@ impl Queues {
         !self.dismissed.is_empty()
     }
 
-    /// Looks at the key when what keeps the waiters from it may be over.
-    fn look_when(&mut self, queue: u32, lack: Lack) {
+    /// Plans a check of the key for when the given reason may be over.
+    fn check_when_free(&mut self, queue: u32, lack: Lack) {
         match lack {
-            Lack::Held(until) => self.look_by(queue, until),
+            Lack::Held(until) => self.check_by(queue, until),
             Lack::Foreign(until) => {
                 self.by_slot[queue].foreign_until = until;
-                self.look_by(queue, until);
+                self.check_by(queue, until);
             }
-            // The waiter that came first leaves: see `remove`.
+            // `remove` plans a check when the waiter that arrived first leaves.
             Lack::Behind => {}
         }
     }
 
-    /// Looks at the key by that time, if it has a candidate.
-    pub(super) fn look_if_wanted(&mut self, queue: u32, at: Monotonic) {
+    /// Plans a check of the key by that time, if it has a candidate.
+    pub(super) fn check_if_wanted(&mut self, queue: u32, at: Monotonic) {
         if self.has_candidates(queue) {
-            self.look_by(queue, at);
+            self.check_by(queue, at);
         }
     }
 
-    /// Looks at the key at that time and not before, if it has a candidate.
-    pub(super) fn postpone_look(&mut self, queue: u32, at: Monotonic) {
+    /// Plans a check of the key at that time and not before, if it has a candidate.
+    pub(super) fn postpone_check(&mut self, queue: u32, at: Monotonic) {
         if self.has_candidates(queue) {
-            self.look_at(queue, at);
+            self.check_at(queue, at);
         } else {
-            self.forget_look(queue);
+            self.cancel_check(queue);
         }
     }
 
@@ -504,36 +507,37 @@ impl Queues {
         !single.is_empty() || !candidates.is_empty()
     }
 
-    /// Looks at the key at that time, or earlier if that was planned.
-    fn look_by(&mut self, queue: u32, at: Monotonic) {
-        if self.by_slot[queue].look.is_none_or(|planned| at < planned.at) {
-            self.look_at(queue, at);
+    /// Plans a check of the key at that time, or keeps an earlier one.
+    fn check_by(&mut self, queue: u32, at: Monotonic) {
+        if self.by_slot[queue].check.is_none_or(|planned| at < planned.at) {
+            self.check_at(queue, at);
         }
     }
 
-    /// Looks at the key at that time, and not before.
-    pub(super) fn look_at(&mut self, queue: u32, at: Monotonic) {
+    /// Plans a check of the key at that time, and not before.
+    pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
         let arrival = self.first_arrival(queue).unwrap_or(u64::MAX);
-        if let Some(planned) = self.by_slot[queue].look.replace(Look { at, arrival }) {
-            self.looks.remove(&(planned.at, planned.arrival, queue));
+        if let Some(planned) = self.by_slot[queue].check.replace(PlannedCheck { at, arrival }) {
+            self.checks.remove(&(planned.at, planned.arrival, queue));
         }
-        self.looks.insert((at, arrival, queue));
+        self.checks.insert((at, arrival, queue));
     }
 
-    /// Plans no look at the key any more.
-    pub(super) fn forget_look(&mut self, queue: u32) {
-        if let Some(planned) = self.by_slot[queue].look.take() {
-            self.looks.remove(&(planned.at, planned.arrival, queue));
+    /// Cancels the planned check of the key.
+    pub(super) fn cancel_check(&mut self, queue: u32) {
+        if let Some(planned) = self.by_slot[queue].check.take() {
+            self.checks.remove(&(planned.at, planned.arrival, queue));
         }
     }
 
-    /// The candidates of a queue have changed, and with them its turn among those that are looked
-    /// at. Without candidates it is not looked at.
-    fn rank_look(&mut self, queue: u32) {
-        let Some(planned) = self.by_slot[queue].look else { return };
+    /// Ranks the planned check again, because the candidates have changed.
+    ///
+    /// A queue without candidates needs no check.
+    fn rank_check(&mut self, queue: u32) {
+        let Some(planned) = self.by_slot[queue].check else { return };
         match self.first_arrival(queue) {
-            None => self.forget_look(queue),
-            Some(arrival) if arrival != planned.arrival => self.look_at(queue, planned.at),
+            None => self.cancel_check(queue),
+            Some(arrival) if arrival != planned.arrival => self.check_at(queue, planned.at),
             Some(_) => {}
         }
     }
@@ -545,14 +549,13 @@ impl Queues {
         [first(single), first(candidates)].into_iter().flatten().min()
     }
 
-    /// The queue whose key is to be looked at first, and when.
-    pub(super) fn next_look(&self) -> Option<(Monotonic, u32)> {
-        self.looks.first().map(|&(at, _, queue)| (at, queue))
+    /// The first queue to check, and when.
+    pub(super) fn next_check(&self) -> Option<(Monotonic, u32)> {
+        self.checks.first().map(|&(at, _, queue)| (at, queue))
     }
 
-    /// The keys of all queues may have become free: they are gone through bit by bit by
-    /// [`Queues::sweep`].
-    pub(super) fn look_at_all(&mut self) {
+    /// Starts a sweep over all queues, because any of their keys may have become free.
+    pub(super) fn check_all(&mut self) {
         if !self.by_slot.is_empty() {
             self.sweep_from = Some(0);
         }
@@ -562,21 +565,22 @@ impl Queues {
         self.sweep_from.is_some()
     }
 
-    /// Goes on with the next `slots` queues: nothing is known of their keys, which are looked at.
+    /// Sweeps the next `slots` queues: plans a check of their keys.
     pub(super) fn sweep(&mut self, slots: u32) {
         let Some(from) = self.sweep_from else { return };
         let end = self.by_slot.slots_end().min(from.saturating_add(slots));
         for slot in from..end {
             if self.by_slot.get(slot).is_some() {
-                self.saw_no_foreign(slot);
-                self.look_if_wanted(slot, Monotonic::default());
+                self.found_no_foreign(slot);
+                self.check_if_wanted(slot, Monotonic::default());
             }
         }
         self.sweep_from = (end < self.by_slot.slots_end()).then_some(end);
     }
 
-    /// Removes a waiter from all queues that it stands in. Those behind a single-key waiter may
-    /// have the key now: it is looked at.
+    /// Removes a waiter from all its queues.
+    ///
+    /// Plans a check if the waiters behind a single-key waiter may be granted the key now.
     pub(super) fn remove(&mut self, place: u32) -> Waiter {
         let removed = self.places.remove(place);
         let is_single = removed.is_single();
@@ -597,18 +601,20 @@ impl Queues {
                 self.close(slot);
             } else if is_single {
                 if queues.len() == 1 || self.may_be_had_behind(slot) {
-                    self.look_by(slot, Monotonic::default());
+                    self.check_by(slot, Monotonic::default());
                 }
-                self.rank_look(slot);
+                self.rank_check(slot);
             } else if slot == candidate_in {
-                self.rank_look(slot);
+                self.rank_check(slot);
             }
         }
         waiter
     }
 
-    /// Whether a key may be had when only the waiter before the first was in the way: by one for
-    /// several keys, or by one that shares it. Others wait for the end of a lock.
+    /// Whether the departure of the first waiter alone may make a key free for the next.
+    ///
+    /// It may for a waiter for several keys, and for one that shares the key. Other waiters need
+    /// the end of a lock.
     fn may_be_had_behind(&self, queue: u32) -> bool {
         let Queue { single, candidates, .. } = &self.by_slot[queue];
         let shares = |&place: &u32| self.places[place].waiter.mode == Mode::Shared;
@@ -618,8 +624,8 @@ impl Queues {
     fn close(&mut self, slot: u32) {
         let queue = self.by_slot.remove(slot);
         self.by_key.remove(queue.hash, slot);
-        if let Some(planned) = queue.look {
-            self.looks.remove(&(planned.at, planned.arrival, slot));
+        if let Some(planned) = queue.check {
+            self.checks.remove(&(planned.at, planned.arrival, slot));
         }
     }
 
@@ -627,8 +633,7 @@ impl Queues {
         self.hasher.hash_one((key_hash, token))
     }
 
-    /// All waiters in the order of their keys and then of their arrival, wherever they happen to
-    /// be kept, and those that are to be told.
+    /// All waiters in the order of their keys and then of their arrival, and the pending refusals.
     fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<Ticket>, bool) {
         let mut queues: Vec<_> = self
             .by_slot
@@ -643,7 +648,7 @@ impl Queues {
                     candidates: _,
                     several,
                     foreign_until,
-                    look,
+                    check,
                 } = queue;
                 let mut waiters: Vec<_> = single.iter().chain(several).collect();
                 waiters.sort_unstable();
@@ -651,7 +656,7 @@ impl Queues {
                     let Place { waiter, candidate_in, .. } = &self.places[place];
                     (waiter.in_order(), *candidate_in == slot)
                 });
-                (*db, &key[..], *foreign_until, look.map(|look| look.at), waiters.collect())
+                (*db, &key[..], *foreign_until, check.map(|check| check.at), waiters.collect())
             })
             .collect();
         queues.sort_unstable();
@@ -666,12 +671,13 @@ impl Waiter {
     }
 }
 
-/// Everything about a waiter.
+/// Everything about a waiter that a decision depends on.
 type WaiterState<'a> =
     ((Ticket, &'a [u8], Option<&'a [u8]>), (Ttl, Mode, Wants, Option<Fence>), (Monotonic, Monotonic));
 
-/// Everything about a queue: its key, what is known of it, and its waiters with whether each is a
-/// candidate.
+/// Everything about a queue that a decision depends on.
+///
+/// That is its key, what is known of the key, and its waiters with whether each is a candidate.
 type QueueState<'a> = (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
 
 impl PartialEq for Queues {

@@ -1,10 +1,10 @@
-//! RELEASE, of one key or of several.
+//! RELEASE of one key or of several.
 
-use super::jobs::{Budget, COMMAND_UNITS};
 use super::key_state::KeyState;
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, Reply};
 
-/// What a release did to one key.
+/// The effect of a release on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Released {
     /// The token held it.
@@ -14,8 +14,9 @@ enum Released {
 }
 
 impl Node {
-    /// Releases what the token holds of these keys, and hands each key over to its next waiter in
-    /// the same step. Where the token holds nothing, it does not wait any more either.
+    /// Releases the keys that the token holds, and hands each over to its next waiter at once.
+    ///
+    /// On a key that the token does not hold, removes its waiters instead.
     pub(super) fn release<K: Keyspace>(
         &mut self,
         now: Now,
@@ -25,7 +26,7 @@ impl Node {
         self.release_within(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
     }
 
-    /// The same within a budget for waiters that are passed over.
+    /// Releases keys, within a budget for the waiters that a handover passes over.
     pub(super) fn release_within<K: Keyspace>(
         &mut self,
         now: Now,
@@ -76,7 +77,8 @@ impl Node {
                 (Released::Held, mirrored)
             }
             KeyState::Ended { lease, mirrored } => {
-                // Its mirror goes with it, so that it is never adopted; another's stays for a job.
+                // The mirror is deleted too, so that it is never adopted. A foreign value stays for
+                // a job.
                 let is_ours = self.leases.get(lease).token[..] == *token;
                 if is_ours || !mirrored {
                     self.end_by_deadline(lease);
@@ -96,7 +98,8 @@ impl Node {
         // A handover is written as one SET, without a DEL before it.
         let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
             if released == Released::NotHeld {
-                // First, or the key might be handed to the token that gives it up.
+                // First, because the handover could otherwise grant the key to the token that
+                // releases it.
                 let waiters = self.queues.len(queue);
                 if self.queues.dismiss_token(queue, token) == waiters {
                     return false;

@@ -1,4 +1,4 @@
-//! REVOKE: an operator takes a lock back.
+//! REVOKE: an operator takes a lock back from its holder.
 
 use super::extend::RETRY_WRITE_US;
 use super::key_state::KeyState;
@@ -6,7 +6,7 @@ use super::leases::MirrorState;
 use super::machine::PerKey;
 use super::{Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke};
 
-/// A key of a lock that is revoked, and its lease.
+/// A key of a lock that is being revoked, and its lease.
 struct LockedKey<K: Keyspace> {
     name: K::Name,
     entry: K::Entry,
@@ -15,12 +15,11 @@ struct LockedKey<K: Keyspace> {
 }
 
 impl Node {
-    /// Revokes the lock on a key, and with it the lock's other keys; a shared lock of all its
-    /// present holders, beside which nobody is let in.
+    /// Revokes the lock on a key, and with it the lock's other keys.
     ///
-    /// From now on nobody extends it. Its keys stay taken until its deadline, because its holder
-    /// relies on it until then. Their mirrors hold a value that nobody knows, so that the holder
-    /// does not adopt the lock after a crash either.
+    /// From now on no client can extend it, and no client can join a shared lock. Its keys stay
+    /// locked until its deadline, because its holder relies on it until then. Their mirrors hold a
+    /// value that no client knows, so that the holder cannot adopt the lock after a crash either.
     pub(super) fn revoke<K: Keyspace>(
         &mut self,
         now: Now,
@@ -56,7 +55,7 @@ impl Node {
         Ok(Reply::Revoked(true))
     }
 
-    /// Takes a string that is the lock of every client that knows it away from all of them.
+    /// Revokes a foreign string: the lock of every client that knows its value.
     fn revoke_foreign<K: Keyspace>(
         &mut self,
         revoke: &Revoke<'_, K::Name>,
@@ -73,20 +72,20 @@ impl Node {
             let set = Change::Set { value: unknown, expires_at_ms };
             keyspace.set(&mut entry, unknown, expires_at_ms).map(|()| set)
         };
-        // A string that cannot be written is gone.
+        // A string that the server could not write is gone.
         self.publish(keyspace, key, written.unwrap_or(Change::Delete), Author::Client);
         if keyspace.kind(&entry) == Kind::Missing
             && let Some(queue) = self.queues.find(hash, db, key.as_ref())
         {
-            self.queues.saw_no_foreign(queue);
-            self.queues.look_if_wanted(queue, Monotonic::default());
+            self.queues.found_no_foreign(queue);
+            self.queues.check_if_wanted(queue, Monotonic::default());
         }
         written.map_err(|_| CommandError::NotWritten)?;
         self.stats.revoked += 1;
         Ok(())
     }
 
-    /// Opens all keys of a lock. `None` when one of them was overwritten, which has ended the lock.
+    /// Opens all keys of a lock. Returns `None` if one was overwritten, which has ended the lock.
     fn open_keys_of<K: Keyspace>(
         &mut self,
         now: Now,
@@ -128,7 +127,8 @@ impl Node {
         let set = Change::Set { value: unknown, expires_at_ms };
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
         for key in &mut keys {
-            // What an accident left room for is not about the lease.
+            // After an accident took the mirror, the value under the key says nothing about the
+            // lease.
             if !key.mirrored && keyspace.kind(&key.entry) != Kind::Missing {
                 changes.push(None);
             } else if keyspace.set(&mut key.entry, unknown, expires_at_ms).is_ok() {
@@ -137,14 +137,14 @@ impl Node {
             } else {
                 let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
                 self.leases.set_mirror(key.lease, MirrorState::Lost, retry_at);
-                // The token must not be read back from the append-only file.
+                // The token must not be readable from the append-only file.
                 changes.push(Some(Change::Delete));
             }
         }
         for (key, change) in keys.iter().zip(changes) {
             match change {
                 Some(change) => self.publish(keyspace, &key.name, change, Author::Client),
-                // INSPECT shows that it is revoked.
+                // INSPECT now shows the revocation.
                 None => keyspace.invalidate(&key.name, Author::Client),
             }
         }

@@ -3,26 +3,26 @@
 use super::chunks::Next;
 use super::{Holder, Keyspace, Listed, Node, Now, Scan, Scanned};
 
-/// The most leases that one call looks at.
+/// The most leases that one call examines.
 pub const COUNT_MAX: u32 = 1000;
 
-/// For each lease that a call may look at, it passes so many vacant places.
+/// How many vacant slots a call may pass for each lease that it may examine.
 const VACANT_PER_LEASE: u32 = 10;
-/// A call ends after keys of so many bytes: to match and to open a long one takes long.
+/// A call ends after keys of so many bytes, because matching and opening a long key takes long.
 const KEY_BYTES_MAX: usize = 256 * 1024;
 
 impl Node {
-    /// Lists the locks of one slice of the table of leases.
+    /// Lists the locks of one slice of the lease table.
     ///
-    /// The cursor is the next place of the table to look at. A lease stays in its place for as long
-    /// as it lives, so one that lives from the first call to the last is listed.
+    /// The cursor is the next slot to examine. A lease keeps its slot for as long as it lives, so
+    /// the scan lists every lease that lives from the first call to the last.
     pub(super) fn scan<K: Keyspace>(&mut self, now: Now, scan: &Scan<'_>, keyspace: &mut K) -> Scanned {
         let &Scan { db, cursor, pattern, count } = scan;
         let count = count.clamp(1, COUNT_MAX);
         let mut vacant = count * VACANT_PER_LEASE;
         let (mut left, mut key_bytes) = (count, 0);
         let mut locks = Vec::new();
-        // No place has a larger number.
+        // No slot has a larger number.
         let mut from = u32::try_from(cursor).unwrap_or(u32::MAX);
         let cursor = loop {
             if left == 0 || key_bytes > KEY_BYTES_MAX {

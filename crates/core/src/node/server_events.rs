@@ -1,13 +1,13 @@
 //! What the server reports: changes of keys by others, of its role, and of its data as a whole.
 
-use super::jobs::CLOCK_NOISE_US;
 use super::leases::MirrorState;
+use super::turn::CLOCK_NOISE_US;
 use super::{Key, Monotonic, Node, Now, Reason, Ticket};
 
-/// Something that the server reports.
+/// An event that the server reports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServerEvent {
-    /// Something happened to a key, by another's hand.
+    /// A key changed, and not by this node.
     Key {
         /// The number of the database.
         db: u32,
@@ -20,16 +20,17 @@ pub enum ServerEvent {
     Flush(Option<u32>),
     /// Two databases were swapped.
     Swap(u32, u32),
-    /// The server begins to load its data. What happens to keys meanwhile is nobody's command.
+    /// The server begins to load its data. Changes of keys during that are no client's commands.
     LoadingBegins,
     /// The server has loaded its data, or failed to.
     LoadingEnds,
-    /// The server became a replica: its keys are its master's.
+    /// The server became a replica: its master decides about its keys.
     Demoted,
-    /// The server was a replica and became a master. What its old master granted last may not
-    /// have reached it.
+    /// The server became a master.
+    ///
+    /// The last grants of its old master may not have reached it.
     Promoted,
-    /// The server forked: a replica may be on its way, or an append-only file.
+    /// The server forked, perhaps for a new replica or for an append-only file.
     Forked,
     /// An operator switched the append-only file on or off.
     AppendOnlyFileSwitched,
@@ -60,17 +61,17 @@ impl KeyBytes {
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyEvent {
-    /// The server removed it because its expiry had come, by the wall clock.
+    /// The server removed it because it had expired, by the wall clock.
     Expired,
     /// The server removed it to save memory.
     Evicted,
-    /// A command removed, or renamed it.
+    /// A command removed or renamed it.
     Removed,
-    /// A command put something under it: the target of a RENAME, RESTORE, COPY or MOVE.
+    /// A command wrote it: the target of a RENAME, RESTORE, COPY or MOVE.
     Replaced,
     /// A command set its expiry, and perhaps its value as well: EXPIRE, SET with an expiry.
     ExpirySet {
-        /// The length of the string that is there now, unless it is unknown.
+        /// The length of its string now; `None` if that is unknown.
         value_bytes: Option<usize>,
     },
 }
@@ -82,17 +83,18 @@ pub(super) enum Flushed {
     All,
 }
 
-/// A mirror that was evicted is not written again at once, in microseconds: memory is short, and
-/// the server would evict it again.
-const REPAIR_AFTER_EVICTION_US: u64 = 100_000;
+/// How soon to write an evicted mirror again, in microseconds.
+///
+/// Not at once: memory is short, and the server would evict it again.
+const MIRROR_AFTER_EVICTION_US: u64 = 100_000;
 
 impl Node {
-    /// Takes in what the server reports.
+    /// Processes an event that the server reports.
     pub fn hear(&mut self, now: Now, event: &ServerEvent) {
         match *event {
             ServerEvent::Key { db, ref key, event } => self.hear_key(now.monotonic, db, &key.0, event),
             ServerEvent::Flush(db) => self.hear_flush(db),
-            // An append-only file that is loaded may hold a SWAPDB of long ago.
+            // The append-only file that is being loaded may contain an old SWAPDB.
             ServerEvent::Swap(..) if self.loading => {}
             ServerEvent::Swap(first, second) => {
                 self.settle_flush();
@@ -102,7 +104,7 @@ impl Node {
             }
             ServerEvent::LoadingBegins => {
                 self.loading = true;
-                // It made room for what it loads.
+                // The server emptied its databases to load its data.
                 self.flushed = None;
                 self.propagation.doubt();
             }
@@ -110,7 +112,7 @@ impl Node {
                 self.loading = false;
                 self.propagation.doubt();
                 self.leases.doubt_all_mirrors();
-                self.queues.look_at_all();
+                self.queues.check_all();
             }
             ServerEvent::Demoted => {
                 self.abstention.set_replica(true);
@@ -148,7 +150,7 @@ impl Node {
         self.leases.find(hash, db, key).is_some() || self.queues.find(hash, db, key).is_some()
     }
 
-    /// Something happened to a key. Without a lease or a waiter on it, that is nothing.
+    /// Processes an event about a key. Ignores a key without a lease or a waiter.
     pub fn hear_key(&mut self, now: Monotonic, db: u32, key: &[u8], event: KeyEvent) {
         if self.loading || !self.has_keys() {
             return;
@@ -156,25 +158,26 @@ impl Node {
         self.settle_flush();
         let hash = self.leases.hash(db, key);
         if let Some(queue) = self.queues.find(hash, db, key) {
-            self.queues.saw_no_foreign(queue);
-            self.queues.look_if_wanted(queue, Monotonic::default());
+            self.queues.found_no_foreign(queue);
+            self.queues.check_if_wanted(queue, Monotonic::default());
         }
         let Some(slot) = self.find_lease(hash, db, key) else { return };
         let lease = self.leases.get(slot);
         if now >= lease.deadline {
-            // What is under the key is looked at by a job.
+            // A job reads what is under the key.
             if !matches!(event, KeyEvent::ExpirySet { .. }) {
                 self.end_by_deadline(slot);
             }
             return;
         }
-        // What an accident left room for is not about the lease.
+        // After an accident took the mirror, the value under the key says nothing about the lease.
         if lease.mirror() == MirrorState::Lost {
             return;
         }
         match event {
             KeyEvent::Expired => {
-                // The two clocks are read one after the other, and the server's in milliseconds.
+                // The node reads its two clocks one after the other, and the server's has
+                // milliseconds only.
                 if lease.deadline.us_since(now) > CLOCK_NOISE_US {
                     self.stats.saved_from_clock_step += 1;
                 }
@@ -182,11 +185,12 @@ impl Node {
             }
             KeyEvent::Evicted => {
                 self.stats.saved_from_eviction += 1;
-                let repair_at = now.plus_us(REPAIR_AFTER_EVICTION_US);
-                self.leases.set_mirror(slot, MirrorState::Lost, repair_at);
+                let rewrite_at = now.plus_us(MIRROR_AFTER_EVICTION_US);
+                self.leases.set_mirror(slot, MirrorState::Lost, rewrite_at);
             }
             KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
-            // Compared before the turn ends: by the next use it may have expired, as by accident.
+            // The check precedes the end of the turn: later the mirror may have expired by
+            // accident.
             KeyEvent::ExpirySet { value_bytes } => {
                 if value_bytes.is_some_and(|bytes| bytes != lease.mirror_value().len()) {
                     self.end_by_operator(slot);
@@ -197,26 +201,26 @@ impl Node {
         }
     }
 
-    /// The leases of an emptied database end with the next thing that is done here, unless it
-    /// turns out that the server was making room to load its data.
+    /// Records a FLUSH. The leases of the database end with the node's next action.
+    ///
+    /// They do not if the server turns out to have emptied its databases to load its data.
     fn hear_flush(&mut self, db: Option<u32>) {
-        // A file that is loaded may hold a flush of long ago.
+        // The file that is being loaded may contain an old FLUSH.
         if !self.loading {
-            // Of several flushes only the last can be that of a server which is about to load.
+            // Only the last of several flushes can be that of a server which is about to load.
             self.settle_flush();
             self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
         }
     }
 
-    /// Ends the leases in databases that were emptied, now that it is clear that an operator did
-    /// it.
+    /// Ends the leases of emptied databases, now that an operator is known to have emptied them.
     pub(super) fn settle_flush(&mut self) {
         let Some(flushed) = self.flushed.take() else { return };
         self.leases.end_all(match flushed {
             Flushed::Database(db) => Some(db),
             Flushed::All => None,
         });
-        self.queues.look_at_all();
+        self.queues.check_all();
     }
 
     fn abstain(&mut self, now: Now, reason: Reason) {

@@ -1,26 +1,26 @@
-//! Shared locks: joining others that hold the key, leaving them, and what one of them extends.
+//! Shared locks: how holders join, leave and extend.
 //!
-//! The lease of a shared lock stands for the key and its mirror, as every lease does: so accidents,
-//! overwrites and revocations are those of any lease. Beside it stand its holders, each with its own
-//! token, fence and deadline.
+//! The lease of a shared lock stands for the key and its mirror. Accidents, overwrites and
+//! revocations therefore apply to it as to any lease. Its holders are stored beside it, each with
+//! its own token, fence and deadline.
 
 use super::acquire::Terms;
 use super::extend::RETRY_WRITE_US;
 use super::holders::NewHolder;
-use super::jobs::{Budget, COMMAND_UNITS};
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Scan, Wants};
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node, Now,
     Reply, Token,
 };
 use crate::Fence;
 
-/// The most waiters that one command, or one job, grants a shared lock.
+/// The largest number of waiters to which one command or one job grants a shared lock.
 pub(super) const GRANTED_TOGETHER_MAX: u32 = 100;
-/// Units for one of them.
+/// Units for granting one of them.
 pub(super) const GRANT_UNITS: u32 = 3;
 
 /// A key that may be shared.
@@ -33,8 +33,9 @@ pub(super) struct SharedKey<'k, K: Keyspace> {
 }
 
 impl Node {
-    /// Takes a lock beside others that share it. A repair passes the clients that began to wait
-    /// after its lock was granted elsewhere; every other newcomer is behind all that wait.
+    /// Acquires a shared lock. A newcomer queues behind all waiters.
+    ///
+    /// A repair overtakes the clients that began to wait after the lock was granted elsewhere.
     pub(super) fn acquire_shared<K: Keyspace>(
         &mut self,
         now: Now,
@@ -55,7 +56,7 @@ impl Node {
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
         let behind = || Lack::Behind;
         let lack = lack.or_else(|| {
-            let waits = self.is_spoken_for(now, hash, db, name.as_ref());
+            let waits = self.has_single_waiter(now, hash, db, name.as_ref());
             let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
             (waits && !passes).then(behind)
         });
@@ -66,7 +67,7 @@ impl Node {
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         if holds_already {
-            // It would wait for itself.
+            // The client would wait for itself.
             self.stats.refusals += 1;
             return Ok(Reply::Refused);
         }
@@ -74,8 +75,7 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[Some(lack)], keyspace)
     }
 
-    /// Whether this is for a lock that was granted elsewhere before anybody began to wait here: its
-    /// fence is older than the first waiter.
+    /// Whether the request is a repair: its fence is older than the first waiter here.
     fn is_repair<N: AsRef<[u8]>>(&mut self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
         let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
         let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
@@ -92,15 +92,14 @@ impl Node {
         (held.mode() == Mode::Shared && !is_revoked).then_some(lease)
     }
 
-    /// The holder of a shared lock with this token, unless its time is over.
+    /// The holder of a shared lock with this token, unless its deadline has passed.
     pub(super) fn live_holder(&self, now: Now, lease: u32, token: &[u8]) -> Option<u32> {
         let group = self.leases.group(lease)?;
         let holders = self.leases.holders();
         holders.find(group, token).filter(|&holder| now.monotonic < holders.get(holder).deadline())
     }
 
-    /// Whether this token holds a shared lock that lives. A holder whose time is over is removed on
-    /// sight.
+    /// Whether this token holds a live shared lock. Removes a holder whose deadline has passed.
     fn is_holder(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
         if self.live_holder(now, lease, token).is_some() {
             return true;
@@ -113,10 +112,10 @@ impl Node {
         false
     }
 
-    /// Grants a shared lock of a key that is free, or shared by others.
+    /// Grants a shared lock of a key that is free or already shared.
     ///
     /// # Errors
-    /// When the server does not take the mirror of a key that was free. Then nothing is granted.
+    /// If the server refuses the mirror of a key that was free. Then nothing is granted.
     pub(super) fn grant_shared<K: Keyspace>(
         &mut self,
         now: Now,
@@ -144,7 +143,7 @@ impl Node {
             return Ok(fence);
         }
         if let KeyState::Ended { lease, .. } = key.state {
-            // Its mirror is about to be written over.
+            // The grant overwrites its mirror.
             self.end_by_deadline(lease);
         }
         let value = if is_broken(Mutant::MirrorNamesReader) {
@@ -175,8 +174,9 @@ impl Node {
         Ok(fence)
     }
 
-    /// Writes the mirror of a shared lock again when the deadline of its last holder has moved. Tells
-    /// those that depend on the key in any case: INSPECT shows other holders.
+    /// Moves the expiry of a shared lock's mirror to the deadline of its last holder.
+    ///
+    /// Always invalidates the key, because INSPECT shows other holders.
     #[expect(clippy::too_many_arguments, reason = "a key, an entry, and who changed them")]
     fn follow_last_deadline<K: Keyspace>(
         &mut self,
@@ -192,7 +192,8 @@ impl Node {
         let kind = keyspace.kind(entry);
         let is_wanted = match held.mirror() {
             _ if kind == Kind::Missing => true,
-            // What an accident left room for is not about the lease.
+            // After an accident took the mirror, the value under the key says nothing about the
+            // lease.
             MirrorState::Lost => false,
             _ => held.deadline != old,
         };
@@ -201,7 +202,7 @@ impl Node {
         }
         let value = keyspace.name(held.mirror_value());
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
-        // The key holds the value already, unless it is missing.
+        // The key already holds the value, unless it is missing.
         let written = match kind {
             Kind::Missing => keyspace.set(entry, &value, expires_at_ms),
             _ => keyspace.expire(entry, expires_at_ms),
@@ -210,23 +211,25 @@ impl Node {
             self.leases.regain_mirror(lease);
             self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, author);
         } else {
-            // The lease decides: without its mirror it is a lock all the same.
+            // The lease decides: the lock is held even without its mirror.
             let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
             self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
         }
     }
 
-    /// Grants shared locks to the waiters at the head of a queue whose key is shared, up to the first
-    /// that wants it for itself. Returns how many, and whether the next may have it as well.
+    /// The next waiter at the head of a queue that can share the key.
+    ///
+    /// Stops at the first waiter that wants the key for itself.
     pub(super) fn next_shared_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Scan<u32> {
         match self.queues.first_single(queue, now.monotonic, budget) {
-            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => Scan::Nobody,
+            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => Scan::NotFound,
             found => found,
         }
     }
 
-    /// Grants a waiter a shared lock. One whose token holds the lock already is refused. Returns
-    /// whether it was granted.
+    /// Grants a waiter a shared lock, or refuses it if its token already holds the lock.
+    ///
+    /// Returns whether it was granted.
     pub(super) fn grant_shared_waiter<K: Keyspace>(
         &mut self,
         now: Now,
@@ -249,8 +252,9 @@ impl Node {
         self.tell_granted(now, waiter, db, key_bytes, granted, keyspace)
     }
 
-    /// Removes a holder that releases a shared lock. Returns whether it was the last: then the lease
-    /// has ended.
+    /// Removes a holder that releases a shared lock.
+    ///
+    /// Returns whether it was the last: then the lease has ended.
     pub(super) fn release_holder<K: Keyspace>(
         &mut self,
         now: Now,
@@ -266,13 +270,14 @@ impl Node {
             return true;
         }
         let deadline = self.leases.get(lease).deadline;
-        self.look_by(lease, deadline);
+        self.check_by(lease, deadline);
         self.follow_last_deadline(now, lease, old, name, entry, Author::Client, keyspace);
         false
     }
 
-    /// Removes a holder whose time is over, of a shared lock that others still hold. Returns whether
-    /// there was one.
+    /// Removes a holder whose deadline has passed, of a shared lock that others still hold.
+    ///
+    /// Returns whether there was one.
     pub(super) fn end_next_holder(&mut self, now: Now, lease: u32) -> bool {
         let first = self.leases.group(lease).and_then(|group| self.leases.holders().first_end(group));
         let Some((_, holder)) = first.filter(|(at, _)| *at <= now.monotonic) else { return false };
@@ -281,7 +286,7 @@ impl Node {
         true
     }
 
-    /// Moves the deadline of one holder of a shared lock forward, which stays shared.
+    /// Moves the deadline of one holder forward. The lock stays shared.
     pub(super) fn extend_holder<K: Keyspace>(
         &mut self,
         now: Now,
@@ -322,7 +327,7 @@ impl Node {
         Ok(Reply::Extended(fence))
     }
 
-    /// Refuses a fence that a holder cannot have.
+    /// Refuses a fence that a holder cannot get.
     pub(super) fn check_fence(&self, now: Now, current: Fence, fence: Fence) -> Result<(), CommandError> {
         let largest = self.fences.ceiling(now.wall_us);
         if fence < current {
@@ -334,8 +339,9 @@ impl Node {
         Ok(())
     }
 
-    /// Makes an exclusive lock that its holder has just extended a shared one, and serves its queue
-    /// in the same step: nobody is let in before those that wait.
+    /// Turns an exclusive lock that its holder has just extended into a shared one.
+    ///
+    /// Serves its queue in the same step, so that no newcomer overtakes the waiters.
     pub(super) fn share<K: Keyspace>(
         &mut self,
         now: Now,
@@ -355,7 +361,8 @@ impl Node {
         };
         let (db, hash, is_lost) = (held.db, held.hash(), held.mirror() == MirrorState::Lost);
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
-        // Those that join have not seen what this holder wrote: their fences are above its own.
+        // Holders that join must get fences above that of the exclusive lock, whose writes they
+        // follow.
         let floor = self.fences.floor(hash);
         self.leases.share(lease, value.as_ref(), floor, holder);
         let name = &extend.keys[0];
@@ -367,7 +374,7 @@ impl Node {
         } else {
             let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
             self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
-            // The token must not be read back from the append-only file.
+            // The token must not be readable from the append-only file.
             self.publish(keyspace, name, Change::Delete, Author::Client);
         }
         if let Some(queue) = self.queues.find(hash, db, name.as_ref())

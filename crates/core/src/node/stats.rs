@@ -1,28 +1,28 @@
-/// What a node did since it started. Each counts events.
+/// What a node has done since it started. Each field counts events unless it names a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Locks granted, adoptions included.
+    /// Granted locks, including adoptions.
     pub grants: u64,
-    /// ACQUIREs that were refused because somebody holds the key.
+    /// ACQUIREs refused because another client holds a key or waits for it.
     pub refusals: u64,
-    /// ACQUIREs that were answered nothing else than that the node abstains.
+    /// ACQUIREs refused because the node abstains.
     pub abstained: u64,
-    /// Deadlines moved by their holders.
+    /// Deadlines that holders extended.
     pub extends: u64,
-    /// Locks given back by their holders.
+    /// Locks that holders released.
     pub releases: u64,
-    /// Leases that ran out.
+    /// Leases that reached their deadline.
     pub ended_by_deadline: u64,
-    /// Leases that somebody's explicit command ended.
+    /// Leases that an explicit command of an operator ended.
     pub ended_by_operator: u64,
     /// Leases and foreign strings that an operator revoked.
     pub revoked: u64,
-    /// Leases that outlived the expiry of their key, since the wall clock had been stepped.
+    /// Leases that outlived the expiry of their key after a step of the wall clock.
     pub saved_from_clock_step: u64,
     /// Leases that outlived the eviction of their key.
     pub saved_from_eviction: u64,
-    /// Locks granted to somebody who had waited for them.
+    /// Locks granted to waiters.
     pub handovers: u64,
-    /// The longest that anybody waited who was then granted the lock, in microseconds.
+    /// The longest wait that ended with a grant, in microseconds.
     pub longest_wait_us: u64,
 }

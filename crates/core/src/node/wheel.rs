@@ -7,14 +7,13 @@ use super::chunks::Chunks;
 
 /// A hierarchical timing wheel of links between leases.
 ///
-/// Adding and removing a lease changes its two neighbours and nothing else, however many leases
-/// there are. The lowest level resolves single microseconds, so that a lease is due exactly when
-/// its time has come.
+/// Adding or removing a lease changes only its two neighbours, however many leases there are. The
+/// lowest level resolves single microseconds, so that a lease is due exactly at its time.
 #[derive(Clone, Debug)]
 pub(super) struct Wheel {
-    /// All times up to here have been looked at, in microseconds.
+    /// All times up to here have been processed, in microseconds.
     cursor_us: u64,
-    /// The first item that was due when it was added. Such items come before all others.
+    /// The first item that was already due when it was added. Such items come before all others.
     urgent: u32,
     levels: [Level; LEVELS],
 }
@@ -28,7 +27,7 @@ struct Level {
     heads: [u32; BUCKETS],
 }
 
-/// What a lease remembers of its place in the wheel.
+/// The place of a lease in the wheel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     /// The lease before this one; for the first in a bucket `FIRST` and the bucket's number.
@@ -65,14 +64,14 @@ impl Default for Wheel {
     }
 }
 
-/// What [`Wheel::step`] came upon.
+/// The result of [`Wheel::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The time of the item in this slot has come. It stays until it is removed or moved.
+    /// The item in this slot is due. It stays until it is removed or moved.
     Due(u32),
     /// One item was sorted into a finer level.
     Sorted,
-    /// No item's time has come.
+    /// No item is due.
     Idle,
 }
 
@@ -123,7 +122,7 @@ impl Wheel {
         }
     }
 
-    /// Takes one step towards the first item whose time has come by `now`.
+    /// Takes one step towards the first item that is due by `now`.
     pub(super) fn step<T: Timed>(&mut self, items: &mut Chunks<T>, now: Monotonic) -> Step {
         if self.urgent != NONE {
             return Step::Due(self.urgent);
@@ -142,13 +141,13 @@ impl Wheel {
             return Step::Due(slot);
         }
         self.remove(items, slot);
-        // One that is due at the very start of the bucket goes with the urgent ones.
+        // An item that is due at the very start of the bucket joins the urgent ones.
         self.cursor_us = self.cursor_us.max(starts_us);
         self.insert(items, slot);
         Step::Sorted
     }
 
-    /// When to call [`Wheel::step`] next. No item's time comes before it.
+    /// When to call [`Wheel::step`] next. No item is due before then.
     pub(super) fn next_step(&self) -> Option<Monotonic> {
         if self.urgent != NONE {
             return Some(Monotonic::default());
@@ -156,9 +155,9 @@ impl Wheel {
         self.first_bucket().map(|(_, _, starts_us)| Monotonic::from_us(starts_us))
     }
 
-    /// The occupied bucket whose time comes first, and when that is.
+    /// The first occupied bucket by time, and its time.
     fn first_bucket(&self) -> Option<(usize, usize, u64)> {
-        // A bucket that the cursor is in is being sorted into finer levels.
+        // A bucket that contains the cursor is being sorted into finer levels.
         for level in (1..LEVELS).rev() {
             let bucket = bucket_of(self.cursor_us, level);
             if self.levels[level].occupied & 1 << bucket != 0 {
@@ -183,7 +182,7 @@ const fn bucket_of(at_us: u64, level: usize) -> usize {
     (at_us >> shift_of(level)) as usize % BUCKETS
 }
 
-/// The first bit of a time that a level tells apart.
+/// The lowest bit of a time that a level distinguishes.
 const fn shift_of(level: usize) -> u32 {
     BITS * level as u32
 }
@@ -212,7 +211,7 @@ mod tests {
         }
     }
 
-    /// All items that are due, in the order in which the wheel names them; removes them.
+    /// Removes and returns all due items, in the order in which the wheel returns them.
     fn due(wheel: &mut Wheel, items: &mut Chunks<Item>, now: Monotonic) -> Vec<u32> {
         let mut due = Vec::new();
         loop {

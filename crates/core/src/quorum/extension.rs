@@ -3,14 +3,19 @@ use super::{Lifetime, Majority, Moment};
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
 
-/// One attempt to keep a lock: EXTEND to all nodes that were ever asked for it, and a majority decides. Those that were not do
-/// not hold it, and have [answered](Self::answer) so before any other does.
+/// One extension round: EXTEND to every node that was sent a request for the lock.
 ///
-/// A node that answers that it does not hold the lock can be repaired, by an ACQUIRE with the same token, but only when a
-/// majority of *extends* succeeded in this same round, on nodes that were known to hold the lock before it began: a lock
-/// that is lost is never turned back into a held one. What a repair is answered is no vote. Nor does a node count for it
-/// whose grant came late: that may have come after the lock was lost. And a node is repaired only if it was known not to
-/// hold the lock before the round began: one whose answer is late may say what an operator did after the others answered.
+/// A majority of the nodes decides. A node that was sent none does not hold the lock: the caller
+/// records that as its [answer](Self::answer) before all others.
+///
+/// A node that misses the lock is repaired with an ACQUIRE of the same token. A repair needs a
+/// majority of *extends* in this same round, on nodes that were known to hold the lock before the
+/// round began: otherwise it could revive a lost lock. Three answers do not help a repair:
+///
+/// - The answer to a repair is no vote.
+/// - A node that granted late may have granted after the lock was lost.
+/// - A node that first reports the lock missing in this round may report what an operator did after
+///   the other nodes answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Extension {
     tally: Tally<()>,
@@ -19,34 +24,35 @@ pub struct Extension {
     verdict: Option<ExtensionVerdict>,
     /// Nodes that were known to hold the lock before the round began.
     known: Vec<bool>,
-    /// Nodes that were known not to hold it.
+    /// Nodes that were known before the round not to hold it.
     missing: Vec<bool>,
-    /// Nodes that are being repaired.
+    /// Nodes for which a repair was returned.
     repaired: Vec<bool>,
 }
 
-/// What an extension came to.
+/// The verdict of an extension round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExtensionVerdict {
     /// A majority extended the lock, which is now certainly held for this long.
     Extended(Lifetime),
-    /// A majority says that the token does not hold the lock any more.
+    /// A majority reports that the token does not hold the lock.
     Lost,
-    /// Too few nodes answered to know, or they answered too late to be of use. What was known before still holds.
+    /// Too few nodes answered, or they answered too late. The earlier validity still counts.
     Uncertain,
 }
 
 impl Extension {
-    /// An extension whose first byte has not been sent before `sent`.
+    /// Starts a round whose first byte is not sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
         let none = vec![false; majority.nodes()];
         let (known, missing, repaired) = (none.clone(), none.clone(), none);
         Self { tally: Tally::new(majority), sent, ttl, verdict: None, known, missing, repaired }
     }
 
-    /// The same, which repairs nodes that missed the lock. These are known to hold it: their last answer, to whatever
-    /// they were asked, came before the round begins. A node must not be asked to repair a lock while an earlier ACQUIRE
-    /// for it may still be on its way there.
+    /// Marks nodes that hold the lock by an answer that arrived before the round began.
+    ///
+    /// The caller must not send a repair to a node while an earlier ACQUIRE for the lock may still
+    /// be on its way there.
     #[must_use]
     pub fn known_to_hold(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
         for node in nodes {
@@ -55,7 +61,7 @@ impl Extension {
         self
     }
 
-    /// These were known not to hold it, likewise: they can be repaired in this round.
+    /// Marks nodes that were known before the round not to hold the lock: it can repair these.
     #[must_use]
     pub fn known_to_miss(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
         for node in nodes {
@@ -64,8 +70,9 @@ impl Extension {
         self
     }
 
-    /// Takes down a node's answer: whether the token holds the lock there, or `None` if there was no answer. Returns
-    /// the verdict when this answer made it.
+    /// Records whether the token holds the lock on a node; `None` if the node did not answer.
+    ///
+    /// Returns the verdict if this answer decides the round.
     pub fn answer(&mut self, node: usize, held: Option<bool>, now: Moment) -> Option<ExtensionVerdict> {
         self.tally.cast(
             node,
@@ -91,7 +98,7 @@ impl Extension {
         self.verdict
     }
 
-    /// Decides without those that have not answered, if it is not decided yet: the nodes' time is over.
+    /// Ends the round undecided because the nodes' time is over. Returns the verdict if it is new.
     pub fn time_is_up(&mut self) -> Option<ExtensionVerdict> {
         if self.verdict.is_some() {
             return None;
@@ -100,9 +107,10 @@ impl Extension {
         self.verdict
     }
 
-    /// The next node to be repaired: send it ACQUIRE with the same token, and with the fence of the lock. Each is named
-    /// once if it was [known to miss](Self::known_to_miss) the lock, and none unless a majority of extends succeeded in
-    /// this round on nodes that were [known to hold](Self::known_to_hold) it.
+    /// Returns the next node to repair: send it ACQUIRE with the lock's token and fence.
+    ///
+    /// Names each node that was [known to miss](Self::known_to_miss) the lock once, and only after
+    /// a majority of extends succeeded on nodes that were [known to hold](Self::known_to_hold) it.
     pub fn next_repair(&mut self) -> Option<usize> {
         let early = is_broken(Mutant::EarlyRepair);
         if !early && !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
@@ -119,15 +127,16 @@ impl Extension {
         Some(node)
     }
 
-    /// Whether a majority extended the lock, and a node that was not known to miss it says that it does
-    /// not hold it: begin another round, in which it can be repaired.
+    /// Whether a node newly reports the lock missing after a majority extended it.
+    ///
+    /// Another round can then repair the node.
     pub fn has_found_missing(&self) -> bool {
         !is_broken(Mutant::RepairOnFirstRefusal)
             && matches!(self.verdict, Some(ExtensionVerdict::Extended(_)))
             && self.tally.no().any(|node| !self.missing[node])
     }
 
-    /// On how many nodes the lock is known to be held.
+    /// The number of nodes that are known to hold the lock.
     pub fn coverage(&self) -> usize {
         self.tally.yes().count()
     }

@@ -1,11 +1,11 @@
-/// How many of N configured nodes decide: N/2 + 1 of all that are configured, never of those that answered.
+/// The majority of N configured nodes: N/2 + 1 of all nodes, however few of them answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Majority {
     nodes: usize,
 }
 
 impl Majority {
-    /// The majority of `nodes` nodes; `None` for no nodes at all.
+    /// Returns the majority of `nodes` nodes; `None` for zero nodes.
     pub const fn of(nodes: usize) -> Option<Self> {
         if nodes == 0 { None } else { Some(Self { nodes }) }
     }

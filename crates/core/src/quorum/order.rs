@@ -1,9 +1,12 @@
 use std::cmp::Reverse;
 
-/// The order of the nodes for a key, the same for every client that knows them by the same identities: by rendezvous
-/// hashing, so that a node that comes or goes moves no other. The first of it is the key's queue node.
+/// The order of the nodes for a key, by rendezvous hashing. The first is the key's queue node.
 ///
-/// The hash is FNV-1a with a finisher, spelt out because all versions of all clients must agree on it.
+/// Clients that know the nodes by the same identities compute the same order. Adding or removing a
+/// node does not reorder the others.
+///
+/// The hash is FNV-1a with a finisher. It is written out here because all versions of all clients
+/// must agree on it.
 pub fn order<'a>(key: &[u8], identities: impl IntoIterator<Item = &'a [u8]>) -> Vec<usize> {
     let mut ranked: Vec<_> = identities
         .into_iter()

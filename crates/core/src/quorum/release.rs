@@ -1,32 +1,33 @@
 use super::Majority;
 use super::tally::{Ballot, Tally};
 
-/// Giving a lock back: RELEASE to all nodes that were asked for it, over as soon as a majority has answered.
+/// One release round: RELEASE to all nodes that were sent a request, decided by a majority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Release {
     tally: Tally<()>,
     verdict: Option<ReleaseVerdict>,
 }
 
-/// What a release came to.
+/// The verdict of a release round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReleaseVerdict {
-    /// The lock was held, and is held no more.
+    /// The token held the lock, and no longer does.
     Released,
     /// The lock had ended before.
     AlreadyOver,
-    /// Too few nodes answered to say. It ends by its deadline at the latest.
+    /// Too few nodes answered. The lock ends by its deadline at the latest.
     Unconfirmed,
 }
 
 impl Release {
-    /// A release that nobody has answered yet.
+    /// Starts a round without answers.
     pub fn new(majority: Majority) -> Self {
         Self { tally: Tally::new(majority), verdict: None }
     }
 
-    /// Takes down a node's answer: whether the token held the lock there, or `None` if there was no answer. Returns the
-    /// verdict when this answer made it.
+    /// Records whether the token held the lock on a node; `None` if the node did not answer.
+    ///
+    /// Returns the verdict if this answer decides the round.
     pub fn answer(&mut self, node: usize, held: Option<bool>) -> Option<ReleaseVerdict> {
         self.tally.cast(
             node,
@@ -40,7 +41,7 @@ impl Release {
             return None;
         }
         let released = self.tally.yes().count();
-        // Where it is not, and was not until now.
+        // Nodes on which the token already held nothing.
         let missing = self.tally.no().count();
         let majority = self.tally.majority();
         self.verdict = if released >= majority.size() {
@@ -55,12 +56,12 @@ impl Release {
         self.verdict
     }
 
-    /// Decides without those that have not answered, if it is not decided yet: the nodes' time is over.
+    /// Returns the verdict without the missing answers, because the nodes' time is over.
     pub fn time_is_up(&mut self) -> ReleaseVerdict {
         *self.verdict.get_or_insert(self.without_the_rest())
     }
 
-    /// What it is if nobody else answers: whether a majority is known not to have the lock any more.
+    /// The verdict if no other node answers.
     fn without_the_rest(&self) -> ReleaseVerdict {
         let free = self.tally.yes().count() + self.tally.no().count();
         if free >= self.tally.majority().size() {

@@ -1,6 +1,6 @@
 use super::Majority;
 
-/// One node's part in a round.
+/// One node's ballot in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Ballot<Y> {
     Pending,
@@ -9,19 +9,19 @@ pub(super) enum Ballot<Y> {
     Silent,
 }
 
-/// The ballots of one round and whether they decide it.
+/// The ballots of one round, and whether they decide it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tally<Y> {
     majority: Majority,
     ballots: Vec<Ballot<Y>>,
 }
 
-/// Why no majority can be had any more.
+/// Why a majority is out of reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Lost {
-    /// Too many nodes said no: whatever the silent ones think, it would not have been enough.
+    /// Too many nodes refused, whatever the silent nodes would have answered.
     Refused,
-    /// Nodes that did not vote could have made the difference.
+    /// The nodes that did not vote could have made a majority.
     Silence,
 }
 
@@ -34,14 +34,14 @@ impl<Y: Copy> Tally<Y> {
         self.majority
     }
 
-    /// Takes down a node's ballot. Only the first of each node counts.
+    /// Records a node's ballot. Only the first of each node counts.
     pub(super) fn cast(&mut self, node: usize, ballot: Ballot<Y>) {
         if let Some(slot @ Ballot::Pending) = self.ballots.get_mut(node) {
             *slot = ballot;
         }
     }
 
-    /// Changes what a node said before.
+    /// Replaces a node's ballot.
     pub(super) fn recast(&mut self, node: usize, ballot: Ballot<Y>) {
         if let Some(slot) = self.ballots.get_mut(node) {
             *slot = ballot;
@@ -52,7 +52,7 @@ impl<Y: Copy> Tally<Y> {
         self.ballots[node]
     }
 
-    /// What a node that said yes said.
+    /// The content of a node's yes.
     pub(super) fn of(&self, node: usize) -> Option<Y> {
         match self.ballots.get(node) {
             Some(Ballot::Yes(what)) => Some(*what),
@@ -84,12 +84,12 @@ impl<Y: Copy> Tally<Y> {
         self.yes().count() >= self.majority.size()
     }
 
-    /// Whether so many nodes do not vote that the others are no majority.
+    /// Whether too many nodes are silent for the others to form a majority.
     pub(super) fn is_silent(&self) -> bool {
         self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
     }
 
-    /// Why a majority of yes is out of reach, if it is.
+    /// Why a majority of yes is out of reach; `None` while it is not.
     pub(super) fn lost(&self) -> Option<Lost> {
         let no = self.count(|ballot| matches!(ballot, Ballot::No));
         let silent = self.count(|ballot| matches!(ballot, Ballot::Silent));

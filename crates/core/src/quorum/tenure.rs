@@ -3,53 +3,54 @@ use std::time::Duration;
 use super::{ExtensionVerdict, Lifetime, Moment, reliable};
 use crate::Ttl;
 
-/// After a round that too few nodes confirmed, the next one is this part of the ttl later.
+/// Fraction of the ttl between rounds while a majority has not confirmed the lock.
 const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 
-/// What a holder knows of its lock, from the grant to the end.
+/// The state of a lock as its holder knows it, from the grant to the end.
 ///
-/// It is held until a deadline on the holder's own clocks. Extensions that a majority confirmed move that deadline, up to
-/// the longest time that the lock is to be held at all. Once it has ended it stays so, whatever is answered later.
+/// The lock is held until a deadline on the holder's own clocks. An extension that a majority
+/// confirms moves the deadline, at most to the end of `max_hold`. A lock that has ended stays
+/// ended, whatever answers arrive later.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tenure {
     lifetime: Lifetime,
-    /// The time in which it may be held at all.
+    /// Ends with `max_hold`, however often the lock is extended.
     at_most: Lifetime,
-    /// Whether the last round of extends, if there was any, had a majority.
+    /// Whether a majority confirmed the last extension round, if there was one.
     confirmed: bool,
     end: Option<End>,
 }
 
-/// How things stand with a lock.
+/// The standing of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is certainly held for so long.
+    /// The lock is certainly held for this long.
     Held(Duration),
-    /// The same, but a majority did not confirm it when it was last asked.
+    /// The same, although a majority did not confirm the last extension round.
     Uncertain(Duration),
-    /// It may be another's.
+    /// Another client may hold the lock.
     Lost(End),
 }
 
-/// Why a lock is not held any more.
+/// Why a lock is no longer held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// A majority said that the token does not hold it.
+    /// A majority reported that the token does not hold the lock.
     NotHeld,
-    /// Its deadline came before a majority had confirmed an extension.
+    /// The deadline passed before a majority confirmed an extension.
     Expired,
-    /// It has been held for the longest time that it was to be held at all.
+    /// The lock was held for `max_hold`.
     HeldTooLong,
 }
 
 impl Tenure {
-    /// Of a lock that was granted now, and is to be held for `max_hold` from now at most, however often it is extended.
+    /// Starts with a lock that was granted now and lasts for `max_hold` at most.
     pub fn new(lifetime: Lifetime, now: Moment, max_hold: Duration) -> Self {
         let at_most = Lifetime::lasting(now, max_hold);
         Self { lifetime, at_most, confirmed: true, end: None }
     }
 
-    /// How things stand.
+    /// The standing of the lock at `now`.
     pub fn standing(&self, now: Moment) -> Standing {
         if let Some(end) = self.end {
             return Standing::Lost(end);
@@ -62,7 +63,7 @@ impl Tenure {
         if self.confirmed { Standing::Held(left) } else { Standing::Uncertain(left) }
     }
 
-    /// How much longer it is certainly held; `None` when it may be another's.
+    /// How much longer the lock is certainly held; `None` once another client may hold it.
     pub fn remaining(&self, now: Moment) -> Option<Duration> {
         match self.standing(now) {
             Standing::Held(left) | Standing::Uncertain(left) => Some(left),
@@ -70,9 +71,9 @@ impl Tenure {
         }
     }
 
-    /// Takes down what a round of extends came to.
+    /// Applies the verdict of an extension round.
     pub fn settle(&mut self, verdict: ExtensionVerdict, now: Moment) {
-        // What has ended stays so: others may have seen it end.
+        // A lock that has ended stays ended: others may have observed the end.
         if let Standing::Lost(end) = self.standing(now) {
             self.end = Some(end);
             return;
@@ -87,14 +88,16 @@ impl Tenure {
         }
     }
 
-    /// Whether an extension could make it last longer.
+    /// Whether an extension can move the deadline.
     pub fn is_extensible(&self, now: Moment) -> bool {
         self.end.is_none()
             && self.lifetime.remaining(now).is_some_and(|left| Some(left) < self.at_most.remaining(now))
     }
 
-    /// When it is to be extended: a third of the ttl after the last extension that was confirmed, or sooner when one was
-    /// not. `None` when there is nothing to be gained.
+    /// When to extend the lock; `None` when an extension gains nothing.
+    ///
+    /// That is a third of the ttl after the last confirmed extension, or sooner after an
+    /// unconfirmed one.
     pub fn extend_in(&self, now: Moment, ttl: Ttl) -> Option<Duration> {
         if !self.is_extensible(now) {
             return None;

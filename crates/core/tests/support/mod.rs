@@ -1,4 +1,4 @@
-//! A server in memory, spoken to as a client would.
+//! A server in memory, with a method for each command.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -17,15 +17,15 @@ pub(crate) struct Server {
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
     tickets: u64,
-    /// What those who waited were told.
+    /// The answers to clients that waited.
     pub(crate) told: Vec<(Ticket, Told)>,
-    /// Which keys those were granted that waited for any of several.
+    /// The keys of grants to clients that waited for any of several.
     pub(crate) told_keys: Vec<(Ticket, Vec<u8>)>,
-    /// The label of those that acquire.
+    /// The label of clients that acquire.
     pub(crate) owner: Option<Vec<u8>>,
 }
 
-/// What a client that waited is told.
+/// The answer to a client that waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Granted { fence: Fence, waited_us: u64 },
@@ -33,7 +33,7 @@ pub(crate) enum Told {
     Failed(CommandError),
 }
 
-/// What becomes of a client that is ready to wait.
+/// The reply to an ACQUIRE with WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patient {
     Granted(Fence),
@@ -43,7 +43,7 @@ pub(crate) enum Patient {
     Abstaining,
 }
 
-/// What becomes of a client that is ready to wait for any of several keys.
+/// The reply to an ACQUIREANY with WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PatientAny {
     Granted(Fence, usize),
@@ -51,7 +51,7 @@ pub(crate) enum PatientAny {
     QueueFull,
 }
 
-/// What becomes of an EXTEND.
+/// The reply to an EXTEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extended {
     Held { fence: Fence },
@@ -64,17 +64,17 @@ pub(crate) enum Extended {
     TokenInUse,
 }
 
-/// A verb that acquires.
+/// A command that acquires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Acquire,
     AcquireAny,
 }
 
-/// What takes the place of a token in the mirror of a revoked lock.
-pub(crate) const UNKNOWN: &[u8] = b"a value that nobody knows";
+/// Replaces the token in the mirror of a revoked lock.
+pub(crate) const UNKNOWN: &[u8] = b"a value that no client knows";
 
-/// What INSPECT shows.
+/// The fields that INSPECT shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inspected {
     Free,
@@ -115,7 +115,7 @@ impl Server {
         Self { memory, mono_us, wall_ms, tickets: 0, told: Vec::new(), told_keys: Vec::new(), owner: None }
     }
 
-    /// Ends, and starts again with nothing left of what it knew.
+    /// Stops the server, and starts it again with nothing left of what it knew.
     pub(crate) fn restart(&mut self, rejoin_delay_ms: u64) {
         self.memory = memory::Server::new(settings(rejoin_delay_ms), self.now());
     }
@@ -133,7 +133,7 @@ impl Server {
         self.wall_ms += ms;
     }
 
-    /// The value of a key; empty when there is none.
+    /// The value of a key; empty if it does not exist.
     pub(crate) fn text(&self, key: &[u8]) -> &[u8] {
         self.memory.get(0, key).and_then(|value| value.text.as_deref()).unwrap_or_default()
     }
@@ -159,22 +159,22 @@ impl Server {
         self.memory.keys.iter().count()
     }
 
-    /// Removes all keys, unnoticed.
+    /// Removes all keys without an event.
     pub(crate) fn clear(&mut self) {
         self.memory.keys.clear();
     }
 
-    /// The server's own expiry, by the wall clock.
+    /// Expires keys as the server does, by the wall clock.
     pub(crate) fn expire_keys(&mut self) {
         self.memory.expire_keys(self.now());
     }
 
-    /// Removes a key by another's hand, or by accident.
+    /// Removes a key by accident or by a command of another client.
     pub(crate) fn take_away(&mut self, key: &[u8], event: KeyEvent) {
         self.memory.remove(self.now(), 0, key, event);
     }
 
-    /// Writes a key by another's hand. Nothing is said of it.
+    /// Writes a key as another client. Sends no event.
     pub(crate) fn set(&mut self, key: &[u8], text: &[u8], expires_in_ms: Option<u64>) {
         let expires_at_ms = expires_in_ms.map(|ms| self.wall_ms + ms);
         self.memory.keys.insert(0, key, Value::text(text, expires_at_ms));
@@ -208,7 +208,7 @@ impl Server {
         }
     }
 
-    /// A client that waits is gone. Whether it still waited.
+    /// Disconnects a client. Returns whether it still waited.
     pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
         self.memory.node.disconnect(ticket).wake
     }
@@ -223,7 +223,7 @@ impl Server {
         self.acquire_all(&[key], token, ttl_ms, fence)
     }
 
-    /// MACQUIRE of keys that are in order.
+    /// MACQUIRE of keys in order.
     pub(crate) fn acquire_all(
         &mut self,
         keys: &[&[u8]],
@@ -243,7 +243,7 @@ impl Server {
         self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
     }
 
-    /// MACQUIRE … WAIT of keys that are in order. A wait of no time at all is one that is over at once.
+    /// MACQUIRE … WAIT of keys in order. A wait of zero ends at once.
     pub(crate) fn acquire_all_or_wait(
         &mut self,
         keys: &[&[u8]],
@@ -368,7 +368,7 @@ impl Server {
         self.extend_all_with(&[key], token, ttl_ms, fence, new_token)
     }
 
-    /// MEXTEND of keys that are in order.
+    /// MEXTEND of keys in order.
     pub(crate) fn extend_all_with(
         &mut self,
         keys: &[&[u8]],
@@ -443,7 +443,7 @@ impl Server {
         }
     }
 
-    /// What INSPECT shows, whole.
+    /// All fields that INSPECT shows.
     pub(crate) fn inspect_whole(&mut self, key: &[u8]) -> Option<node::Inspected> {
         let key = Name::from_slice(key);
         match self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key })) {
@@ -470,7 +470,7 @@ impl Server {
         }
     }
 
-    /// What the server does between commands.
+    /// Does the server's work between commands.
     pub(crate) fn turn(&mut self) {
         self.expire_keys();
         self.memory.turn(self.now());

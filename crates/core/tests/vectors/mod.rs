@@ -1,4 +1,4 @@
-//! Reads docs/protocol/vectors.json: for the tests of the core, and for those of the client.
+//! Reads docs/protocol/vectors.json, for the tests of the core and of the client.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// Reads the vectors of one kind.
 pub(super) type Reader = fn(Fields);
 
-/// Gives each vector of a group to the reader of its kind. Each kind must have a reader, and a vector.
+/// Passes each vector of a group to the reader of its kind. Each kind needs a reader and a vector.
 pub(super) fn read_all(group: &str, readers: &[(&str, Reader)]) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -25,7 +25,7 @@ pub(super) fn read_all(group: &str, readers: &[(&str, Reader)]) {
     }
 }
 
-/// The fields of one vector. All of them must be taken, so that none is there for nothing.
+/// The fields of one vector. A reader must take all of them, so that no field is ignored.
 pub(super) struct Fields {
     pub(super) text: String,
     pub(super) left: Map<String, Value>,

@@ -1,5 +1,5 @@
-//! `quorlock-fuzz-node`: one real server and the model of it take the same steps, drawn from a seed, and must agree after
-//! each.
+//! `quorlock-fuzz-node`: one real server and the model of it take the same steps, drawn from a
+//! seed, and must agree after each.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -9,12 +9,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quorlock_faults::fuzz::{Plan, Report, run};
 use quorlock_testkit::find_server_binary;
 
-/// Compares a real server with the model of it, step by step: clients that lock, wait and disconnect, commands of
-/// operators, and accidents. Prints the first difference with the seed that repeats it, and ends with 1 then.
+/// Compares a real server with the model of it, step by step.
+///
+/// Steps are clients that lock, wait and disconnect, commands of operators, and accidents. Prints
+/// the first difference with the seed that repeats it, and exits with 1 then.
 #[derive(Parser)]
 #[command(name = "quorlock-fuzz-node", version)]
 struct Args {
-    /// Decides all steps [default: another one each time]
+    /// Decides all steps [default: another seed each time]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
@@ -22,7 +24,7 @@ struct Args {
     #[arg(long, default_value_t = 100_000, value_name = "N")]
     steps: u64,
 
-    /// The first episode: each has a server of its own
+    /// The first episode. Each has a server of its own
     #[arg(long, default_value_t = 0, value_name = "N")]
     episode: u64,
 }

@@ -1,4 +1,4 @@
-//! A process that takes locks and tells of it, one line for each, until its input ends.
+//! A process that acquires locks until its input ends, and prints a line for each.
 
 use std::io::{self, Read as _, Write as _};
 use std::sync::Arc;
@@ -12,31 +12,30 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult, cmd};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime;
 use tokio::time::sleep;
 
 use super::MAX_TTL;
-use super::account::Grant;
+use crate::harness::{Grant, now};
 
-/// The subcommand of a process that takes locks.
+/// The subcommand of such a process.
 pub const NAME: &str = "fences-client";
 
-/// Far fewer locks than processes, so that they meet.
+/// Far fewer locks than processes, so that processes compete.
 const KEYS: usize = 2;
 const TTL_MIN: Duration = Duration::from_millis(400);
-/// On a machine where a dozen programs share two processors, a master that is well may need that long.
+/// Time limit of a healthy node where a dozen programs share two processors.
 const NODE_LIMIT: Duration = Duration::from_millis(100);
-/// Most work is short, or there would be few locks to look at.
+/// Longest work under a lock. It is short, so that there are many locks to compare.
 const WORK_MAX: Duration = Duration::from_millis(4);
 
-/// What such a process does. Also its command line.
+/// What such a process does: its command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Behaviour {
-    /// Decides what it does
+    /// Decides what the process does
     #[arg(long)]
     pub(super) seed: u64,
-    /// Takes the largest fence that the nodes gave it
+    /// Uses the largest fence of its grants, without agreement
     #[arg(long)]
     pub(super) without_agreement: bool,
     /// The nodes
@@ -44,7 +43,7 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
-    /// The arguments that make this.
+    /// Returns the arguments that parse to this.
     pub(super) fn args(&self) -> Vec<String> {
         let mut args = vec![format!("--seed={}", self.seed)];
         args.extend(self.without_agreement.then(|| "--without-agreement".into()));
@@ -52,10 +51,10 @@ impl Behaviour {
         args
     }
 
-    /// The whole life of such a process.
+    /// Runs the process until its input ends.
     ///
     /// # Errors
-    /// When it cannot begin, or nobody listens to it any more.
+    /// When it cannot connect, or its output is closed.
     pub fn run(&self) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -76,32 +75,31 @@ async fn lock(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()>
     while !stop.load(Ordering::Relaxed) {
         let key = rng.random_range(0..KEYS);
         let ttl = rng.random_range(TTL_MIN..=MAX_TTL);
-        let wanted = quorum.lock(name(key)).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
-        let wanted = wanted.wait(rng.random_range(Duration::ZERO..=ttl));
-        match wanted.acquire().await {
+        let lock = quorum.lock(name(key)).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+        match lock.wait(rng.random_range(Duration::ZERO..=ttl)).acquire().await {
             Ok(lock) => hold(key, lock, &mut rng).await?,
-            // Held by another, or no majority votes.
+            // Held by another client, or no majority votes.
             Err(_) => sleep(rng.random_range(Duration::ZERO..=WORK_MAX)).await,
         }
     }
-    // What is still being released has ended by then.
+    // Locks that are still being released have ended by then.
     let _ = quorum.flush(MAX_TTL).await;
     Ok(())
 }
 
 async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
-    let reported = now();
-    // In this order: it is held when it is reported, whatever came between.
+    let from = now();
+    // In this order, so that the lock was certainly held at that time.
     if lock.remaining().is_zero() {
         return Ok(());
     }
-    tell(Grant { key, reported, fence: lock.fence().get() })?;
+    report(key, from, lock.fence().get())?;
     sleep(rng.random_range(Duration::ZERO..=WORK_MAX)).await;
     match rng.random_range(0..200) {
-        // As a client that dies. Everybody waits for that one.
+        // As a client that dies: all others wait for its deadline.
         0 => std::mem::forget(lock),
         1..20 => drop(lock),
-        // That nobody confirms it is none of our business: it goes on, and the lock ends.
+        // Unconfirmed releases go on in the background, and the lock ends.
         20..30 => {
             let _ = lock.extend().await;
             let _ = lock.release().await;
@@ -111,7 +109,7 @@ async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
     Ok(())
 }
 
-/// A majority of the nodes must grant, and that is all.
+/// Acquires each lock on a majority, without agreement on its fence.
 fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()> {
     let mut nodes = urls.iter().map(|url| Plain::new(url)).collect::<RedisResult<Vec<_>>>()?;
     let ttl_ms = u64::try_from(MAX_TTL.as_millis())?;
@@ -120,7 +118,7 @@ fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -
         let (key_name, token) = (name(key), rng.random::<u128>().to_string());
         let wall_us = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros())?;
         let sent = now();
-        // One after the other, so that it is up to chance which of them make the majority.
+        // One after the other, so that chance decides which nodes make the majority.
         nodes.shuffle(&mut rng);
         let mut grants = Vec::new();
         for node in &mut nodes {
@@ -131,12 +129,12 @@ fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -
                 break;
             }
         }
-        let reported = now();
+        let from = now();
         if let Some(&fence) = grants.iter().max()
             && grants.len() > urls.len() / 2
-            && reported.saturating_sub(sent) < MAX_TTL / 2
+            && from.saturating_sub(sent) < MAX_TTL / 2
         {
-            tell(Grant { key, reported, fence })?;
+            report(key, from, fence)?;
         }
         thread::sleep(rng.random_range(Duration::ZERO..=WORK_MAX));
         for node in &mut nodes {
@@ -146,7 +144,7 @@ fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -
     Ok(())
 }
 
-/// A connection that is made again when it is needed.
+/// A connection to a node that is reopened when it is needed.
 struct Plain {
     client: Client,
     connection: Option<Connection>,
@@ -164,7 +162,7 @@ impl Plain {
         };
         connection.set_read_timeout(Some(NODE_LIMIT))?;
         let answer = command.query(&mut connection);
-        // After a timeout, the answer to this would be taken for the next one's.
+        // After a timeout, a late answer would be read as the answer to the next command.
         if !answer.as_ref().is_err_and(|error: &redis::RedisError| error.is_io_error()) {
             self.connection = Some(connection);
         }
@@ -176,13 +174,8 @@ fn name(key: usize) -> String {
     format!("lock {key}")
 }
 
-/// The one clock that all processes share.
-pub(super) fn now() -> Duration {
-    let time = clock_gettime(ClockId::Monotonic);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-fn tell(grant: Grant) -> io::Result<()> {
+fn report(key: usize, from: Duration, fence: u64) -> io::Result<()> {
+    let grant = Grant { key: name(key), client: std::process::id(), from, to: from, fence };
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{grant}")?;
     stdout.flush()

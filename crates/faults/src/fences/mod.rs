@@ -1,45 +1,49 @@
-//! Five masters, eight processes that lock, and accidents of single masters: every fence must be larger than the one
-//! before it.
+//! Five masters, eight processes that lock, and accidents of single masters: each fence must be
+//! larger than the one before it.
 //!
-//! - `account`: which fences were reported when, and whether they grow
-//! - `client`: a process that takes locks and tells of it
-//! - `fleet`: all of these processes
-//! - `accidents`: what happens to a master
+//! - `client`: a process that acquires locks and reports their fences
 //!
-//! The seed decides what is tried, and in what order. When it meets which step of which process is up to the machine.
+//! The seed decides what is tried, and in what order. The machine decides at which step of which
+//! process it happens.
 
-mod accidents;
-mod account;
 mod client;
-mod fleet;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use rand::SeedableRng as _;
+use anyhow::{Result, ensure};
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
 
-pub use self::account::{Disorder, Grant};
 pub use self::client::{Behaviour, NAME};
-use self::fleet::Fleet;
-use crate::Protected;
-use crate::node::Node;
+use crate::harness::{
+    Accident, Disk, Disorder, Grant, Node, PROGRESS_INTERVAL, Process, Protected, Times, disorders,
+    longest_gap, now,
+};
 
 const MASTERS: usize = 5;
-/// Processes that want locks.
+/// Processes that compete for locks.
 pub const PROCESSES: usize = 8;
-/// What masters grant at most, and for how long they abstain.
+/// The largest ttl, for which masters also abstain.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// So little that a master which has started again is ahead of the others for a while, and not for the whole run.
+/// So little that a master which starts again is ahead of the others for a part of the run only.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
-/// How often it is looked how far the run has come.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+/// Interval at which the run is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest time between two accidents of the same master.
+const APART_MAX: Duration = Duration::from_secs(3);
+/// Longest time until an accident is over.
+const LASTS_MAX: Duration = Duration::from_millis(700);
+/// Clock steps far beyond the skew that nodes believe, and little beyond it.
+const STEPS_S: [i64; 4] = [10, -10, 3600, -3600];
+/// Interval at which a pause checks whether the run is over.
+const STOP_INTERVAL: Duration = Duration::from_millis(20);
+/// Time limit for a process that was told to end.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// A run.
 #[derive(Clone, Debug)]
@@ -48,82 +52,106 @@ pub struct Plan {
     pub seed: u64,
     /// How long accidents happen.
     pub duration: Duration,
-    /// Whether the nodes agree on a fence. Otherwise a client takes the largest that the nodes gave it.
+    /// Whether nodes agree on a fence. Otherwise a client uses the largest fence of its grants.
     pub protected: Protected,
     /// The program that is a client when its first argument is [`NAME`].
     pub program: PathBuf,
 }
 
-/// What has come of a run. Displayed, it is a table in Markdown and some lines.
+/// The result of a run. Displayed, it is a table in Markdown and some lines.
 #[derive(Debug)]
 pub struct Report {
-    /// What made it.
+    /// The plan of the run.
     pub plan: Plan,
-    /// How often each accident happened.
-    pub accidents: BTreeMap<&'static str, u32>,
+    /// The accidents that happened.
+    pub accidents: Times,
     /// Locks that were reported, each with its fence.
     pub fences: usize,
-    /// How long it took. A twin ends early.
+    /// How long the run took. A baseline ends early.
     pub took: Duration,
-    /// The longest time in which no lock was reported, from the beginning to the end.
+    /// The longest time without a grant.
     pub longest_gap: Duration,
-    /// Fences that are not larger than the one before. In a twin the run ends soon after the first.
+    /// Fences that are not larger than an earlier one. A baseline ends soon after the first.
     pub disorders: Vec<Disorder>,
 }
 
-/// Runs, with progress in between: how long it has taken, and how many locks were reported.
+/// Runs a plan. Calls `progress` with the elapsed time and the number of reported locks.
 ///
 /// # Errors
-/// When a master cannot be started, stopped or spoken to, or a process ends before it is told to.
+/// When a master cannot be started, stopped or queried, or a process ends too early.
 pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Report> {
     let mut nodes = (0..MASTERS).map(start).collect::<Result<Vec<_>>>()?;
-    let urls: Vec<_> = nodes.iter().map(|node| node.server.url()).collect();
-    let mut fleet = Fleet::start(&plan, &urls)?;
+    let urls: Vec<_> = nodes.iter().map(|node| node.master.server.url()).collect();
+    let mut processes = (0..PROCESSES as u64)
+        .map(|id| {
+            let behaviour = Behaviour {
+                // Each has random numbers of its own, so that none depends on the others.
+                seed: plan.seed ^ (id + 1) << 32,
+                without_agreement: plan.protected == Protected::No,
+                urls: urls.clone(),
+            };
+            Process::start(&plan.program, [NAME.to_owned()].into_iter().chain(behaviour.args()))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let mut grants = Vec::new();
     let stop = AtomicBool::new(false);
-    let (began, began_at) = (Instant::now(), client::now());
-    let happened = thread::scope(|scope| {
+    let (began, began_at) = (Instant::now(), now());
+    let accidents = thread::scope(|scope| {
         let lives: Vec<_> = (0..)
             .zip(&mut nodes)
             .map(|(index, node)| {
                 let rng = StdRng::seed_from_u64(plan.seed ^ index);
                 let stop = &stop;
-                scope.spawn(move || accidents::happen_to(node, rng, stop))
+                scope.spawn(move || have_accidents(node, rng, stop))
             })
             .collect();
-        let mut report_at = PROGRESS_EVERY;
+        let mut report_at = PROGRESS_INTERVAL;
+        let mut watched = Ok(());
         while began.elapsed() < plan.duration && !lives.iter().any(thread::ScopedJoinHandle::is_finished) {
-            if plan.protected == Protected::No && !account::disorders(&fleet.grants()).is_empty() {
+            watched = processes.iter().try_for_each(|process| read_grants(process, &mut grants));
+            let is_enough = plan.protected == Protected::No && !disorders(&grants).is_empty();
+            if is_enough || watched.is_err() {
                 break;
             }
             if began.elapsed() >= report_at {
-                progress(began.elapsed(), fleet.grants().len());
-                report_at += PROGRESS_EVERY;
+                progress(began.elapsed(), grants.len());
+                report_at += PROGRESS_INTERVAL;
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(CHECK_INTERVAL);
         }
         stop.store(true, Ordering::Relaxed);
-        let ended = lives.into_iter().map(thread::ScopedJoinHandle::join);
-        ended
-            .map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect::<Result<Vec<_>>>()
-    });
-    let (took, ended_at) = (began.elapsed(), client::now());
-    let grants = fleet.stop()?;
-    let mut accidents = BTreeMap::new();
-    for (name, times) in happened?.into_iter().flatten() {
-        *accidents.entry(name).or_default() += times;
+        let mut accidents = Times::default();
+        for life in lives {
+            accidents.add(&life.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        watched.map(|()| accidents)
+    })?;
+    let (took, ended_at) = (began.elapsed(), now());
+    processes.iter_mut().for_each(Process::end_input);
+    for process in processes {
+        while let Some(line) = process.next_line(END_LIMIT)? {
+            grants.push(line.parse()?);
+        }
+        process.wait()?;
     }
     Ok(Report {
         accidents,
         fences: grants.len(),
         took,
-        longest_gap: account::longest_gap(&grants, began_at, ended_at),
-        disorders: account::disorders(&grants),
+        longest_gap: longest_gap(&grants, began_at, ended_at),
+        disorders: disorders(&grants),
         plan,
     })
 }
 
-/// Brand-new, but not after a restart. Half of them have a disk that they find again then.
+fn read_grants(process: &Process, grants: &mut Vec<Grant>) -> Result<()> {
+    process.lines_so_far().try_for_each(|line| {
+        grants.push(line.parse()?);
+        Ok(())
+    })
+}
+
+/// Starts a master. It is brand-new, and no longer so after a restart. Half of them keep a disk.
 fn start(index: usize) -> Result<Node> {
     let appendonly = if index.is_multiple_of(2) { "no" } else { "yes" };
     let mut node = Node::start(|builder| {
@@ -132,30 +160,83 @@ fn start(index: usize) -> Result<Node> {
             .arg("lock.max-clock-skew", MAX_CLOCK_SKEW.as_millis())
             .arg("appendonly", appendonly)
     })?;
-    node.server.set_arg("lock.rejoin-delay", -1);
+    node.master.server.set_arg("lock.rejoin-delay", -1);
     Ok(node)
+}
+
+/// Lets accidents happen to one master until the run is over.
+///
+/// The master recovers from each before the next. Fences rely on it: a wrong clock must not be the
+/// first thing that a master sees after it has forgotten everything. Masters have their accidents
+/// independently of each other.
+fn have_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result<Times> {
+    let mut times = Times::default();
+    loop {
+        pause(rng.random_range(Duration::ZERO..=APART_MAX), stop);
+        if stop.load(Ordering::Relaxed) {
+            return Ok(times);
+        }
+        let lasts = rng.random_range(Duration::ZERO..=LASTS_MAX);
+        let accident = match rng.random_range(0..10) {
+            0..3 => Accident::Kill(Disk::Kept),
+            3..5 => Accident::Shutdown,
+            5..7 => Accident::Pause,
+            _ => Accident::ClockStep { by_s: *STEPS_S.choose(&mut rng).unwrap_or(&STEPS_S[0]) },
+        };
+        match accident {
+            Accident::ClockStep { by_s } => {
+                node.step_clock(by_s)?;
+                thread::sleep(lasts);
+                node.step_clock(-by_s)?;
+            }
+            Accident::Kill(_) | Accident::Shutdown => {
+                node.master.inject(accident, 0)?;
+                start_again(node, lasts)?;
+            }
+            _ => {
+                node.master.inject(accident, 0)?;
+                thread::sleep(lasts);
+                node.master.recover(accident, 0)?;
+            }
+        }
+        times.count(accident, 1);
+    }
+}
+
+/// Starts a master, and waits until it votes.
+fn start_again(node: &mut Node, after: Duration) -> Result<()> {
+    // Mostly at once: the shorter it was down, the more locks are still held that it may forget.
+    if after > LASTS_MAX / 2 {
+        thread::sleep(after);
+    }
+    let started = Instant::now();
+    node.restart(-1)?;
+    node.eventually("it votes", |node| {
+        Ok(node.call::<String>(&["INFO", "lock"])?.contains("lock_state:voting"))
+    })?;
+    ensure!(started.elapsed() >= MAX_TTL, "it did not abstain");
+    Ok(())
+}
+
+/// Sleeps, unless the run is over before.
+fn pause(time: Duration, stop: &AtomicBool) {
+    let until = Instant::now() + time;
+    while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+        thread::sleep(STOP_INTERVAL);
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let agreement = match self.plan.protected {
-            Protected::Yes => "fences are agreed on",
-            Protected::No => "the largest fence of the grants is used",
+            Protected::Yes => "nodes agree on fences",
+            Protected::No => "clients use the largest fence of their grants",
         };
-        let seconds = self.took.as_secs();
-        writeln!(
-            f,
-            "seed {}, {seconds} s, {MASTERS} masters, {PROCESSES} processes, {agreement}\n",
-            self.plan.seed
-        )?;
-        writeln!(f, "| accident | times |\n|---|---|")?;
-        self.accidents.iter().try_for_each(|(name, times)| writeln!(f, "| {name} | {times} |"))?;
-        writeln!(
-            f,
-            "\n{} locks, each with its fence; the longest time without one was {} ms",
-            self.fences,
-            self.longest_gap.as_millis()
-        )?;
+        let (seed, seconds) = (self.plan.seed, self.took.as_secs());
+        let (fences, gap_ms) = (self.fences, self.longest_gap.as_millis());
+        writeln!(f, "seed {seed}, {seconds} s, {MASTERS} masters, {PROCESSES} processes, {agreement}\n")?;
+        writeln!(f, "{}", self.accidents)?;
+        writeln!(f, "{fences} locks, each with its fence; longest time without a grant {gap_ms} ms")?;
         writeln!(f, "{} fences that are not larger than the one before", self.disorders.len())?;
         self.disorders.iter().take(10).try_for_each(|disorder| writeln!(f, "  {disorder}"))
     }

@@ -1,4 +1,4 @@
-//! Steps that concern the server as a whole.
+//! Steps that affect the whole server.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use quorlock_core::node::ServerEvent;
 use quorlock_core::node::memory::Value;
 
 use super::command::{Command, DBS, KEYS, LockCommand};
-use super::draw::{Meanwhile, Step, Wrap};
 use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, Model, is_error, places, replica_abstains};
+use super::step::{Meanwhile, Step, Wrap};
 use super::view::{View, compare};
 use super::wire::{Reply, Wire, port, words};
 
-/// How long a replica may take to follow.
+/// Time limit for a replica to follow.
 const LINK_LIMIT: Duration = Duration::from_secs(30);
-/// By how much the expiry of a key may differ after such a step, in milliseconds.
+/// Largest difference of an expiry after such a step, in milliseconds.
 const TOLERANCE_MS: u64 = 300;
 /// A replica that cannot reach its master reads its own figures in this time.
 const UNREACHABLE: Duration = Duration::from_millis(1200);
-/// Nothing may be about to happen by itself for so long before such a step, in microseconds.
+/// Time without events before such a step, in microseconds.
 const QUIET_US: u64 = 400_000;
-/// A pause lasts until everything that is near has passed.
+/// A pause lasts until all near deadlines have passed.
 const PAUSE: Duration = Duration::from_millis(90);
 
 impl Episode {
@@ -63,7 +63,7 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     fn until(&mut self, what: &str, mut is: impl FnMut(&mut Self) -> anyhow::Result<bool>) -> Outcome {
         let started = Instant::now();
         while !is(self)? {
@@ -89,7 +89,7 @@ impl Episode {
         Ok(())
     }
 
-    /// Evicts what the server will.
+    /// Evicts the keys that the server chooses.
     fn evict(&mut self) -> Outcome {
         let mut packet: Vec<_> =
             ["CONFIG SET maxmemory 1", "PING", "PING", "CONFIG SET maxmemory 0"].map(words).into();
@@ -100,7 +100,7 @@ impl Episode {
         let now = self.now();
         let mut gone: Vec<_> = places().filter(|place| !view.keys.contains_key(place)).collect();
         gone.retain(|&place| self.model.has(place));
-        // The server serves the waiters between two evictions, whose order is not known.
+        // The server serves the waiters between two evictions, whose order is unknown.
         if gone.len() > 1 && self.model.server.node.waiters() > 0 {
             return Err(Trouble::Open);
         }
@@ -121,7 +121,7 @@ impl Episode {
         })
     }
 
-    /// Pauses writes, and lets something happen meanwhile.
+    /// Pauses writes, and lets events happen meanwhile.
     fn pause(&mut self, meanwhile: Vec<Meanwhile>) -> Outcome {
         let mut passes = false;
         let mut postponed = Vec::new();
@@ -156,7 +156,7 @@ impl Episode {
                         self.reconnect(client)?;
                         let now = self.now();
                         self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
-                        // The server is to notice it before the pause is over.
+                        // The server must notice it before the pause is over.
                         self.until("the server notices", |episode| {
                             let waiters = episode.model.server.node.waiters();
                             Ok(info(&mut episode.control, "lock", "lock_waiters")? == waiters.to_string())
@@ -184,7 +184,7 @@ impl Episode {
         if !passes && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
             return Err(Trouble::Open);
         }
-        // The keys are compared when the pause is over: the server keeps those that have expired.
+        // The keys are compared when the pause is over: during it the server keeps expired keys.
         let now = self.now();
         self.model.run_until(now);
         self.ok("CLIENT UNPAUSE")?;
@@ -199,7 +199,7 @@ impl Episode {
         self.settle(tolerance_ms)
     }
 
-    /// Ends the server in an orderly way and starts it again.
+    /// Shuts the server down and starts it again.
     fn restart(&mut self) -> Outcome {
         let before = self.view()?;
         self.server.shutdown();
@@ -210,7 +210,7 @@ impl Episode {
         }
         let now = self.now();
         self.model = Model::new(self.config.limits, self.flavor, now);
-        // Fences survive a restart as long as the wall clock does not go back.
+        // Fences survive a restart unless the wall clock goes back.
         if self.config.clock_steps {
             self.offsets.forget();
         }
@@ -229,7 +229,7 @@ impl Episode {
                 }
             }
         }
-        // Without it, what was saved last for a replica or by a command.
+        // Without the snapshot that a command or a replica left.
         self.take_over(&after);
         self.tolerate_all();
         self.settle(TOLERANCE_MS)
@@ -240,7 +240,7 @@ impl Episode {
         View::parse(&replies).map_err(Trouble::Difference)
     }
 
-    /// The model gets the keys that the server has.
+    /// Copies the keys of the server to the model.
     fn take_over(&mut self, view: &View) {
         self.model.server.keys.clear();
         for (place, seen) in &view.keys {
@@ -284,7 +284,7 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    /// Cuts the link to the peer and carries out commands before it is back.
+    /// Cuts the link to the peer and executes commands before it is back.
     fn cut_link(&mut self, client: usize, commands: &[(u32, Command)]) -> Outcome {
         self.control.call("CLIENT KILL TYPE replica")?;
         self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
@@ -295,13 +295,13 @@ impl Episode {
         self.compare_with_peer()
     }
 
-    /// The peer has the keys of the server.
+    /// Checks that the peer has the keys of the server.
     pub(super) fn compare_with_peer(&mut self) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let mut rounds = 0;
         let differs = loop {
             self.quiet(100_000)?;
-            // A write of this connection, so that there is something to wait for.
+            // A write of this connection, for which the peer can be awaited.
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
             if replies[2] == Reply::Int(0) {
@@ -322,7 +322,7 @@ impl Episode {
         differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)))
     }
 
-    /// The server becomes a replica of its peer, and a master again.
+    /// Makes the server a replica of its peer, and a master again.
     fn change_roles(
         &mut self,
         unreachable_first: bool,
@@ -336,7 +336,7 @@ impl Episode {
         }
         self.peer_attached = false;
         if unreachable_first {
-            // Nothing listens there.
+            // No server listens there.
             self.control.call("REPLICAOF 127.0.0.1 1")?;
             self.demoted()?;
             thread::sleep(UNREACHABLE);
@@ -347,7 +347,7 @@ impl Episode {
             Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
         })?;
         self.replica_refuses()?;
-        // What expires on its master is gone a little later here.
+        // Keys expire here a little later than on the master.
         thread::sleep(Duration::from_millis(20));
         let client = 0;
         let promote = words("REPLICAOF NO ONE");
@@ -364,7 +364,7 @@ impl Episode {
         if attach_at_once { self.attach_peer() } else { Ok(()) }
     }
 
-    /// The peer gets what the commands are about. A server that had no replica yet, and so no
+    /// Sends the commands' effects to the peer. A server that had no replica yet, and so no
     /// backlog, is a case of its own.
     fn give_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
@@ -381,7 +381,7 @@ impl Episode {
         Ok(())
     }
 
-    /// The server became a replica: the clients that waited are gone.
+    /// Handles the change to a replica: its waiters are gone.
     fn demoted(&mut self) -> Outcome {
         let now = self.now();
         for client in 0..self.clients.len() {
@@ -402,7 +402,7 @@ impl Episode {
         Ok(())
     }
 
-    /// A replica grants nothing.
+    /// Checks that a replica grants nothing.
     fn replica_refuses(&mut self) -> Outcome {
         let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
         let reply = self.control.call(&line)?;
@@ -414,7 +414,7 @@ impl Episode {
         }
     }
 
-    /// The end of an episode.
+    /// Ends an episode.
     pub(super) fn finish(&mut self) -> Outcome {
         self.quiet(QUIET_US)?;
         if self.peer_attached {
@@ -427,7 +427,7 @@ impl Episode {
             self.accident(Step::Restart)?;
             self.inspect_all()?;
         }
-        // Nothing is left but what the model has.
+        // Nothing is left but the keys of the model.
         for db in 0..DBS {
             self.control.call(&format!("SELECT {db}"))?;
             let size = self.control.call("DBSIZE")?;
@@ -447,7 +447,7 @@ fn port_of(server: Option<&quorlock_testkit::Server>) -> anyhow::Result<u16> {
     }
 }
 
-/// A field of INFO.
+/// Returns a field of INFO.
 fn info(wire: &mut Wire, section: &str, name: &str) -> anyhow::Result<String> {
     let Reply::Bulk(info) = wire.call(&format!("INFO {section}"))? else { bail!("no INFO") };
     let info = String::from_utf8_lossy(&info).into_owned();

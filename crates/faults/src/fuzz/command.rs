@@ -4,14 +4,14 @@ use quorlock_core::node::Mode;
 
 use super::wire::{Words, words};
 
-/// The keys that all commands are about, in the order of their bytes. One of them is too long to
-/// be kept without an allocation.
+/// The keys of all commands, in the order of their bytes. One of them is too long to be stored
+/// without an allocation.
 pub(super) const KEYS: [&str; 4] = ["alpha", "beta", "delta-is-a-key-with-a-name-of-many-bytes", "gamma"];
 
-/// The databases that all commands are about.
+/// The databases of all commands.
 pub(super) const DBS: u32 = 2;
 
-/// The values that tokens are drawn from: few, so that the same one is used twice.
+/// The values of tokens: few, so that tokens are used twice.
 pub(super) const TOKENS: [&str; 6] = ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
 
 /// A key, by its index in [`KEYS`].
@@ -58,26 +58,26 @@ pub(super) enum LockCommand {
         key: KeyIndex,
         ends_now: bool,
     },
-    /// All locks of the database whose keys match, in one call.
+    /// All locks of the database with matching keys, in one call.
     Scan {
         pattern: Option<&'static str>,
     },
 }
 
-/// What a key may have to match.
+/// The patterns that a key may have to match.
 pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
 
-/// The keys of a command, in the order in which they are sent.
+/// The keys of a command, in the order of the request.
 #[derive(Clone, Debug)]
 pub(super) enum Keys {
     One(KeyIndex),
-    /// With `numkeys`; a key may be there twice.
+    /// With `numkeys`; a key may occur twice.
     Counted(Vec<KeyIndex>),
     /// Any of these, in the order of the client's choice. Only ACQUIREANY has them.
     Any(Vec<KeyIndex>),
 }
 
-/// A command about keys that knows nothing of locks.
+/// A command on keys without any notion of locks.
 #[derive(Clone, Debug)]
 pub(super) enum PlainCommand {
     Del(KeyIndex),
@@ -110,13 +110,13 @@ pub(super) enum Only {
 pub(super) enum Command {
     Lock(LockCommand),
     Plain(PlainCommand),
-    /// `CLIENT UNBLOCK` of a client that waits, by its index.
+    /// `CLIENT UNBLOCK` of a waiting client, by its index.
     Unblock {
         client: usize,
         id: i64,
         with_error: bool,
     },
-    /// `CLIENT KILL` of a client that waits, by its index.
+    /// `CLIENT KILL` of a waiting client, by its index.
     Kill {
         client: usize,
         id: i64,
@@ -124,7 +124,7 @@ pub(super) enum Command {
 }
 
 impl Keys {
-    /// Each key once, in the order in which the node has them: that of the bytes, or the client's.
+    /// Returns each key once, in the order in which the node has them: that of the bytes, or of the client.
     pub(super) fn sorted(&self) -> Vec<KeyIndex> {
         match self {
             Self::One(key) => vec![*key],
@@ -173,12 +173,12 @@ impl Command {
         }
     }
 
-    /// The command for people to read.
+    /// Returns the command as text.
     pub(super) fn shown(&self) -> String {
         shown(&self.words())
     }
 
-    /// Whether it changes nothing, as the server sees it.
+    /// Returns whether the server treats it as a read.
     pub(super) fn is_readonly(&self) -> bool {
         matches!(self, Self::Lock(LockCommand::Inspect { .. } | LockCommand::Scan { .. }))
     }
@@ -188,7 +188,7 @@ impl Command {
     }
 }
 
-/// A command for people to read.
+/// Formats a command as text.
 pub(super) fn shown(words: &Words) -> String {
     let words = words.iter().map(|word| word.escape_ascii().to_string());
     words.collect::<Vec<_>>().join(" ")
@@ -247,8 +247,8 @@ fn shared(mode: Mode) -> &'static str {
 }
 
 impl PlainCommand {
-    /// The keys that the server looks at, in this order. Those that have expired are removed then;
-    /// others, and those that are only replaced or thrown away, are not.
+    /// Returns the keys that the server reads, in this order. Expired keys among them are removed
+    /// then; other keys, and keys that are only replaced or deleted, are not.
     pub(super) fn looks_at(&self, db: u32) -> Vec<Place> {
         match self {
             Self::Del(key)

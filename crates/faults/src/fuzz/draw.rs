@@ -1,4 +1,4 @@
-//! Which step comes next.
+//! Draws the next step.
 
 use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
@@ -8,137 +8,16 @@ use super::command::{
 };
 use super::episode::Episode;
 use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
+use super::step::{LATE_MS, Meanwhile, Step, Wrap};
 
-/// The deadline that passes during a late packet, in milliseconds.
-pub(super) const LATE_MS: u64 = 30;
-/// For so long a late packet keeps the server busy, in milliseconds.
+/// Time for which a late packet keeps the server busy, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
 
-/// How the commands of a packet are sent.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Wrap {
-    /// One command.
-    None,
-    /// Several in one turn, after a while.
-    Batch {
-        sleep_ms: u64,
-    },
-    Multi {
-        sleep_ms: u64,
-    },
-    Script {
-        busy_ms: u64,
-    },
-}
-
-/// A step.
-#[derive(Debug)]
-pub(super) enum Step {
-    /// Commands of a client.
-    Packet {
-        client: usize,
-        commands: Vec<(u32, Command)>,
-        wrap: Wrap,
-    },
-    /// A command with a deadline that passes before the next packet is carried out.
-    Late {
-        client: usize,
-        before: (u32, Command),
-        after: Vec<(u32, Command)>,
-        wrap: Wrap,
-    },
-    /// A client goes.
-    Disconnect {
-        client: usize,
-    },
-    /// Writes are paused, and this happens meanwhile.
-    Pause {
-        meanwhile: Vec<Meanwhile>,
-    },
-    Reload,
-    LoadAppendOnlyFile,
-    RewriteAppendOnlyFile,
-    Restart,
-    Evict,
-    MoveClock {
-        ms: i64,
-    },
-    AttachPeer,
-    DetachPeer,
-    /// The link to the peer is cut, and this is done before it is back.
-    CutLink {
-        client: usize,
-        commands: Vec<(u32, Command)>,
-    },
-    /// The server becomes a replica of its peer, and a master again, of which these are the first
-    /// commands.
-    ChangeRoles {
-        unreachable_first: bool,
-        attach_at_once: bool,
-        commands: Vec<(u32, Command)>,
-    },
-}
-
-/// Something that happens while writes are paused.
-#[derive(Debug)]
-pub(super) enum Meanwhile {
-    /// A client that waits is told to stop.
-    End(Command),
-    Disconnect(usize),
-    /// A client sends a command, which is carried out when the pause is over.
-    Postponed {
-        client: usize,
-        db: u32,
-        command: Command,
-    },
-    /// This was done before the pause, and its deadline passes.
-    TimePasses {
-        client: usize,
-        db: u32,
-        before: Command,
-    },
-}
-
-impl Wrap {
-    /// How long the server is busy before the first command.
-    pub(super) fn sleep_ms(self) -> u64 {
-        match self {
-            Self::None => 0,
-            Self::Batch { sleep_ms } | Self::Multi { sleep_ms } => sleep_ms,
-            Self::Script { busy_ms } => busy_ms,
-        }
-    }
-}
-
-impl Step {
-    pub(super) fn kind(&self) -> &'static str {
-        match self {
-            Self::Packet { wrap: Wrap::None, .. } => "command",
-            Self::Packet { wrap: Wrap::Batch { .. }, .. } => "batch",
-            Self::Packet { wrap: Wrap::Multi { .. }, .. } => "multi",
-            Self::Packet { wrap: Wrap::Script { .. }, .. } => "script",
-            Self::Late { .. } => "late",
-            Self::Disconnect { .. } => "disconnect",
-            Self::Pause { .. } => "pause",
-            Self::Reload => "reload",
-            Self::LoadAppendOnlyFile => "loadaof",
-            Self::RewriteAppendOnlyFile => "rewriteaof",
-            Self::Restart => "restart",
-            Self::Evict => "evict",
-            Self::MoveClock { .. } => "clock",
-            Self::AttachPeer => "attach",
-            Self::DetachPeer => "detach",
-            Self::CutLink { .. } => "cut",
-            Self::ChangeRoles { .. } => "roles",
-        }
-    }
-}
-
-/// What is drawn for one step.
+/// The draw of one step.
 struct Draw<'a> {
     episode: &'a mut Episode,
     now: Now,
-    /// When something is to happen by itself, in microseconds: nothing else may happen near it.
+    /// Times of events that happen by themselves, in microseconds: no other may be near them.
     taken_us: Vec<u64>,
     /// Whether commands may be drawn whose deadline is near.
     near: bool,
@@ -147,11 +26,11 @@ struct Draw<'a> {
 /// The fence of a lock that is older than every client that waits: a repair.
 const OLD_FENCE: u64 = 1_000_000;
 
-/// Two things that happen by themselves are so far apart, in microseconds.
+/// Smallest time between two events that happen by themselves, in microseconds.
 const APART_US: u64 = 80_000;
 
-/// Redis 8 blocks a client that flushes for as long as that takes, so that what follows in the
-/// packet comes in another turn.
+/// Makes flushes lazy: Redis 8 blocks a client during a flush, and the rest of its packet falls
+/// into another turn.
 fn flush_lazily(commands: &mut [(u32, Command)]) {
     for (_, command) in commands {
         if let Command::Plain(PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily }) = command
@@ -161,7 +40,7 @@ fn flush_lazily(commands: &mut [(u32, Command)]) {
     }
 }
 
-/// The next step.
+/// Draws the next step.
 pub(super) fn step(episode: &mut Episode) -> Step {
     let now = episode.now();
     let taken_us = episode.deadlines(now).iter().map(|at| at.us()).collect();

@@ -1,4 +1,4 @@
-//! One server, its clients, and the steps that they take.
+//! One server, its clients, and the execution of their steps.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::thread;
@@ -6,43 +6,43 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use quorlock_core::node::{Mode, Monotonic, Now, ServerEvent, Ticket, WaitReply};
-use quorlock_testkit::{Server, WallClock};
+use quorlock_testkit::{Inject as _, Server, WallClock};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
-use super::draw::{self, Step, Wrap};
 use super::model::{Expected, Flavor, Limits, Model, error_code, places};
+use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, words};
 
-/// Nothing may be about to happen by itself for so long when a step begins, in microseconds.
+/// Time without events at the start of a step, in microseconds.
 const GUARD_US: u64 = 40_000;
-/// What was to happen by itself has happened so long after its time, in microseconds.
+/// Delay after which an event that is due has certainly happened, in microseconds.
 const SLACK_US: u64 = 15_000;
-/// A step that takes longer may have had its deadlines elsewhere than the model, in microseconds.
+/// A longer step may have met its deadlines in another order than the model, in microseconds.
 const SLOW_STEP_US: u64 = 25_000;
-/// How long the server and the model may take to agree.
+/// Time limit for the server and the model to agree.
 const SETTLE_LIMIT: Duration = Duration::from_millis(600);
-/// How often they are compared at least before they differ.
+/// Smallest number of comparisons before they count as different.
 const SETTLE_ROUNDS: u32 = 8;
-/// By how much the expiry of a key may differ that was written by itself, in milliseconds.
+/// Largest difference of an expiry that the module wrote by itself, in milliseconds.
 const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 
 /// The module reads its two clocks one after the other, and may be interrupted in between: the
-/// expiry of a mirror may differ by so much, in milliseconds.
+/// largest difference of a mirror's expiry, in milliseconds.
 const CLOCKS_APART_MS: u64 = 10;
 
 const CLIENTS: usize = 7;
 const HISTORY: usize = 30;
 
-/// Why an episode ends before its time.
+/// Why an episode ends early.
 pub(super) enum Trouble {
     /// The server and the model differ.
     Difference(String),
     /// A step took so long that its result is open.
     Open,
-    /// The server cannot be spoken to.
+    /// The server does not answer.
     Failed(anyhow::Error),
 }
 
@@ -54,7 +54,7 @@ impl<E: Into<anyhow::Error>> From<E> for Trouble {
 
 pub(super) type Outcome<T = ()> = std::result::Result<T, Trouble>;
 
-/// How the server of an episode is configured, and what may happen to it.
+/// The configuration of an episode's server, and the events that may happen.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub(super) struct Config {
@@ -96,11 +96,11 @@ pub(super) struct Episode {
     pub(super) offsets: Offsets,
     pub(super) wall: WallClock,
     pub(super) flavor: Flavor,
-    /// What DUMP says of each of [`TOKENS`].
+    /// The result of DUMP for each of [`TOKENS`].
     pub(super) dumps: Vec<Vec<u8>>,
     started: Instant,
     tickets: u64,
-    /// By how much the server may differ from these expiries of the model, in milliseconds.
+    /// The allowed differences of expiries from those of the model, in milliseconds.
     tolerance_ms: BTreeMap<u64, u64>,
     history: VecDeque<String>,
     last_view: View,
@@ -180,11 +180,16 @@ impl Episode {
         })
     }
 
-    /// Takes steps to the end of the episode, at most `limit`.
-    pub(super) fn run(&mut self, limit: u64, progress: &mut dyn FnMut(u64, &'static str)) -> Outcome {
+    /// Takes the steps that `draw` chooses to the end of the episode, at most `limit`.
+    pub(super) fn run(
+        &mut self,
+        limit: u64,
+        draw: impl Fn(&mut Self) -> Step,
+        progress: &mut dyn FnMut(u64, &'static str),
+    ) -> Outcome {
         for step in 1..=limit.min(self.config.steps) {
             self.quiet(GUARD_US)?;
-            let drawn = draw::step(self);
+            let drawn = draw(self);
             let kind = drawn.kind();
             self.take(drawn)?;
             if step % 8 == 0 {
@@ -210,7 +215,7 @@ impl Episode {
         Ok(())
     }
 
-    /// Both clocks, as the server has them.
+    /// Returns both clocks as the server reads them.
     pub(super) fn now(&self) -> Now {
         now(self.started, &self.wall)
     }
@@ -223,14 +228,14 @@ impl Episode {
         self.history.push_back(format!("{at_ms:>8} ms  {line}"));
     }
 
-    /// All moments at which something may happen by itself.
+    /// Returns all times at which an event may happen by itself.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
         let mut all = self.model.deadlines(now);
         all.extend(self.clients.iter().filter_map(|client| Some(client.waiting.as_ref()?.until)));
         all
     }
 
-    /// Waits until nothing is about to happen by itself for so long.
+    /// Waits until no event is due within `for_us`.
     pub(super) fn quiet(&mut self, for_us: u64) -> Outcome {
         for _ in 0..400 {
             let now = self.now();
@@ -247,8 +252,7 @@ impl Episode {
         Err(Trouble::Difference("something is always about to happen".into()))
     }
 
-    /// A step is over that began at `from`. Its result is open when something was to happen by
-    /// itself meanwhile.
+    /// Checks a step that began at `from`. Its result is open when an event was due meanwhile.
     fn check_time(&self, from: Now, deadlines: &[Monotonic], slept_us: u64) -> Outcome {
         let to = self.now();
         let took_us = to.monotonic.us_since(from.monotonic);
@@ -260,7 +264,7 @@ impl Episode {
     }
 
     /// Sends commands in one packet, of which the last may block the client, and compares the
-    /// replies. `late` is the deadline that is to pass while the packet is carried out.
+    /// replies. `late` is the deadline that must pass while the packet is executed.
     pub(super) fn packet(
         &mut self,
         client: usize,
@@ -291,8 +295,8 @@ impl Episode {
         for ((db, command), reply) in commands.iter().zip(replies) {
             self.execute((now, from), client, *db, command, reply.as_ref(), wrap)?;
         }
-        // For how long a script is busy is not known, nor by which clock a server counts the expiry
-        // of other commands in EXEC.
+        // The duration of a busy script is unknown, and so is the clock by which a server counts
+        // the expiry of other commands in EXEC.
         let only_locks = commands.iter().all(|(_, command)| matches!(command, Command::Lock(_)));
         let slept_ms = match wrap {
             Wrap::Multi { sleep_ms } if only_locks => sleep_ms,
@@ -305,7 +309,7 @@ impl Episode {
         }
     }
 
-    /// The replies to the commands of a packet; `None` for one that blocked the client.
+    /// Returns the replies to the commands of a packet; `None` for one that blocked the client.
     fn replies(
         &mut self,
         client: usize,
@@ -351,7 +355,7 @@ impl Episode {
         Ok(replies)
     }
 
-    /// The reply to a command, or `None` when the server says that the client is blocked.
+    /// Returns the reply to a command, or `None` when the server reports a blocked client.
     fn reply_or_blocked(&mut self, client: usize) -> Outcome<Option<Reply>> {
         let started = Instant::now();
         loop {
@@ -370,7 +374,7 @@ impl Episode {
         }
     }
 
-    /// Has the model carry out a command that the server has carried out, and compares.
+    /// Executes a command in the model that the server has executed, and compares.
     pub(super) fn execute(
         &mut self,
         (now, began): (Now, Now),
@@ -399,7 +403,7 @@ impl Episode {
                 reply,
                 Command::Lock(LockCommand::Acquire { keys, token, mode, wait_ms: Some(wait_ms), .. }),
             ) => {
-                // It was blocked, and answered before its turn ended: the model does that, too.
+                // The client was blocked, and answered before its turn ended, as in the model.
                 if let Some(reply) = reply {
                     self.clients[client].wire.unread(reply.clone());
                 }
@@ -421,12 +425,12 @@ impl Episode {
             .map_err(|why| Trouble::Difference(format!("{what}: {why}")))
     }
 
-    /// `CLIENT UNBLOCK` was carried out.
+    /// Handles an executed `CLIENT UNBLOCK`.
     fn unblocked(&mut self, now: Now, client: usize, with_error: bool, reply: Option<&Reply>) -> Outcome {
         let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
         let ticket = waiting.ticket;
         if reply != Some(&Reply::Int(1)) {
-            // It was granted the lock in the same packet, and is not blocked any more.
+            // The client was granted the lock in the same packet, and is not blocked any more.
             if self.model.is_woken(ticket) {
                 return Ok(());
             }
@@ -442,12 +446,12 @@ impl Episode {
         self.answered(client, &expected)
     }
 
-    /// `CLIENT KILL` was carried out.
+    /// Handles an executed `CLIENT KILL`.
     fn killed(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
         if reply != Some(&Reply::Int(1)) {
             return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
         }
-        // Its time may have been over before.
+        // Its wait may have ended before.
         if let Some(waiting) = self.clients[client].waiting.take() {
             self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
             self.model.forget_wake(waiting.ticket);
@@ -471,7 +475,7 @@ impl Episode {
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// One command with a deadline so near that it passes while the next packet is carried out.
+    /// Executes a command whose near deadline passes during the next packet.
     fn late(
         &mut self,
         client: usize,
@@ -491,13 +495,13 @@ impl Episode {
             return Err(Trouble::Open);
         }
         self.execute((now, first), client, before.0, &before.1, replies[0].as_ref(), Wrap::None)?;
-        // Without a turn in between the clock of the model must not reach the deadline here.
+        // Without a turn in between, the clock of the model must not reach the deadline here.
         self.model.run_until(now);
         let other = if waits { self.idle_but(client) } else { Some(client) };
         let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
         let late = Now {
-            monotonic: first.monotonic.plus_us(draw::LATE_MS * 1000),
-            wall_us: first.wall_us + draw::LATE_MS * 1000,
+            monotonic: first.monotonic.plus_us(LATE_MS * 1000),
+            wall_us: first.wall_us + LATE_MS * 1000,
         };
         self.packet(other, after, wrap, Some(late))
     }
@@ -506,7 +510,7 @@ impl Episode {
         (0..CLIENTS).find(|&other| other != client && self.clients[other].waiting.is_none())
     }
 
-    /// The clients that the node has answered get these answers, and no other client any.
+    /// Checks that clients receive the answers of the node, and no others.
     fn compare_answers(&mut self) -> Outcome {
         for (ticket, reply) in self.model.answers() {
             let its =
@@ -519,7 +523,7 @@ impl Episode {
         Ok(())
     }
 
-    /// A client that waited is answered.
+    /// Checks the answer of a client that waited.
     fn answered(&mut self, client: usize, expected: &Expected) -> Outcome {
         let (started, mut rounds) = (Instant::now(), 0);
         let reply = loop {
@@ -542,7 +546,7 @@ impl Episode {
         self.same(&format!("the answer to client {client}"), expected, &reply)
     }
 
-    /// Compares everything that can be seen, until the server and the model agree.
+    /// Compares all visible state, until the server and the model agree.
     pub(super) fn settle(&mut self, tolerance_ms: u64) -> Outcome {
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
@@ -578,13 +582,13 @@ impl Episode {
         }
     }
 
-    /// A client that waits in the model and was answered by the server.
+    /// Handles a client that waits in the model and was answered by the server.
     fn early_answer(&mut self) -> Outcome<Option<String>> {
         for (index, client) in self.clients.iter_mut().enumerate() {
             if client.waiting.is_some()
                 && let Some(reply) = client.wire.try_receive()?
             {
-                // Its time may have passed since the model was run.
+                // Its wait may have ended since the model ran.
                 let difference = format!("client {index} is answered {reply:?}, and waits in the model");
                 client.wire.unread(reply);
                 return Ok(Some(difference));
@@ -593,8 +597,8 @@ impl Episode {
         Ok(None)
     }
 
-    /// An expiry that was written now may differ by so much, in milliseconds, also when the key is
-    /// copied or moved later.
+    /// Allows this difference of an expiry that was written now, in milliseconds, also when the key
+    /// is copied or moved later.
     fn note_tolerance(&mut self, ms: u64) {
         let expiries = self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
         // A mirror may be written again long after its deadline was decided.
@@ -603,7 +607,7 @@ impl Episode {
         self.tolerance_ms = expiries.map(noted).collect();
     }
 
-    /// The expiries of all keys were taken over from the server.
+    /// Records that the expiries of all keys were copied from the server.
     pub(super) fn tolerate_all(&mut self) {
         self.tolerance_ms.clear();
     }
@@ -620,14 +624,14 @@ impl Episode {
             self.check_time(from, &deadlines, 0)?;
             let expected = self.model.inspect(now, place);
             self.same(&format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]), &expected, &replies[1])?;
-            // Each came in a turn of its own.
+            // Each came in a separate turn.
             self.model.run_until(now);
         }
         self.note("all keys are inspected");
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// What happened, for people to read.
+    /// Returns the history as text.
     pub(super) fn describe(&self, what: &str) -> String {
         let now = self.now();
         let history: Vec<_> = self.history.iter().map(String::as_str).collect();
@@ -655,7 +659,7 @@ fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(8)..].join("\n")
 }
 
-/// What a client that waited is answered.
+/// The answer to a client that waited.
 fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     match reply {
         WaitReply::Granted { fence, key, .. } => {
@@ -669,7 +673,7 @@ fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     }
 }
 
-/// Which replies come beside those to the commands.
+/// The number of replies besides those to the commands.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     /// Replies before the first.
@@ -678,7 +682,7 @@ struct Layout {
     inside: usize,
 }
 
-/// Carries out the commands of its arguments, each after the number of its words.
+/// A script that executes the commands in its arguments, each after its number of words.
 const SCRIPT: &str = "for _ = 1, tonumber(ARGV[1]) * 100000 do end
 local replies, at = {}, 2
 while at <= #ARGV do
@@ -688,7 +692,7 @@ while at <= #ARGV do
 end
 return replies";
 
-/// The packet for some commands.
+/// Returns the packet for some commands.
 fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     let select = |db: u32| words(&format!("SELECT {db}"));
     let first_db = commands.first().map_or(0, |(db, _)| *db);
@@ -696,7 +700,7 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     let mut layout = Layout::default();
     let sleep_ms = wrap.sleep_ms();
     let sleep = words(&format!("DEBUG SLEEP 0.{sleep_ms:03}"));
-    // The time at which the server begins.
+    // The time at which the server starts.
     packet.push(words("TIME"));
     packet.push(select(first_db));
     layout.before = 2;

@@ -3,9 +3,10 @@
 //!
 //! - `wire`: raw connections.
 //! - `command`: the commands of a step.
-//! - `draw`: which step comes next.
+//! - `step`: the steps of an episode.
+//! - `draw`: draws the next step.
 //! - `model`: the real node over keys in memory, and what plain commands do to those keys.
-//! - `view`: what is compared.
+//! - `view`: the compared state.
 //! - `episode`: one server, its clients, and the steps that they take.
 //! - `accidents`: steps that concern the server as a whole.
 //!
@@ -19,6 +20,7 @@ mod command;
 mod draw;
 mod episode;
 mod model;
+mod step;
 mod view;
 mod wire;
 
@@ -26,18 +28,18 @@ use anyhow::Result;
 
 use self::episode::{Episode, Trouble};
 
-/// What to do.
+/// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Decides all steps.
     pub seed: u64,
     /// The number of steps, at least.
     pub steps: u64,
-    /// The first episode, of those that the seed decides.
+    /// The first of the episodes that the seed decides.
     pub first_episode: u64,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The steps that were taken and compared.
@@ -56,7 +58,7 @@ pub struct Report {
 /// then.
 ///
 /// # Errors
-/// When no server can be started or spoken to.
+/// When no server can be started.
 pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report::default();
     let mut number = plan.first_episode;
@@ -64,33 +66,24 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
         let steps_before = report.steps;
         let mut episode = Episode::start(plan.seed, number)?;
         report.episodes += 1;
-        let ended = episode.run(plan.steps - steps_before, &mut |steps, kind| {
+        let ended = episode.run(plan.steps - steps_before, draw::step, &mut |steps, kind| {
             report.steps = steps_before + steps;
             *report.kinds.entry(kind).or_default() += 1;
             progress(&report);
         });
-        match ended {
-            Ok(()) => {}
-            Err(Trouble::Open) => report.cut_short += 1,
-            Err(Trouble::Difference(what)) => {
-                report.difference = Some(format!(
-                    "seed {}, episode {number}, step {}\n{}",
-                    plan.seed,
-                    report.steps,
-                    episode.describe(&what)
-                ));
-                return Ok(report);
+        let difference = match ended {
+            Ok(()) => None,
+            Err(Trouble::Open) => {
+                report.cut_short += 1;
+                None
             }
-            Err(Trouble::Failed(error)) => {
-                let what = format!("the server cannot be spoken to: {error:#}");
-                report.difference = Some(format!(
-                    "seed {}, episode {number}, step {}\n{}",
-                    plan.seed,
-                    report.steps,
-                    episode.describe(&what)
-                ));
-                return Ok(report);
-            }
+            Err(Trouble::Difference(what)) => Some(what),
+            Err(Trouble::Failed(error)) => Some(format!("the server cannot be queried: {error:#}")),
+        };
+        if let Some(what) = difference {
+            let (seed, step, what) = (plan.seed, report.steps, episode.describe(&what));
+            report.difference = Some(format!("seed {seed}, episode {number}, step {step}\n{what}"));
+            break;
         }
         number += 1;
     }

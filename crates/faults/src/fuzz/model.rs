@@ -1,6 +1,6 @@
 //! The model: the real node over keys in memory, and what plain commands do to those keys.
 //!
-//! The node decides as in the module. What is imitated here is the server around it: the effect of
+//! The node decides as in the module. The model imitates only the server around it: the effect of
 //! each plain command on the keys, and the events that the server sends for it.
 
 use quorlock_core::node::memory::{Name, Server, Value};
@@ -12,29 +12,29 @@ use quorlock_core::{Fence, Ttl};
 
 use super::command::{Command, DBS, KEYS, Keys, LockCommand, Only, Place, PlainCommand};
 
-/// How the servers differ in what they report.
+/// The differences between servers in what they report.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a habit of its own")]
 pub(super) struct Flavor {
     /// An expiry set into the past is reported as `expired`, and not as `del`.
     pub(super) past_expiry_is_expired: bool,
-    /// A reload reports the flush after the begin of the loading, and not before.
+    /// A reload reports the flush after the start of loading, and not before.
     pub(super) flushes_while_loading: bool,
     /// In MULTI, COPY is reported for the database of the client.
     pub(super) misplaces_copies: bool,
-    /// COPY to another database leaves the client there, and is sent to replicas as if it had been
-    /// carried out there.
+    /// COPY to another database leaves the client there, and is propagated as if it had been
+    /// executed there.
     pub(super) strays_in_copy: bool,
     /// Waiters that are granted a lock are unblocked at the end of the turn.
     pub(super) defers_wakes: bool,
 }
 
-/// What a reply must look like.
+/// The expected form of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// The client is blocked.
     Blocked,
-    /// The fence of the lock on these keys; in an array with the time waited where there was WAIT.
+    /// The fence of the lock on these keys, in an array with the waited time after WAIT.
     Fence {
         places: Vec<Place>,
         fence: u64,
@@ -50,14 +50,14 @@ pub(super) enum Expected {
     SomeInt,
     Bulk(Vec<u8>),
     Ok,
-    /// An error that begins like this.
+    /// An error with this start.
     Error(String),
     Inspected(Place, Inspected),
-    /// All of a list, in the order of the keys.
+    /// A whole list, in the order of the keys.
     Scanned(Vec<(Place, Inspected)>),
 }
 
-/// What the value of a revoked lock's key begins with in the model. The server draws its own.
+/// The start of a revoked lock's value in the model. The server draws its own.
 pub(super) const UNKNOWN: &str = "unknown-";
 /// The length of such a value, in bytes.
 pub(super) const UNKNOWN_BYTES: usize = 32;
@@ -67,24 +67,24 @@ pub(super) struct Model {
     pub(super) server: Server,
     pub(super) flavor: Flavor,
     max_ttl: Ttl,
-    /// How many values were drawn for revoked locks.
+    /// Number of values that were drawn for revoked locks.
     revocations: u64,
-    /// When the model did something last.
+    /// Time of the last change.
     last: Monotonic,
 }
 
-/// Of the configuration of a server, what the node must know.
+/// The part of a server's configuration that the node needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) max_ttl_ms: u64,
     pub(super) max_waiters: usize,
 }
 
-/// As `lock.max-clock-skew` is by default.
+/// The default of `lock.max-clock-skew`.
 pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
 
 impl Model {
-    /// A server that has just started, with these keys.
+    /// Creates the model of a server that has just started with these keys.
     pub(super) fn new(limits: Limits, flavor: Flavor, now: Now) -> Self {
         let max_ttl = Ttl::from_ms(limits.max_ttl_ms).unwrap_or_else(|error| panic!("{error}"));
         let settings = Settings {
@@ -100,7 +100,7 @@ impl Model {
         Self { server: Server::new(settings, now), flavor, max_ttl, revocations: 0, last: now.monotonic }
     }
 
-    /// Everything that happens by itself until now, each thing in its time.
+    /// Runs all events that are due until now, each at its time.
     pub(super) fn run_until(&mut self, now: Now) {
         loop {
             let next = [self.next_expiry(now), self.server.node.next_wake()].into_iter().flatten().min();
@@ -122,7 +122,7 @@ impl Model {
         self.last = self.last.max(now.monotonic);
     }
 
-    /// When the next key expires.
+    /// Returns when the next key expires.
     fn next_expiry(&self, now: Now) -> Option<Monotonic> {
         if self.server.keys.is_paused {
             return None;
@@ -131,7 +131,7 @@ impl Model {
         expiries.map(|at_ms| at(now, at_ms)).min()
     }
 
-    /// All moments from now on at which something may happen by itself.
+    /// Returns all times from now on at which an event may happen by itself.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
         let mut all: Vec<_> = self
             .server
@@ -145,15 +145,15 @@ impl Model {
         if let Some((_, Some(left_ms))) = self.server.node.abstains(now.monotonic) {
             all.push(in_ms(left_ms));
         }
-        // A mirror that is missing is written again at a time that only the node knows.
+        // Only the node knows when it writes a missing mirror again.
         if self.server.node.lacks_mirrors() {
             all.extend(self.server.node.next_wake());
         }
         all
     }
 
-    /// Carries out a command about keys. With a ticket the client may be blocked. In EXEC and in
-    /// scripts keys expire by the time at which these began.
+    /// Executes a command on keys. With a ticket the client may be blocked. In EXEC and in scripts
+    /// keys expire by the time at which these began.
     pub(super) fn execute(
         &mut self,
         now: Now,
@@ -171,7 +171,7 @@ impl Model {
                 let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
                 for place in command.looks_at(db) {
                     self.expire_key(keys_now, place);
-                    // Without a first key the server looks at no second.
+                    // Without a first key the server does not read a second.
                     if !self.has(place) {
                         break;
                     }
@@ -280,7 +280,7 @@ impl Model {
         }
     }
 
-    /// What is under a key, with the answer of INSPECT.
+    /// Returns the value under a key, with the answer of INSPECT.
     pub(super) fn inspect(&mut self, now: Now, place: Place) -> Expected {
         self.acts(now);
         inspect(&mut self.server, now, place)
@@ -290,7 +290,7 @@ impl Model {
         self.server.get(db, KEYS[key].as_bytes())
     }
 
-    /// Carries out a command that knows nothing of locks.
+    /// Executes a command without any notion of locks.
     #[expect(clippy::too_many_lines, reason = "a table of commands")]
     fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
         match command {
@@ -445,7 +445,7 @@ impl Model {
         Expected::Int(1)
     }
 
-    /// The server looks at a key, and removes it if its expiry has come.
+    /// Reads a key as the server does: removes it if it has expired.
     fn expire_key(&mut self, now: Now, place: Place) {
         let has_expired = |at: u64| now.wall_ms() > at;
         if self.get(place).is_some_and(|value| value.expires_at_ms.is_some_and(has_expired)) {
@@ -454,7 +454,7 @@ impl Model {
         }
     }
 
-    /// Whether there is a key.
+    /// Returns whether the key exists.
     pub(super) fn has(&self, (db, key): Place) -> bool {
         self.server.get(db, KEYS[key].as_bytes()).is_some()
     }
@@ -467,7 +467,7 @@ impl Model {
         self.server.keys.insert(db, KEYS[key].as_bytes(), value);
     }
 
-    /// Reports an event as the module does, which leaves out what cannot concern the node.
+    /// Reports an event as the module does, which omits events that cannot affect the node.
     fn hear_key(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
         let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
         if !node.has_keys() || matches!(event, KeyEvent::ExpirySet { .. }) && !node.concerns(db, key) {
@@ -476,7 +476,7 @@ impl Model {
         node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
     }
 
-    /// What comes of this happens from now on, and not from the last turn on.
+    /// The effects apply from now on, and not from the last turn on.
     fn acts(&mut self, now: Now) {
         self.last = self.last.max(now.monotonic);
     }
@@ -488,7 +488,7 @@ impl Model {
         }
     }
 
-    /// The server saves its keys, or reads them from its append-only file, and loads them again.
+    /// Saves the keys of the server, or reads them from its append-only file, and loads them again.
     pub(super) fn reload(&mut self, now: Now) {
         self.acts(now);
         let events = if self.flavor.flushes_while_loading {
@@ -506,19 +506,19 @@ impl Model {
         self.server.node.hear(now, event);
     }
 
-    /// `CLIENT UNBLOCK` ends the wait of a client, which is answered this.
+    /// Ends the wait of a client with the answer of `CLIENT UNBLOCK`.
     pub(super) fn unblock(&mut self, now: Now, ticket: Ticket) -> WaitReply {
         self.acts(now);
         self.server.node.unblock(ticket).reply
     }
 
-    /// The answers to clients that waited, in the order in which the node gave them.
+    /// Returns the answers to waiters, in the order of the node.
     pub(super) fn answers(&mut self) -> Vec<(Ticket, WaitReply)> {
         let woken = std::mem::take(&mut self.server.keys.woken);
         woken.into_iter().map(|ticket| (ticket, self.server.node.answer(ticket))).collect()
     }
 
-    /// Whether a client was granted a lock and is not told yet.
+    /// Returns whether a client was granted a lock and has no answer yet.
     pub(super) fn is_woken(&self, ticket: Ticket) -> bool {
         self.server.keys.woken.contains(&ticket)
     }
@@ -527,7 +527,7 @@ impl Model {
         self.server.keys.woken.retain(|other| *other != ticket);
     }
 
-    /// Describes everything, for people to read.
+    /// Returns the whole state as text.
     pub(super) fn shown(&self, now: Now) -> String {
         let mut lines = Vec::new();
         let mut copy = self.clone();
@@ -557,12 +557,12 @@ impl Model {
     }
 }
 
-/// Every key in every database.
+/// Returns every key of every database.
 pub(super) fn places() -> impl Iterator<Item = Place> {
     (0..DBS).flat_map(|db| (0..KEYS.len()).map(move |key| (db, key)))
 }
 
-/// The first moment at which a key with this expiry is gone.
+/// Returns the first time at which a key with this expiry is gone.
 fn at(now: Now, expires_at_ms: u64) -> Monotonic {
     let left_us = ((expires_at_ms + 1) * 1000).saturating_sub(now.wall_us);
     now.monotonic.plus_us(left_us)
@@ -589,7 +589,7 @@ fn inspected(place: Place, reply: Result<node::Reply, CommandError>) -> Expected
     }
 }
 
-/// What a reply of the node that names no fence looks like.
+/// Returns the expected form of a reply of the node without a fence.
 fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
     match reply {
         Ok(node::Reply::Waits) => Expected::Blocked,
@@ -600,7 +600,7 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
     }
 }
 
-/// How an error of the module begins.
+/// Returns the start of an error of the module.
 pub(super) fn error_code(error: &CommandError) -> String {
     match error {
         CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
@@ -608,17 +608,17 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
-        CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients wait"),
+        CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients already wait"),
         CommandError::Revoked { .. } => "REVOKED ".into(),
         CommandError::SeveralShared => "ERR a lock of several keys is exclusive".into(),
-        CommandError::TokenInUse => "ERR the new token holds this lock".into(),
+        CommandError::TokenInUse => "ERR the new token already holds this lock".into(),
         CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
-        CommandError::NotWritten => "ERR the server did not take".into(),
+        CommandError::NotWritten => "ERR the server refused to write".into(),
     }
 }
 
-/// Whether an error of the server is the expected one. ABSTAIN names the time left before the
-/// reason, and the two clocks differ.
+/// Returns whether an error of the server is the expected one. ABSTAIN names the remaining time
+/// before the reason, and the two clocks differ.
 pub(super) fn is_error(expected: &str, error: &str) -> bool {
     match (expected.strip_prefix("ABSTAIN "), error.strip_prefix("ABSTAIN ")) {
         (Some(reason), Some(rest)) => rest.split([' ', ':']).nth(1) == Some(reason),
@@ -626,7 +626,7 @@ pub(super) fn is_error(expected: &str, error: &str) -> bool {
     }
 }
 
-/// The reason of a replica, as [`error_code`] has it.
+/// The reason of a replica, in the form of [`error_code`].
 pub(super) fn replica_abstains() -> String {
     format!("ABSTAIN {}", Reason::Replica.word())
 }

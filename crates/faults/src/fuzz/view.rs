@@ -1,4 +1,4 @@
-//! What is compared: replies, keys, and figures.
+//! The compared state: replies, keys, and figures.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use super::command::{DBS, KEYS, KeyIndex, Place};
 use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, places};
 use super::wire::{Reply, Words, words};
 
-/// By how much the time left of a lease may differ, in milliseconds.
+/// Largest difference of the time left of a lease, in milliseconds.
 const TTL_TOLERANCE_MS: u64 = 400;
 
-/// What is known of how the server and the model differ, since their clocks do: the fences that
-/// were seen, and deadlines.
+/// The known differences between the server and the model, whose clocks differ: fences and
+/// deadlines.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Offsets {
-    /// By how much deadlines differ, in milliseconds, since the server was not always on time.
+    /// Largest difference of deadlines, in milliseconds, since the server is not always on time.
     pub(super) apart_ms: u64,
-    /// The last fences of each key, the server's by the model's.
+    /// The last fences of each key: the server's by the model's.
     seen: BTreeMap<Place, BTreeMap<u64, u64>>,
 }
 
-/// So many fences of a key are remembered.
+/// Number of fences that are kept for a key.
 const FENCES: usize = 32;
 
 impl Offsets {
@@ -35,8 +35,8 @@ impl Offsets {
         self.seen.clear();
     }
 
-    /// A fence that was named for this key. The same fence in the model means the same on the
-    /// server, and a later one in the model a larger one.
+    /// Compares a fence of this key. Equal fences in the model must be equal on the server, and a
+    /// later one in the model must be larger.
     fn see(&mut self, place: Place, of_model: u64, of_server: u64) -> Result<(), String> {
         let seen = self.seen.entry(place).or_default();
         match seen.get(&of_model) {
@@ -46,7 +46,7 @@ impl Offsets {
             }
             None => {}
         }
-        // A waiter may be told of its grant after a later one.
+        // A waiter may receive its grant after a later one.
         let before = seen.range(..of_model).next_back().map_or(0, |(_, fence)| *fence);
         let after = seen.range(of_model..).next().map_or(u64::MAX, |(_, fence)| *fence);
         if of_server <= before || of_server >= after {
@@ -62,7 +62,7 @@ impl Offsets {
     }
 }
 
-/// Compares a reply with what the model says of it.
+/// Compares a reply with the expected form.
 pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets) -> Result<(), String> {
     let differs = || Err(format!("the server replied {reply:?}, the model expects {expected:?}"));
     match (expected, reply) {
@@ -119,7 +119,7 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets)
     }
 }
 
-/// The key and the fields of a lock of a list.
+/// Returns the key and the fields of a lock in a list.
 fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     let Reply::Array(fields) = lock else { return None };
     let [Reply::Bulk(name), Reply::Bulk(key), fields @ ..] = &fields[..] else { return None };
@@ -127,7 +127,7 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     (name == b"key").then_some((index, fields))
 }
 
-/// Whether the values of a key are the same, but for those that are drawn when a lock is revoked.
+/// Returns whether the values of a key are the same, or both were drawn by a revocation.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
         value.starts_with(UNKNOWN.as_bytes())
@@ -207,7 +207,7 @@ fn compare_inspected(
     }
 }
 
-/// What is under a key on a server.
+/// The value under a key on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     /// The string; `None` for another type.
@@ -215,7 +215,7 @@ pub(super) struct Seen {
     pub(super) expires_at_ms: Option<u64>,
 }
 
-/// Everything on a server that can be seen without changing it.
+/// All state of a server that is visible without changing it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) keys: BTreeMap<Place, Seen>,
@@ -227,7 +227,7 @@ const FIGURES: [&str; 9] =
     ["leases", "waiters", "grants", "refusals", "abstained", "extends", "releases", "revoked", "handovers"];
 
 impl View {
-    /// The commands whose replies [`View::parse`] takes.
+    /// The commands whose replies [`View::parse`] reads.
     pub(super) fn commands(with_figures: bool) -> Vec<Words> {
         let mut commands = Vec::new();
         for db in 0..DBS {
@@ -273,7 +273,7 @@ impl View {
         Ok(view)
     }
 
-    /// What differs from the model. `tolerance_ms` says by how much the expiry of a key may.
+    /// Returns the differences from the model. `tolerance_ms` is allowed for the expiry of a key.
     pub(super) fn difference(
         &self,
         model: &Model,
@@ -330,7 +330,7 @@ impl View {
         })
     }
 
-    /// By how much the expiry of a key differs most from that in the model, in milliseconds.
+    /// Returns the largest difference of a key's expiry from the model's, in milliseconds.
     pub(super) fn apart_ms(&self, model: &Model) -> u64 {
         let apart = |(place, seen): (&Place, &Seen)| {
             Some(model.get(*place)?.expires_at_ms?.abs_diff(seen.expires_at_ms?))
@@ -338,7 +338,7 @@ impl View {
         self.keys.iter().filter_map(apart).max().unwrap_or(0)
     }
 
-    /// For people to read.
+    /// Formats the view as text.
     pub(super) fn shown(&self, now: Now) -> String {
         let mut lines: Vec<_> = self
             .keys

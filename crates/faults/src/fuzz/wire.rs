@@ -1,4 +1,4 @@
-//! A raw connection: packets of several commands, and replies that may come much later.
+//! A raw connection: packets of several commands, and replies that may arrive much later.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use quorlock_testkit::Server;
 
-/// A command as it is sent: its name and its arguments.
+/// The words of a command: its name and its arguments.
 pub(super) type Words = Vec<Vec<u8>>;
 
-/// How long a reply may take. Longer means that the server hangs.
+/// Time limit for a reply. A longer wait means that the server hangs.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A reply in RESP2.
@@ -30,9 +30,9 @@ pub(super) enum Reply {
 pub(super) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// A reply that was looked at too early.
+    /// A reply that was read too early.
     unread: Option<Reply>,
-    /// The server's name for this client.
+    /// The server's id of this client.
     pub(super) id: i64,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn words(line: &str) -> Words {
     line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
 }
 
-/// The port of a server that listens on TCP.
+/// Returns the port of a server that listens on TCP.
 pub(super) fn port(server: &Server) -> Result<u16> {
     let url = server.url();
     let port = url.trim_end_matches('/').rsplit(':').next().unwrap_or_default();
@@ -62,7 +62,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Sends commands in one packet. The server carries them out before it does anything else.
+    /// Sends commands in one packet. The server executes them before anything else.
     pub(super) fn send(&mut self, commands: &[Words]) -> Result<()> {
         let mut packet = Vec::with_capacity(256);
         for words in commands {
@@ -88,7 +88,7 @@ impl Wire {
         commands.iter().map(|_| self.receive()).collect()
     }
 
-    /// The next reply.
+    /// Returns the next reply.
     pub(super) fn receive(&mut self) -> Result<Reply> {
         loop {
             if let Some(reply) = self.parsed()? {
@@ -100,7 +100,7 @@ impl Wire {
         }
     }
 
-    /// The next reply, if it is there already.
+    /// Returns the next reply, if it has arrived.
     pub(super) fn try_receive(&mut self) -> Result<Option<Reply>> {
         if let Some(reply) = self.parsed()? {
             return Ok(Some(reply));
@@ -121,7 +121,7 @@ impl Wire {
         self.unread = Some(reply);
     }
 
-    /// Reads what there is. False at the end of the connection.
+    /// Reads what has arrived. Returns false at the end of the connection.
     fn fill(&mut self) -> std::io::Result<bool> {
         let mut bytes = [0; 16384];
         match self.stream.read(&mut bytes) {
@@ -147,7 +147,7 @@ impl Wire {
     }
 }
 
-/// Parses one reply from `at` on; `None` when a part of it is missing.
+/// Parses one reply from `at` on. Returns `None` when a part of it is missing.
 fn parse(buffer: &[u8], at: &mut usize) -> Result<Option<Reply>> {
     let rest = &buffer[*at..];
     let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else { return Ok(None) };

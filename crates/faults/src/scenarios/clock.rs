@@ -1,4 +1,5 @@
-//! The wall clock is stepped while a lock is held: by hand, by NTP, by the host of a virtual machine.
+//! The wall clock is stepped while a lock is held: by an administrator, NTP, or the host of a
+//! virtual machine.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,15 +7,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{HOUR_S, MINUTE_S, ends_in_time, module_or_set_nx};
-use crate::node::{Answer, Held, Node, PATIENCE, Way};
-use crate::{Protected, Scenario, Tally, Twin};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
 
 const TTL: Duration = Duration::from_millis(800);
 
-/// Ahead by a minute, which is more than any lock lasts.
+/// Ahead by a minute, which is longer than any lock lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     fault: "wall clock +60 s while a lock is held",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_ahead,
 };
 
@@ -27,7 +28,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     node.step_clock(MINUTE_S)?;
     tally.injected();
     if way == Way::Module {
-        // Not only the module knows again who holds the locks.
+        // The keys show the holders again.
         node.eventually("the keys are written again", |node| {
             Ok(node.get("released")?.is_some_and(|token| token == released.token)
                 && node.info("lock", "lock_saved_from_clock_step")? >= 1)
@@ -42,11 +43,11 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// Back by an hour.
 pub static STEPPED_BACK: Scenario = Scenario {
     fault: "wall clock −1 h while a lock is held",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_back,
 };
 
-/// How late a lock may end.
+/// Longest delay of the end of a lock.
 const LATE: Duration = Duration::from_millis(50);
 
 fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -55,7 +56,7 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let mut ended = None;
     for attempt in 1..=ATTEMPTS {
-        // Several, and several times, so that a moment in which this machine is busy does not count.
+        // Several locks and rounds, so that a moment in which this machine is busy does not count.
         let held = (0_u32..5).map(|n| {
             let ttl = TTL + n * Duration::from_millis(30);
             node.take(way, &format!("key {attempt} {n}"), "holder", ttl)
@@ -76,12 +77,14 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// How long after its deadline the key was gone, at most; `None` when it is still there when that is certainly wrong.
+/// Returns how long after its deadline the key was removed, at most.
+///
+/// `None` when the key still exists although it certainly should not.
 fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Duration>> {
     let enough = Duration::from_millis(500);
     loop {
         let looked_at = Instant::now();
-        // Only the key is looked at: nobody asks for the lock, which must end all the same.
+        // Only reads the key: the lock must end although no client asks for it.
         if !node.exists(&held.key)? {
             let gone_by = Instant::now();
             tally.must(gone_by >= held.must_last_until(), || "it ended early".into());
@@ -94,19 +97,21 @@ fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Du
     }
 }
 
-/// Ahead by a minute, and then a client that knows nothing of the module finds the key gone and takes it. That one only
-/// has what `SET NX PX` gives; what is promised is that nobody else of ours is granted the lock, and that its key is
-/// left alone.
+/// Ahead by a minute; then a client without the module finds the key gone and takes it.
+///
+/// That client has only what `SET NX PX` gives. The module promises that no other client of its own
+/// is granted the lock, and that it leaves the key alone.
 pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
     fault: "wall clock +60 s, then SET NX PX by an old client",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_ahead_for_an_old_client,
 };
 
 fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    // Else the server may find the key before the old client does, and the module writes it again.
+    // Otherwise the server may find the expired key before the old client does, and the module
+    // writes it again.
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
     let held = node.take(way, "key", "holder", 2 * TTL)?;
     node.step_clock(MINUTE_S)?;

@@ -1,36 +1,42 @@
-//! The accidents, by what happens.
+//! All accidents of a single node, and the table of them.
+//!
+//! - `clock`: the wall clock is stepped
+//! - `memory`: memory runs short, or is freed
+//! - `module`: an operator reconfigures or unloads the module
+//! - `operator`: an operator changes the key of a lock
+//! - `reload`: a server replaces its data
+//! - `restart`: a server restarts, and has lost data
 
 pub mod clock;
-pub mod config;
-pub mod eviction;
+pub mod memory;
+pub mod module;
 pub mod operator;
-pub mod power;
-pub mod promotion;
 pub mod reload;
 pub mod restart;
-pub mod unload;
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::node::{Answer, Held, Node, PATIENCE, Way};
-use crate::{Protected, Scenario, Tally};
+pub use self::memory::{Leftovers, expire_unreleased};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
 
-/// All of them.
+/// All scenarios.
 pub static ALL: &[&Scenario] = &[
     &clock::STEPPED_AHEAD,
     &clock::STEPPED_BACK,
     &clock::STEPPED_AHEAD_FOR_AN_OLD_CLIENT,
-    &eviction::VOLATILE_TTL,
-    &eviction::ALLKEYS_LRU,
+    &memory::VOLATILE_TTL,
+    &memory::ALLKEYS_LRU,
     &restart::EMPTY_DISK,
     &restart::CLOCK_STEPPED_MEANWHILE,
-    &power::NEVER_SYNCED,
-    &power::SYNCED_EVERY_SECOND,
-    &power::ALWAYS_SYNCED,
-    &power::STEPPED_BACK_BEFORE,
-    &promotion::NOT_YET_REPLICATED,
+    &restart::NEVER_SYNCED,
+    &restart::SYNCED_EVERY_SECOND,
+    &restart::ALWAYS_SYNCED,
+    &restart::STEPPED_BACK_BEFORE,
+    &reload::NOT_YET_REPLICATED,
     &reload::DEBUG_RELOAD,
     &reload::DEBUG_LOADAOF,
     &reload::DEBUG_RELOAD_AFTER_A_STEP,
@@ -41,16 +47,97 @@ pub static ALL: &[&Scenario] = &[
     &operator::SWAPDB,
     &operator::RESTORE,
     &operator::MIGRATE,
-    &config::REJOIN_DELAY,
-    &config::MAX_TTL,
-    &unload::UNLOAD_AND_LOAD,
-    &unload::UNLOAD_WITHOUT_MIRRORS,
+    &module::REJOIN_DELAY,
+    &module::MAX_TTL,
+    &module::UNLOAD_AND_LOAD,
+    &module::UNLOAD_WITHOUT_MIRRORS,
 ];
+
+/// The results of all scenarios, with the protection and without. Displayed, it is a table in
+/// Markdown.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Row {
+    fault: &'static str,
+    baseline: Baseline,
+    with: Tally,
+    /// `None` where there is no baseline.
+    without: Option<Tally>,
+}
+
+/// Runs all scenarios, and calls `progress` before each.
+///
+/// # Errors
+/// When a fault could not be injected.
+pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> {
+    let mut table = Table::default();
+    for scenario in ALL {
+        progress(scenario);
+        let with = scenario.run(Protected::Yes, rounds)?;
+        let without = match scenario.baseline {
+            Baseline::Harmed(_) | Baseline::Unharmed(_) => Some(scenario.run(Protected::No, rounds)?),
+            Baseline::None(_) => None,
+        };
+        table.rows.push(Row { fault: scenario.fault, baseline: scenario.baseline, with, without });
+    }
+    Ok(table)
+}
+
+impl Table {
+    /// Returns what is wrong: harm despite the protection, and none in a baseline that must show
+    /// it.
+    pub fn complaints(&self) -> Vec<String> {
+        self.rows.iter().flat_map(Row::complaints).collect()
+    }
+}
+
+impl Row {
+    fn complaints(&self) -> Vec<String> {
+        let fault = self.fault;
+        let mut complaints: Vec<_> = self.with.harms.iter().map(|harm| format!("{fault}: {harm}")).collect();
+        if self.with.injected == 0 {
+            complaints.push(format!("{fault}: was not injected"));
+        }
+        let harms = self.without.as_ref().map_or(0, |without| without.harms.len());
+        match self.baseline {
+            Baseline::Harmed(with) if harms == 0 => {
+                complaints
+                    .push(format!("{fault}: does no harm with {with} either, so that nothing is shown"));
+            }
+            Baseline::Unharmed(why) if harms > 0 => complaints.push(format!("{fault}: did harm, but: {why}")),
+            _ => {}
+        }
+        complaints
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| fault | times injected | harm without protection | harm with |")?;
+        writeln!(f, "|---|---|---|---|")?;
+        self.rows.iter().try_for_each(|row| {
+            let Row { fault, with, without, .. } = row;
+            let without = match (row.baseline, without) {
+                (Baseline::Harmed(how) | Baseline::Unharmed(how), Some(tally)) => {
+                    format!("{} of {} ({how})", tally.harms.len(), tally.injected)
+                }
+                (Baseline::None(why) | Baseline::Harmed(why) | Baseline::Unharmed(why), _) => {
+                    format!("– ({why})")
+                }
+            };
+            writeln!(f, "| {fault} | {} | {without} | {} |", with.injected, with.harms.len())
+        })
+    }
+}
 
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
-/// How locks are kept where the twin is plain `SET NX PX`.
+/// Returns how locks are kept where the baseline is plain `SET NX PX`.
 const fn module_or_set_nx(protected: Protected) -> Way {
     match protected {
         Protected::Yes => Way::Module,
@@ -58,10 +145,11 @@ const fn module_or_set_nx(protected: Protected) -> Way {
     }
 }
 
-/// For where the twin is a node that votes at once after a start.
+/// Settings where the baseline is a node that votes at once after a start.
 struct Abstention {
-    /// The largest ttl, which is the length of the abstention. A twin has no need to wait for the end of a lock, and may
-    /// be slow to start.
+    /// The largest ttl, which is the length of the abstention.
+    ///
+    /// Long in a baseline, which does not wait for the end of the lock and may be slow to start.
     max_ttl: Duration,
     rejoin_delay_ms: i64,
 }
@@ -74,8 +162,10 @@ impl Abstention {
         }
     }
 
-    /// The server may have forgotten a lock that is still held. It must abstain until that must have ended, and for as
-    /// long as the largest ttl after `since`; then it must vote. In a twin, others try to get the lock once.
+    /// Checks a server that may have forgotten a lock which is still held.
+    ///
+    /// It must abstain until that lock must have ended, and for the largest ttl after `since`; then
+    /// it must vote. In a baseline another client tries once to acquire the lock.
     fn is_kept(
         &self,
         node: &mut Node,
@@ -90,7 +180,7 @@ impl Abstention {
         match tried {
             Answer::Granted(_) if is_held => tally.harm("another was granted the lock while it was held"),
             Answer::Abstains(words) if words.contains(reason) => {}
-            // This machine was so slow that there was nothing left to see.
+            // This machine was so slow that nothing can be seen any more.
             _ if since.elapsed() >= self.max_ttl => return Ok(()),
             other if protected == Protected::Yes => {
                 tally.harm(format!("it does not abstain for its {reason}: {other:?}"));
@@ -112,7 +202,8 @@ impl Abstention {
     }
 }
 
-/// A lock that is held is refused to all others, and its holder can extend it and give it back; then it is free.
+/// Checks that a held lock is refused to others, that its holder can extend and release it, and
+/// that it is free then.
 fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
     tally.must(matches!(other, Answer::Refused), || format!("another was not refused it: {other:?}"));
@@ -125,10 +216,11 @@ fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> 
     Ok(())
 }
 
-/// A lock that is held lets its holder extend it, is refused to all others until it must end, and then ends.
+/// Checks that the holder can extend the lock, that it is refused to others until it must end, and
+/// that it ends then.
 fn ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let extended = node.extend(way, held)?;
-    // A machine that is slow may have come too late for it.
+    // A slow machine may extend too late.
     tally.must(extended.is_some() || Instant::now() >= held.must_last_until(), || {
         "its holder could not extend it".into()
     });

@@ -1,23 +1,25 @@
-//! Somebody does something to a lock's key by a command. That is no accident: most of these end the lock, as they would
-//! end one that is a key and nothing else. It is harm when the lock does not do as it was told.
+//! An operator changes the key of a lock by a command.
+//!
+//! That is no accident. Most of these commands end the lock, as they would end a lock that is a key
+//! and nothing else. It is harm when the lock does not do so.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::{Abstention, ends_in_time, module_or_set_nx};
-use crate::node::{Answer, Held, Node, PATIENCE, Way, port};
-use crate::{Protected, Scenario, Tally, Twin};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way, port};
+use crate::{Baseline, Scenario, Tally};
 
-/// So long that nothing ends by itself.
+/// So long that no lock expires.
 const TTL: Duration = PATIENCE;
-const AS_TOLD: Twin = Twin::None("an operator's command: the lock is to do as it is told");
+const AS_TOLD: Baseline = Baseline::None("an operator's command: the lock is to do as it is told");
 
 const fn command(fault: &'static str, round: fn(Protected, &mut Tally) -> Result<()>) -> Scenario {
-    Scenario { fault, twin: AS_TOLD, round }
+    Scenario { fault, baseline: AS_TOLD, round }
 }
 
-/// The lock ends. So by UNLINK, GETDEL and what else removes a key.
+/// The lock ends. The same holds for UNLINK, GETDEL and other commands that remove a key.
 pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tally| {
     for name in ["DEL", "UNLINK", "GETDEL"] {
         ended_by(tally, |node| node.call::<redis::Value>(&[name, "key"]).map(drop))?;
@@ -25,7 +27,7 @@ pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tal
     Ok(())
 });
 
-/// The lock ends, and its token is an ordinary string under the new name: held by whoever knows it.
+/// The lock ends. Its token is an ordinary string under the new name, held by its token.
 pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
@@ -35,8 +37,9 @@ pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
     is_held_as_a_string(&mut node, &held.under("other"), tally)
 });
 
-/// The lock ends where the server says that a command removed the key. Valkey says that it expired, as it says after a
-/// step of the clock: there the lock goes on.
+/// The lock ends where the server reports that a command removed the key.
+///
+/// Valkey reports an expiry, as after a step of the clock: there the lock goes on.
 pub static EXPIRE_0: Scenario = command("EXPIRE 0 of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.take(Way::Module, "key", "holder", Duration::from_millis(800))?;
@@ -57,9 +60,9 @@ pub static FLUSHALL: Scenario = command("FLUSHALL, FLUSHDB with a held lock", |_
     Ok(())
 });
 
-/// The locks of both databases end, and what was in them lies elsewhere: the node abstains until they must have ended.
+/// The locks of both databases end, and the node abstains until forgotten locks must have ended.
 pub static SWAPDB: Scenario =
-    Scenario { fault: "SWAPDB with a held lock", twin: Twin::Harmed("SET NX PX"), round: swapped };
+    Scenario { fault: "SWAPDB with a held lock", baseline: Baseline::Harmed("SET NX PX"), round: swapped };
 
 fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
@@ -81,8 +84,9 @@ fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     }
 }
 
-/// A copy under another key is a string that whoever knows the token holds; the lock itself goes on. Restored over the
-/// lock, it ends the lock and is such a string in its place.
+/// A copy under another key is a string that its token holds, and the lock goes on.
+///
+/// A copy that replaces the key ends the lock, and is such a string.
 pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
@@ -102,13 +106,14 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
-    let _: String = node.call(&["MIGRATE", "127.0.0.1", port(&other.server.url())?, "key", "0", "5000"])?;
+    let _: String =
+        node.call(&["MIGRATE", "127.0.0.1", port(&other.master.server.url())?, "key", "0", "5000"])?;
     tally.injected();
     has_ended(&mut node, &held, tally)?;
     is_held_as_a_string(&mut other, &held, tally)
 });
 
-/// A lock is taken, and ended by this.
+/// Acquires a lock that a command must end.
 fn ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<()>) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
@@ -117,7 +122,7 @@ fn ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<()>) ->
     has_ended(&mut node, &held, tally)
 }
 
-/// Its holder has it no more, and another can have it.
+/// Checks that the holder has lost the lock, and that another client can acquire it.
 fn has_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     tally.must(node.extend(Way::Module, held)?.is_none(), || "it was still its holder's".into());
     let other = node.acquire(Way::Module, &held.key, "another", TTL)?;
@@ -131,7 +136,7 @@ fn is_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Nobody else is granted it, and its holder can make it a lock of the module, and give it back.
+/// Checks that no other client is granted the lock, and that its holder can adopt and release it.
 fn is_held_as_a_string(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     is_refused(node, &held.key, tally)?;
     tally.must(node.extend(Way::Module, held)?.is_some(), || "its holder could not extend the string".into());

@@ -1,31 +1,34 @@
-//! The server empties itself and loads its own data again. That is not a flush by an operator.
+//! A server replaces its data while a lock is held: from its own files, or as a promoted replica.
 
-use anyhow::Result;
+use std::time::Instant;
 
-use super::{MINUTE_S, is_its_holders, module_or_set_nx};
-use crate::node::{Node, PATIENCE};
-use crate::{Protected, Scenario, Tally, Twin};
+use anyhow::{Result, ensure};
+use quorlock_testkit::{Direction, Proxy};
 
-const KEYS_SURVIVE: Twin = Twin::Unharmed("SET NX PX: the keys are loaded again");
+use super::{Abstention, MINUTE_S, is_its_holders, module_or_set_nx};
+use crate::harness::{Node, PATIENCE, Protected, Way, port};
+use crate::{Baseline, Scenario, Tally};
 
-/// From a snapshot that it makes.
+const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loaded again");
+
+/// From a snapshot that the server makes.
 pub static DEBUG_RELOAD: Scenario = Scenario {
     fault: "DEBUG RELOAD",
-    twin: KEYS_SURVIVE,
+    baseline: KEYS_SURVIVE,
     round: |protected, tally| reloaded("RELOAD", Clock::Right, protected, tally),
 };
 
 /// From its append-only file.
 pub static DEBUG_LOADAOF: Scenario = Scenario {
     fault: "DEBUG LOADAOF",
-    twin: KEYS_SURVIVE,
+    baseline: KEYS_SURVIVE,
     round: |protected, tally| reloaded("LOADAOF", Clock::Right, protected, tally),
 };
 
 /// A snapshot is loaded without the keys that have expired by the wall clock.
 pub static DEBUG_RELOAD_AFTER_A_STEP: Scenario = Scenario {
     fault: "wall clock +60 s, then DEBUG RELOAD",
-    twin: Twin::Harmed("SET NX PX"),
+    baseline: Baseline::Harmed("SET NX PX"),
     round: |protected, tally| reloaded("RELOAD", Clock::Stepped, protected, tally),
 };
 
@@ -45,4 +48,43 @@ fn reloaded(from: &str, clock: Clock, protected: Protected, tally: &mut Tally) -
     let _: String = node.call(&["DEBUG", from])?;
     tally.injected();
     is_its_holders(&mut node, way, &held, tally)
+}
+
+/// `REPLICAOF NO ONE` while the grant is still on its way to the replica.
+pub static NOT_YET_REPLICATED: Scenario = Scenario {
+    fault: "replica promoted, the lock not yet replicated",
+    baseline: Baseline::Harmed("SET NX PX"),
+    round: not_yet_replicated,
+};
+
+fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let abstention = Abstention::of(protected);
+    let max_ttl_ms = abstention.max_ttl.as_millis();
+    // Without this the replica waits for the master to gather other replicas.
+    let mut primary = Node::start(|builder| {
+        builder.arg("lock.max-ttl", max_ttl_ms).arg("repl-diskless-sync-delay", 0).tcp()
+    })?;
+    let mut replica = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
+    let network = Proxy::start(primary.master.server.url());
+    let _: String = replica.call(&["REPLICAOF", "127.0.0.1", port(&network.url())?])?;
+    let _: String = primary.call(&["SET", "replicated", "value"])?;
+    replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;
+
+    network.hold(Direction::ToClient);
+    let held = primary.take(way, "key", "holder", abstention.max_ttl)?;
+    primary.master.server.kill();
+    ensure!(!replica.exists("key")?, "the grant was replicated");
+    let promoted_at = Instant::now();
+    let _: String = replica.call(&["REPLICAOF", "NO", "ONE"])?;
+    tally.injected();
+    match way {
+        Way::Module => abstention.is_kept(&mut replica, protected, &held, promoted_at, "promotion", tally),
+        Way::SetNx => {
+            let other =
+                replica.acquire_until(way, "key", "another", abstention.max_ttl, held.must_last_until())?;
+            tally.must(other.is_none(), || "another was granted the lock while it was held".into());
+            Ok(())
+        }
+    }
 }

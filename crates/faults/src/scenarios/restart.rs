@@ -1,17 +1,18 @@
-//! The server's process dies, and is started again while a lock is held that it gave.
+//! A server restarts while a lock is held, and has lost some or all of its data.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
-use super::{Abstention, MINUTE_S};
-use crate::node::{Node, Way};
-use crate::{Protected, Scenario, Tally, Twin};
+use super::{Abstention, HOUR_S, MINUTE_S};
+use crate::harness::{Held, Node, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
 
-/// Killed, and started with nothing of what it knew.
+/// Killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     fault: "kill -9, restart on an empty disk",
-    twin: Twin::Harmed("lock.rejoin-delay 0"),
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: empty_disk,
 };
 
@@ -21,7 +22,7 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
     let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
 
-    node.server.kill();
+    node.master.server.kill();
     let killed_at = Instant::now();
     node.restart(abstention.rejoin_delay_ms)?;
     ensure!(!node.exists("key")?, "the disk was not empty");
@@ -29,10 +30,10 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     abstention.is_kept(&mut node, protected, &held, killed_at, "start", tally)
 }
 
-/// Every write is on the disk, and the keys of the locks have expired all the same when the server loads them.
+/// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub static CLOCK_STEPPED_MEANWHILE: Scenario = Scenario {
     fault: "wall clock +60 s during a restart, appendfsync always",
-    twin: Twin::Harmed("lock.rejoin-delay 0"),
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: clock_stepped_meanwhile,
 };
 
@@ -44,12 +45,123 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
     })?;
     let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
 
-    let lost_bytes = node.cut_power();
+    let lost_bytes = node.cut_power()?;
     let cut_at = Instant::now();
     ensure!(lost_bytes == 0, "appendfsync always lost {lost_bytes} bytes");
-    node.clock.step_ms(MINUTE_S * 1000);
+    node.master.injectors()?.clock.step_ms(MINUTE_S * 1000);
     node.restart(abstention.rejoin_delay_ms)?;
     ensure!(!node.exists("key")?, "the key has not expired");
     tally.injected();
     abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
+}
+
+/// The operating system decides when to sync.
+pub static NEVER_SYNCED: Scenario = Scenario {
+    fault: "power cut, appendfsync no",
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
+    round: |protected, tally| power_cut(Fsync::No, protected, tally),
+};
+
+/// The server syncs once a second.
+pub static SYNCED_EVERY_SECOND: Scenario = Scenario {
+    fault: "power cut, appendfsync everysec",
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
+    round: |protected, tally| power_cut(Fsync::EverySecond, protected, tally),
+};
+
+/// The server syncs before it answers.
+pub static ALWAYS_SYNCED: Scenario = Scenario {
+    fault: "power cut, appendfsync always",
+    baseline: Baseline::Unharmed("lock.rejoin-delay 0: what is synced before the answer is not lost"),
+    round: |protected, tally| power_cut(Fsync::Always, protected, tally),
+};
+
+/// A server that syncs once a second measures the second by the wall clock.
+///
+/// After a step back by an hour it does not sync for an hour. So do Redis 7.0 and 8.0, Valkey 8.1
+/// and 9.1.
+pub static STEPPED_BACK_BEFORE: Scenario = Scenario {
+    fault: "wall clock −1 h, a second later a power cut, appendfsync everysec",
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
+    round: stepped_back_before,
+};
+
+fn stepped_back_before(protected: Protected, tally: &mut Tally) -> Result<()> {
+    const SYNCED_BY_THEN: Duration = Duration::from_millis(1500);
+    let abstention = Abstention::of(protected);
+    let abstention = Abstention { max_ttl: abstention.max_ttl + SYNCED_BY_THEN, ..abstention };
+    let mut node = start(Fsync::EverySecond, &abstention)?;
+    node.step_clock(-HOUR_S)?;
+    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    thread::sleep(SYNCED_BY_THEN);
+    let lost_bytes = node.cut_power()?;
+    let cut_at = Instant::now();
+    ensure!(lost_bytes > 0, "the server has synced after all");
+    node.restart(abstention.rejoin_delay_ms)?;
+    tally.injected();
+    abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fsync {
+    No,
+    EverySecond,
+    Always,
+}
+
+impl Fsync {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::No => "no",
+            Self::EverySecond => "everysec",
+            Self::Always => "always",
+        }
+    }
+}
+
+fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()> {
+    let abstention = Abstention::of(protected);
+    let (mut node, mut held) = cut_after_a_grant(fsync, &abstention)?;
+    let cut_at = Instant::now();
+    node.restart(abstention.rejoin_delay_ms)?;
+    tally.injected();
+    if fsync == Fsync::Always {
+        // The key exists, so the lock goes on while the node abstains; otherwise it ends at its
+        // deadline.
+        let extended = node.extend(Way::Module, &held)?;
+        tally.must(extended.is_some(), || "its holder could not extend it".into());
+        held = extended.unwrap_or(held);
+    }
+    abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
+}
+
+/// Cuts the power after a grant, and before the next sync of `everysec`.
+///
+/// The time of that sync is unknown, so a cut that came too late is repeated.
+fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Held)> {
+    const ATTEMPTS_MAX: usize = 20;
+    for _ in 0..ATTEMPTS_MAX {
+        let mut node = start(fsync, abstention)?;
+        let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+        let loses_nothing = node.cut_power()? == 0;
+        if loses_nothing == (fsync == Fsync::Always) {
+            return Ok((node, held));
+        }
+    }
+    bail!("{ATTEMPTS_MAX} power cuts did not find the server as appendfsync {} leaves it", fsync.word())
+}
+
+/// Starts a server that has just synced its data, unless it never syncs.
+fn start(fsync: Fsync, abstention: &Abstention) -> Result<Node> {
+    let max_ttl_ms = abstention.max_ttl.as_millis();
+    let mut node = Node::start(|builder| {
+        builder.arg("lock.max-ttl", max_ttl_ms).arg("appendonly", "yes").arg("appendfsync", fsync.word())
+    })?;
+    if fsync == Fsync::EverySecond {
+        // A server that has written nothing for a second syncs the next write at once.
+        let before = node.syncs()?;
+        let _: String = node.call(&["SET", "other", "value"])?;
+        node.eventually("the server syncs", |node| Ok(node.syncs()? > before))?;
+    }
+    Ok(node)
 }

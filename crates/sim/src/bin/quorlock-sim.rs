@@ -1,7 +1,8 @@
 //! Runs fleets: `quorlock-sim [--seeds N] [--from SEED]`, or `quorlock-sim --seed SEED [--trace]`.
+//!
 //! With `--no-faults` no seed draws faults, and with `--mutant NAME` a rule is broken.
-//! `quorlock-sim --compare` prints what each rule about waiting is for.
-//! `quorlock-sim --mutants [--seeds N]` looks for the first seed that catches each mutant.
+//! `quorlock-sim --compare` prints what each rule about waiting achieves. `quorlock-sim --mutants
+//! [--seeds N]` finds the first seed that catches each mutant.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
     run_all(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000), &plan)
 }
 
-/// Prints what each rule about waiting is for, and what locks of several keys cost the others.
+/// Prints what each rule about waiting achieves, and what locks of several keys cost the others.
 fn compare() {
     println!("| rule | case | with it | without it |\n|---|---|---|---|");
     for Comparison { rule, case, with, without } in comparisons() {
@@ -90,7 +91,7 @@ fn first_seeds(from: u64, seeds: u64) -> ExitCode {
     if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs all of these seeds on all processors.
+/// Runs these seeds on all processors.
 fn run_all(from: u64, seeds: u64, plan: &(impl Fn(u64) -> Plan + Sync)) -> ExitCode {
     let next = AtomicU64::new(from);
     let [bad, commands, locks] = [const { AtomicU64::new(0) }; 3];

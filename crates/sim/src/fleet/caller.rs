@@ -1,4 +1,4 @@
-//! The programs: each calls for locks, holds them, and ends them in one of several ways.
+//! The programs of a fleet: callers that acquire locks, hold them, and end them in several ways.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use super::plan::{Habits, Plan};
 use super::process::{Ended, Process};
 use super::world::{Text, World};
 
-/// One task of a program, which does one thing after the other.
+/// A task of a program, which does one thing after the other.
 pub(super) struct Caller {
     rng: StdRng,
     state: State,
-    /// The number of its next event; earlier ones are void.
+    /// The number of its next event. Events with earlier numbers are void.
     number: u64,
     errand: Option<Errand>,
     pub(super) locks: u64,
@@ -26,7 +26,7 @@ pub(super) struct Caller {
     pub(super) longest_wait: Ns,
     pub(super) waited: Ns,
     pub(super) began: Ns,
-    /// Has one set of keys, if the plan says so.
+    /// The set of keys that it always uses, if the plan says so.
     pub(super) only: Option<usize>,
 }
 
@@ -40,13 +40,13 @@ enum State {
     Finished,
 }
 
-/// What it does with one lock.
+/// What a caller does with one lock.
 #[derive(Clone, Debug)]
 struct Errand {
     held_for: Ns,
     extends: u32,
     end: End,
-    /// Whether it waits without end.
+    /// Whether it waits without a limit.
     waits_for_ever: bool,
 }
 
@@ -73,7 +73,7 @@ impl Caller {
         }
     }
 
-    /// Whether it does nothing any more.
+    /// Returns whether the caller has finished.
     pub(super) fn is_finished(&self) -> bool {
         self.state == State::Finished
     }
@@ -83,7 +83,7 @@ impl Caller {
     }
 
     fn between(&mut self, (from, to): (Ns, Ns)) -> Ns {
-        // As many short times as long ones.
+        // Short times as often as long ones.
         let (from, to) = (from.max(1), to.max(from + 1));
         if self.chance(50) {
             self.rng.random_range(from..=to)
@@ -109,7 +109,7 @@ impl Caller {
 }
 
 impl Process {
-    /// A caller begins, after a while.
+    /// Starts a caller after a while.
     pub(super) fn caller_begins(&mut self, caller: usize, at: Ns, world: &mut World) {
         self.callers[caller].state = State::Resting;
         self.wake_caller(caller, at, world);
@@ -122,7 +122,7 @@ impl Process {
         world.events.add(at, event);
     }
 
-    /// It is time for what the caller does next.
+    /// Does the next step of a caller.
     pub(super) fn caller_acts(&mut self, caller: usize, number: u64, world: &mut World) {
         if self.callers[caller].number != number {
             return;
@@ -196,7 +196,7 @@ impl Process {
         self.callers[caller].state = State::Calling(call);
     }
 
-    /// Something that the caller waited for has come.
+    /// Handles an event for which the caller waited.
     #[expect(clippy::needless_pass_by_value, reason = "an end is used up")]
     pub(super) fn caller_goes_on(&mut self, ended: Ended, world: &mut World) {
         match ended {
@@ -275,7 +275,7 @@ impl Process {
         self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
     }
 
-    /// No more calls are made, and those that wait without end are cancelled.
+    /// Ends all calls: no new ones start, and waits without a limit are cancelled.
     pub(super) fn callers_end(&mut self, world: &mut World) {
         for caller in 0..self.callers.len() {
             let this = &self.callers[caller];

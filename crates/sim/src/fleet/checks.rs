@@ -1,4 +1,4 @@
-//! What must hold in every run.
+//! The properties that must hold in every run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::process::{Lock, Machine, Process};
 use super::world::{Note, World};
 
-/// The time between two looks at the fleet.
+/// Interval between two checks of the whole fleet.
 const SAMPLED: Ns = 250 * MS;
 
 /// The checkers of a run.
@@ -21,12 +21,12 @@ pub(super) struct Checks {
     majority: Majority,
     /// The locks that may be held.
     held: Vec<(usize, u64)>,
-    /// The last fence of each key, and when it was granted.
+    /// The last fence of each key, and the time of its grant.
     fences: Vec<Fence>,
     granted: Vec<Ns>,
-    /// Since when nothing has kept a call from its lock.
+    /// The time since which no call has had a reason to wait for its lock.
     unhindered: BTreeMap<(usize, u64), Ns>,
-    /// How many locks were granted since the callers met.
+    /// Number of grants since the last meeting of the callers.
     met: u64,
 }
 
@@ -42,7 +42,7 @@ impl Checks {
         }
     }
 
-    /// Checks what has happened in the last event.
+    /// Checks what happened in the last event.
     pub(super) fn take_notes(&mut self, world: &mut World, processes: &[Process]) {
         for note in std::mem::take(&mut world.notes) {
             match note {
@@ -80,10 +80,10 @@ impl Checks {
         self.held.retain(|&held| held != (process, machine));
     }
 
-    /// Fences grow in the order of the grants.
+    /// Checks that fences grow in the order of grants.
     fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        // The fence tells the resource what the operator did.
+        // The fence shows to the resource that an operator ended the lock.
         if was_ended(world, lock) {
             return;
         }
@@ -99,8 +99,8 @@ impl Checks {
         }
     }
 
-    /// A lock that a majority of the nodes has called revoked is not extended, however much later one of
-    /// them said so than another.
+    /// Checks that a lock is not extended after a majority of nodes has reported its revocation,
+    /// however far apart these reports were.
     fn is_not_kept(
         &self,
         (process, machine): (usize, u64),
@@ -117,7 +117,7 @@ impl Checks {
         }
     }
 
-    /// No two locks that share a key are held at a time.
+    /// Checks that no two locks that share a key are held at the same time.
     fn excludes_others(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
@@ -137,8 +137,8 @@ impl Checks {
         }
     }
 
-    /// On so many nodes that no other can have it, the token holds the lock, or the node abstains
-    /// since it may have forgotten that.
+    /// Checks that no majority is left for another lock: on the other nodes the token holds the
+    /// lock, or the node abstains because it may have forgotten it.
     fn is_held_on_majority(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
@@ -159,8 +159,8 @@ impl Checks {
         }
     }
 
-    /// A lock that is renewed is not lost while a majority is well, and held by no other there. What
-    /// was not released before a fault may have been.
+    /// Checks that a renewed lock is not lost while a majority is well, and no other token holds it
+    /// there. A lock that was not released before a fault may be lost.
     fn was_lost_for_a_reason(
         &mut self,
         process: usize,
@@ -185,7 +185,8 @@ impl Checks {
         }
     }
 
-    /// Others had the lock, or waited for it, on so many nodes that no majority was left.
+    /// Checks that no majority was left: others held the lock, or waited for it, on the other
+    /// nodes.
     fn was_taken(
         &mut self,
         process: usize,
@@ -203,7 +204,7 @@ impl Checks {
         };
         let (claims, now) = (&world.claims, world.now);
         let is_other = |node: usize, token: Token| {
-            // What the same program has released before it called is free for it.
+            // A lock that the same program released before the call is free for it.
             let was_own = || {
                 let owner = claims.call_of(token).map(|call| call >> 40);
                 let released = claims.released_at(token).filter(|at| *at <= started);
@@ -220,7 +221,7 @@ impl Checks {
         }
     }
 
-    /// Looks at the fleet from time to time.
+    /// Checks the whole fleet, at intervals.
     pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
         let held = std::mem::take(&mut self.held);
         for &(process, machine) in &held {
@@ -232,23 +233,24 @@ impl Checks {
         self.one_of_all_wins(world);
     }
 
-    /// Of callers that want a free lock at the same moment, one gets it.
+    /// Checks that one of several callers wins a free lock that they request at the same moment.
     fn one_of_all_wins(&mut self, world: &mut World) {
         let Some(every) = world.plan.meet_every else { return };
         if world.now % every != 750 * MS {
             return;
         }
         let met = std::mem::take(&mut self.met);
-        // Callers begin one meeting after the connections were made.
+        // Callers start one meeting after the connections were made.
         if met == 0 && world.now > 2 * every && !world.is_ending {
             world.violate("all callers wanted a free lock, and none of them got it".into());
         }
     }
 
-    /// A free lock is granted to one of the calls that are after it.
+    /// Checks that a free lock is granted to one of the calls for it.
     fn free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
         let (plan, now) = (Arc::clone(&world.plan), world.now);
-        // Each of two nodes has a veto: two queues or two clocks that disagree can block a lock for long.
+        // Each of two nodes has a veto: two queues or two clocks that disagree can block a lock for
+        // long.
         if plan.nodes == 2 {
             return;
         }
@@ -261,7 +263,7 @@ impl Checks {
                 is_held(processes, process, lock, now).then_some(lock.keys)
             })
             .collect();
-        // An attempt may hold a node for so long.
+        // The time for which an attempt may hold a node.
         let at_most = 100 * MS + 4 * plan.round_trip;
         let is_free = |keys: usize, node: usize| {
             plan.members[keys].iter().all(|&key| {
@@ -277,7 +279,8 @@ impl Checks {
             };
             processes[process].paused == 0 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
-        // Each process may be making a first attempt, which keeps a node from others for a round trip.
+        // Each process may be making a first attempt, which keeps a node from others for a round
+        // trip.
         let newcomers = plan.round_trip * plan.processes as u64;
         let mut stuck = None;
         for process in processes {
@@ -295,9 +298,9 @@ impl Checks {
                 let granted = plan.members[call.keys].iter().map(|&key| self.granted[key]).max();
                 let since = known.max(granted.unwrap_or_default());
                 let limit = u64::try_from(process.longest_timeout(call.acquire.spec()).as_nanos());
-                // Clients for which a node has no place poll, and get in each other's way. Of an even
-                // number of nodes two halves can have a queue each, which takes longer to resolve:
-                // clients warn of such fleets.
+                // Clients without a place in a node's queue poll, and compete with each other. In a
+                // fleet with an even number of nodes two halves can have a queue each, which takes
+                // longer to resolve: clients warn of such fleets.
                 let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
                 let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
                 let most = crowd + newcomers + 4 * limit.unwrap_or_default() + SAMPLED;
@@ -313,7 +316,7 @@ impl Checks {
         }
     }
 
-    /// Nothing is left when all is over.
+    /// Checks that nothing is left at the end.
     pub(super) fn end(world: &mut World, processes: &[Process]) {
         for process in processes {
             if !process.is_idle() {
@@ -337,7 +340,7 @@ impl Checks {
     }
 }
 
-/// A node that has answered the RELEASE of a token does not hold the lock for it.
+/// Checks that a node which has answered the RELEASE of a token does not hold the lock for it.
 fn nothing_is_left_behind(world: &mut World) {
     let age = 100 * MS + 4 * world.plan.round_trip;
     for node in 0..world.plan.nodes {
@@ -350,7 +353,7 @@ fn nothing_is_left_behind(world: &mut World) {
     }
 }
 
-/// A lock that an operator has ended on a majority is not extended.
+/// Checks that a lock which an operator has ended on a majority is not extended.
 fn is_not_revived(
     (process, machine): (usize, u64),
     verdict: ExtensionVerdict,
@@ -379,7 +382,7 @@ fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock>
     }
 }
 
-/// Whether an operator has ended the lock, of which its holder need not have heard.
+/// Returns whether an operator has ended the lock. Its holder may not know it yet.
 fn was_ended(world: &World, lock: &Lock) -> bool {
     let token = lock.hold.token();
     world.ended.contains(&token)

@@ -1,5 +1,5 @@
-//! Which token had, or waited for, which key on which node, and when: what the checkers compare
-//! the words of the clients with.
+//! The tokens that had, or waited for, each key on each node, with their times. Checkers compare
+//! them with what clients report.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(super) struct Claims {
     tokens: HashMap<Token, Owner>,
 }
 
-/// What is known of a token.
+/// What is known about a token.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     call: u64,
@@ -43,9 +43,9 @@ pub(super) enum Kind {
 /// Claims that ended longer ago than this are forgotten.
 const KEPT: Ns = 30 * super::clock::SECOND;
 const FORGET_BEYOND: usize = 256;
-/// How much later than its RELEASE an ACQUIRE may arrive and still count as overtaken by it.
+/// Delay by which an ACQUIRE may arrive after its RELEASE and still count as overtaken by it.
 const LATE: Ns = 2 * super::clock::SECOND;
-/// No attempt holds a node for longer.
+/// An attempt holds a node for less than this.
 const LONG: Ns = 100 * super::clock::MS;
 
 impl Claims {
@@ -53,48 +53,49 @@ impl Claims {
         Self { places: vec![vec![Vec::new(); keys]; nodes], tokens: HashMap::new() }
     }
 
-    /// The token was made for this call.
+    /// Records the call for which a token was made.
     pub(super) fn belongs(&mut self, token: Token, call: u64) {
         let owner = Owner { call, released_at: None, gone_at: None };
         self.tokens.entry(token).or_insert(owner);
     }
 
-    /// The holder of the lock has released it.
+    /// Records that the holder has released the lock.
     pub(super) fn released(&mut self, token: Token, now: Ns) {
         if let Some(owner) = self.tokens.get_mut(&token) {
             owner.released_at = Some(now);
         }
     }
 
-    /// Every node that was asked for the lock has answered its RELEASE, or this is not known.
+    /// Records that every node that was asked for the lock has answered its RELEASE, or that this
+    /// is unknown.
     pub(super) fn gone(&mut self, token: Token, at: Option<Ns>) {
         if let Some(owner) = self.tokens.get_mut(&token) {
             owner.gone_at = at;
         }
     }
 
-    /// When the holder released the lock of this token, if it has.
+    /// Returns when the holder released the lock of this token.
     pub(super) fn released_at(&self, token: Token) -> Option<Ns> {
         self.tokens.get(&token)?.released_at
     }
 
-    /// A token on a key of a node that has answered its RELEASE, and the call that it belongs to.
+    /// Returns a token on a key of a node that has answered its RELEASE, and the call of the token.
     pub(super) fn left_behind(&self, node: usize, key: usize, now: Ns, age: Ns) -> Option<(Token, u64)> {
         self.at(node, key, now).find_map(|claim| {
             let owner = self.tokens.get(&claim.token)?;
             let is_old = claim.kind == Kind::Lease && claim.since + age < now;
-            // A request that was in flight when its connection was reset may arrive at any time.
+            // A request in flight may arrive at any time after its connection was reset.
             let is_left = owner.gone_at.is_some_and(|at| claim.since < at + LATE);
             (is_old && is_left).then_some((claim.token, owner.call))
         })
     }
 
-    /// The call that a token was made for.
+    /// Returns the call for which a token was made.
     pub(super) fn call_of(&self, token: Token) -> Option<u64> {
         self.tokens.get(&token).map(|owner| owner.call)
     }
 
-    /// A token begins to hold a key, or to wait for it.
+    /// Records that a token begins to hold a key, or to wait for it.
     pub(super) fn begin(&mut self, node: usize, key: usize, claim: Claim) {
         let now = claim.since;
         let place = &mut self.places[node][key];
@@ -104,7 +105,7 @@ impl Claims {
         place.push(claim);
     }
 
-    /// The claim of a token ends, or is to end at another time.
+    /// Records when the claim of a token ends, now or at another time than before.
     pub(super) fn end(&mut self, node: usize, key: usize, token: Token, kind: Kind, now: Ns, at: Ns) {
         let live = |claim: &&mut Claim| claim.token == token && claim.kind == kind && claim.until > now;
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
@@ -112,7 +113,7 @@ impl Claims {
         }
     }
 
-    /// The lease of a token lasts until this time at least.
+    /// Records the minimal end of a token's lease.
     pub(super) fn extend(&mut self, node: usize, key: usize, token: Token, now: Ns, at: Ns) {
         let live =
             |claim: &&mut Claim| claim.token == token && claim.kind != Kind::Waiter && claim.until > now;
@@ -122,20 +123,21 @@ impl Claims {
         }
     }
 
-    /// All claims on a node end.
+    /// Ends all claims on a node.
     pub(super) fn clear(&mut self, node: usize, now: Ns) {
         for claim in self.places[node].iter_mut().flatten() {
             claim.until = claim.until.min(now);
         }
     }
 
-    /// The claims on a key of a node now.
+    /// Returns the present claims on a key of a node.
     pub(super) fn at(&self, node: usize, key: usize, now: Ns) -> impl Iterator<Item = Claim> {
         let claims = self.places[node][key].iter().copied();
         claims.filter(move |claim| claim.since <= now && now < claim.until)
     }
 
-    /// Whether another's lease, or a foreign string, was on a key for long between two times.
+    /// Returns whether another token's lease, or a foreign string, was on a key for long between
+    /// two times.
     pub(super) fn was_orphan(&self, node: usize, key: usize, call: u64, (from, to): (Ns, Ns)) -> bool {
         let is_orphan = |claim: &Claim| {
             let time = claim.until.min(to).saturating_sub(claim.since.max(from));
@@ -144,9 +146,11 @@ impl Claims {
         self.places[node][key].iter().any(is_orphan)
     }
 
-    /// Whether tokens of others had claims on one of these keys on so many nodes that fewer than
-    /// `majority` were left: on each node at some time from the last look at it until `to`. A look at
-    /// several nodes is no snapshot, so these claims need not have been there at the same instant.
+    /// Returns whether fewer than `majority` nodes were without a claim of other tokens on one of
+    /// these keys.
+    ///
+    /// A claim on a node counts at any time from the last request there until `to`. Requests to
+    /// several nodes are no snapshot, so these claims need not exist at the same instant.
     pub(super) fn were_taken(
         &self,
         keys: &[usize],

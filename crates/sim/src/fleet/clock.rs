@@ -5,7 +5,7 @@ use std::time::Duration;
 use quorlock_core::node::{Monotonic, Now};
 use quorlock_core::quorum::Moment;
 
-/// True time in nanoseconds since the begin of a run.
+/// True time in nanoseconds since the start of a run.
 pub(super) type Ns = u64;
 
 /// A millisecond of true time.
@@ -13,20 +13,20 @@ pub(super) const MS: Ns = 1_000_000;
 /// A second of true time.
 pub(super) const SECOND: Ns = 1000 * MS;
 
-/// The wall clock at the begin of each run, in microseconds since 1970.
+/// The wall clock at the start of each run, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
-/// No deadline that lies further ahead is reached within a run.
+/// Deadlines further ahead than this are not reached within a run.
 const NEVER_NS: u64 = 1_000_000 * SECOND;
 
 /// The clocks of one client machine.
 #[derive(Clone, Debug)]
 pub(super) struct ClientClock {
-    /// How much faster than the true time the raw clock runs, in parts per million.
+    /// Rate of the raw clock above the true rate, in parts per million.
     raw_ppm: i64,
     boot_ppm: i64,
     offset: Duration,
     wall_offset_us: i64,
-    /// How long the machine has slept, without the present sleep.
+    /// Time for which the machine has slept, without the present sleep.
     slept: Ns,
     sleeps_since: Option<Ns>,
 }
@@ -36,17 +36,17 @@ pub(super) struct ClientClock {
 pub(super) struct NodeClock {
     ppm: i64,
     offset_us: u64,
-    /// What steps of the wall clock add up to.
+    /// Sum of all steps of the wall clock.
     pub(super) wall_offset_us: i64,
 }
 
 impl ClientClock {
-    /// Clocks with these rates, which begin at some time of their own.
+    /// Creates clocks with these rates, each with a random start.
     pub(super) fn new(raw_ppm: i64, boot_ppm: i64, offset: Duration, wall_offset_us: i64) -> Self {
         Self { raw_ppm, boot_ppm, offset, wall_offset_us, slept: 0, sleeps_since: None }
     }
 
-    /// What the clocks show.
+    /// Returns the readings of the clocks.
     pub(super) fn at(&self, now: Ns) -> Moment {
         let awake = self.sleeps_since.map_or(now, |since| now.min(since)) - self.slept;
         let boot = self.offset * 3 + Duration::from_nanos(scaled(now, self.boot_ppm));
@@ -54,17 +54,17 @@ impl ClientClock {
         Moment { boot, raw }
     }
 
-    /// The wall clock in microseconds since 1970.
+    /// Returns the wall clock in microseconds since 1970.
     pub(super) fn wall_us(&self, now: Ns) -> u64 {
         (EPOCH_US + now / 1000).saturating_add_signed(self.wall_offset_us)
     }
 
-    /// The first time from `now` on at which either clock has reached the deadline, unless the
-    /// machine sleeps; `None` for a deadline that no run reaches.
+    /// Returns the first time from `now` on at which either clock has reached the deadline, unless
+    /// the machine sleeps; `None` for a deadline that no run reaches.
     pub(super) fn when(&self, deadline: Moment, now: Ns) -> Option<Ns> {
         let left = self.at(now).until(deadline);
         let left = u64::try_from(left.as_nanos()).ok().filter(|left| *left < NEVER_NS)?;
-        // The faster clock decides; a nanosecond is lost to rounding at most.
+        // The faster clock decides. At most a nanosecond is lost to rounding.
         let fastest = self.raw_ppm.max(self.boot_ppm);
         let mut at = now + unscaled(left, fastest);
         while !self.at(at).has_reached(deadline) {
@@ -74,12 +74,12 @@ impl ClientClock {
         Some(at)
     }
 
-    /// The machine falls asleep.
+    /// Records that the machine falls asleep.
     pub(super) fn sleep(&mut self, now: Ns) {
         self.sleeps_since.get_or_insert(now);
     }
 
-    /// The machine wakes up.
+    /// Records that the machine wakes up.
     pub(super) fn wake(&mut self, now: Ns) {
         if let Some(since) = self.sleeps_since.take() {
             self.slept += now - since;
@@ -88,12 +88,12 @@ impl ClientClock {
 }
 
 impl NodeClock {
-    /// Clocks with this rate.
+    /// Creates clocks with this rate.
     pub(super) fn new(ppm: i64, offset_us: u64, wall_offset_us: i64) -> Self {
         Self { ppm, offset_us, wall_offset_us }
     }
 
-    /// What the clocks show.
+    /// Returns the readings of the clocks.
     pub(super) fn at(&self, now: Ns) -> Now {
         let us = scaled(now, self.ppm) / 1000;
         Now {
@@ -102,7 +102,7 @@ impl NodeClock {
         }
     }
 
-    /// The first time from `now` on at which the monotonic clock shows this.
+    /// Returns the first time from `now` on at which the monotonic clock has this reading.
     pub(super) fn when(&self, at: Monotonic, now: Ns) -> Ns {
         let left_us = at.us_since(self.at(now).monotonic);
         if left_us == 0 {
@@ -116,7 +116,7 @@ impl NodeClock {
         time
     }
 
-    /// The time at which the wall clock shows so many milliseconds, unless it is stepped.
+    /// Returns the time at which the wall clock has this reading in ms, unless it is stepped.
     pub(super) fn when_wall(&self, ms: u64, now: Ns) -> Ns {
         let left_ms = ms.saturating_sub(self.at(now).wall_ms());
         now + unscaled(left_ms.saturating_mul(MS), self.ppm)

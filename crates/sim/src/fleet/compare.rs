@@ -1,4 +1,4 @@
-//! What each rule about waiting is for: fleets without faults, with the rule and without it.
+//! What each rule about waiting achieves: fleets without faults, with the rule and without it.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ pub struct Comparison {
     pub rule: &'static str,
     /// The case.
     pub case: &'static str,
-    /// What is counted with the rule.
+    /// The figure with the rule.
     pub with: String,
-    /// What is counted without it.
+    /// The figure without it.
     pub without: String,
 }
 
-/// A rule, the case, the mutant without the rule, the plan, and what is counted.
+/// A rule, the case, the mutant without the rule, the plan, and the figure.
 type Case = (&'static str, &'static str, ClientRule, Plan, fn(&Report) -> String);
 
-/// One rule after the other is left out.
+/// Leaves out one rule after the other.
 pub fn comparisons() -> impl Iterator<Item = Comparison> {
     let cases: [Case; 5] = [
         (
@@ -73,20 +73,21 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
 /// Clients for single keys beside clients for several keys.
 #[derive(Clone, Debug)]
 pub struct Mixed {
-    /// Locks of the clients for single keys, when there are no others.
+    /// Locks of the clients for single keys without the others.
     pub alone: u64,
     /// Locks of the same clients beside the others.
     pub beside: u64,
     /// Locks of the clients for several keys.
     pub several: u64,
-    /// How long clients for single keys waited beside the others: on average and at most.
+    /// Mean and longest wait of clients for single keys beside the others.
     pub single_waits: (Duration, Duration),
-    /// How long clients for several keys waited.
+    /// Mean and longest wait of clients for several keys.
     pub several_waits: (Duration, Duration),
 }
 
-/// Eight clients for one of four keys, and four clients for two of them, which rest for up to
-/// `rest_ms` after each lock. Locks are held for 5 to 15 ms.
+/// Runs eight clients for one of four keys, and four clients for two of them.
+///
+/// The four rest for up to `rest_ms` after each lock. Locks are held for 5 to 15 ms.
 pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
     const SINGLE: usize = 8;
     let sets: Vec<Vec<usize>> = (0..SINGLE).map(|client| vec![client % 4]).collect();
@@ -115,7 +116,7 @@ pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
     }
 }
 
-/// Clients that wait without end, and call again at once.
+/// Clients that wait without a limit, and call again at once.
 fn habits(hold: (Ns, Ns)) -> Habits {
     Habits { ttls_ms: vec![10_000], hold, ..Habits::default() }
 }

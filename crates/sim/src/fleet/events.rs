@@ -1,4 +1,4 @@
-//! What happens when.
+//! The events of a run, and their times.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use super::clock::Ns;
 use super::network::{Conn, Down, Up};
 
-/// Something that happens at some time.
+/// An event.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A message arrives at the machine of a node.
@@ -17,17 +17,17 @@ pub(super) enum Event {
     NodeLosesConnection { conn: Conn },
     /// The process learns that the connection has ended.
     ProcessLosesConnection { conn: Conn },
-    /// The node has work of its own.
+    /// The node has work to do by itself.
     NodeWakes { node: usize },
     /// The node has finished a command.
     NodeIsFree { node: usize },
-    /// A machine of a process wants to be called.
+    /// The time-out of a machine of a process has passed.
     Timer { process: usize, machine: u64 },
-    /// A program does what it does next.
+    /// A program does its next step.
     Caller { process: usize, caller: usize, number: u64 },
     /// A fault begins, and then ends.
     Fault { index: usize },
-    /// The state of the fleet is looked at.
+    /// The whole fleet is checked.
     Sample,
 }
 
@@ -37,7 +37,7 @@ struct Entry {
     event: Event,
 }
 
-/// The events to come, in order; those of the same time in the order in which they were added.
+/// Future events, in order. Events of the same time keep the order in which they were added.
 #[derive(Default)]
 pub(super) struct Events {
     heap: BinaryHeap<Entry>,
@@ -50,7 +50,7 @@ impl Events {
         self.heap.push(Entry { at, number: self.next, event });
     }
 
-    /// When the next event happens.
+    /// Returns the time of the next event.
     #[cfg(test)]
     pub(super) fn next_at(&self) -> Option<Ns> {
         self.heap.peek().map(|entry| entry.at)

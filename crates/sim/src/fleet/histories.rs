@@ -1,4 +1,4 @@
-//! The driver of this crate, replaying histories. `QUORLOCK_RECORD=1` writes what it sends into them.
+//! The driver of this crate replays histories. `QUORLOCK_RECORD=1` writes what it sends into them.
 
 #[path = "../../histories/mod.rs"]
 mod history;
@@ -34,17 +34,18 @@ fn simulated_driver_does_what_the_histories_say() {
     history::replay_all::<Replay<false>>();
 }
 
-/// A process whose nodes are a history. It tells its machines of a lost connection before its links,
-/// or after them.
+/// A process whose nodes are a history.
+///
+/// It reports a lost connection to its machines before its links, or after them.
 struct Replay<const MACHINES_FIRST: bool> {
     process: Process,
     world: World,
     nodes: Vec<Node>,
     names: BTreeMap<Conn, Connection>,
-    /// How many requests wait for an answer.
+    /// Number of requests that wait for an answer.
     unanswered: BTreeMap<Conn, usize>,
     locks: BTreeMap<String, u64>,
-    /// Locks of which the program awaits an extension.
+    /// Locks whose extension the program awaits.
     extending: Vec<u64>,
     detached: BTreeMap<String, (Token, Arc<Spec>)>,
     done: Vec<Done>,
@@ -191,13 +192,13 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
             }
             Event::ProcessLosesConnection { conn } => self.process.lose(conn, "it was refused", world),
             Event::Timer { machine, .. } => self.process.time_out(machine, world),
-            // The history says what the program does.
+            // The history decides what the program does.
             Event::Caller { .. } => {}
             other => panic!("{other:?} is of no history"),
         }
     }
 
-    /// A node does what every node does at once; the rest is up to the history.
+    /// Answers what every node answers at once. The history decides the rest.
     fn arrive(&mut self, conn: Conn, message: Up) {
         let node = self.world.network.connection(conn).node;
         match message {
@@ -226,7 +227,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
         }
     }
 
-    /// What the program learns.
+    /// Records what the program learns.
     fn take_notes(&mut self) {
         for note in std::mem::take(&mut self.world.notes) {
             let (machine, what) = match note {
@@ -263,7 +264,7 @@ fn response(answer: Answer) -> Response {
     }
 }
 
-/// A request as the client sends it; docs/protocol/vectors.json has the same.
+/// Formats a request as the client sends it; docs/protocol/vectors.json has the same.
 fn command(spec: &Spec, request: &Request) -> Vec<String> {
     let key = String::from_utf8(spec.keys.first().to_vec()).unwrap();
     let (token, ttl) = (request.token.as_str().to_owned(), spec.ttl.ms().to_string());

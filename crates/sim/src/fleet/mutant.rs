@@ -3,10 +3,10 @@
 pub use quorlock_core::client::Mutant as ClientRule;
 use quorlock_core::client::break_rule;
 
-/// A rule that is broken, to see that the checkers notice.
+/// A rule broken on purpose, which the checkers must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
-    /// A node grants as soon as it has started again.
+    /// A node grants as soon as it has restarted.
     NoAbstention,
     /// The RELEASE of a dropped lock is sent later than the next ACQUIRE of its process.
     LateRelease,
@@ -21,7 +21,7 @@ impl Mutant {
         own.into_iter().chain(ClientRule::ALL.into_iter().map(Self::Client))
     }
 
-    /// The name of the rule.
+    /// Returns the name of the rule.
     pub fn name(self) -> String {
         match self {
             Self::Client(rule) => format!("{rule:?}"),
@@ -30,7 +30,7 @@ impl Mutant {
     }
 }
 
-/// Breaks a rule in the machines that this thread runs, until it is dropped.
+/// Breaks a rule in the machines of this thread until it is dropped.
 pub(super) struct Broken(());
 
 impl Broken {

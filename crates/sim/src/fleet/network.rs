@@ -1,4 +1,4 @@
-//! Connections between processes and nodes: ordered streams of bytes that are delayed, held up by a
+//! Connections between processes and nodes: ordered streams that are delayed, blocked by a
 //! partition, and broken.
 
 use std::collections::VecDeque;
@@ -11,10 +11,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::clock::{MS, Ns};
 use super::events::{Event, Events};
 
-/// The index of a connection. None is used twice.
+/// The index of a connection. No index is used twice.
 pub(super) type Conn = usize;
 
-/// What a process sends.
+/// A message of a process.
 #[derive(Debug)]
 pub(super) enum Up {
     Connect,
@@ -23,14 +23,14 @@ pub(super) enum Up {
     Close,
 }
 
-/// A request, and the lock that it is about.
+/// A request, and its lock.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) request: Request,
     pub(super) spec: Arc<Spec>,
 }
 
-/// What a node, or its machine, sends.
+/// A message of a node, or of its machine.
 #[derive(Debug)]
 pub(super) enum Down {
     Connected,
@@ -40,7 +40,7 @@ pub(super) enum Down {
     Closed,
 }
 
-/// All connections, and the paths that they take.
+/// All connections, and their paths.
 pub(super) struct Network {
     nodes: usize,
     paths: Vec<Path>,
@@ -48,18 +48,18 @@ pub(super) struct Network {
     rng: StdRng,
 }
 
-/// The way between a process and a node.
+/// The path between a process and a node.
 #[derive(Clone, Debug)]
 pub(super) struct Path {
-    /// The time that a message takes at least.
+    /// Shortest time of a message.
     pub(super) base: Ns,
-    /// How much longer it may take.
+    /// Largest random addition to it.
     pub(super) jitter: Ns,
-    /// How much longer it takes while the path is slow.
+    /// Addition while the path is slow.
     pub(super) spike: Ns,
-    /// How many faults block each direction.
+    /// Number of faults that block each direction.
     pub(super) blocked: [u32; 2],
-    /// Connections that may still carry something.
+    /// Connections that may still carry messages.
     open: Vec<Conn>,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum Direction {
 pub(super) struct Connection {
     pub(super) process: usize,
     pub(super) node: usize,
-    /// The process has not closed it, and does not know that it has ended.
+    /// Whether the process has neither closed it nor learned of its end.
     pub(super) is_open: bool,
     /// The start of the node that accepted it, until that closes it.
     pub(super) accepted_by: Option<u32>,
@@ -85,7 +85,7 @@ struct Stream<M> {
     last_arrival: Ns,
     sent: u64,
     arrived: u64,
-    /// Later messages are lost.
+    /// The number of the first message that is lost.
     lost_from: u64,
     /// Messages that wait for a blocked path.
     held: VecDeque<M>,
@@ -108,7 +108,7 @@ impl Path {
 }
 
 impl Network {
-    /// With one path for each process and node.
+    /// Creates a network with one path for each process and node.
     pub(super) fn new(nodes: usize, paths: Vec<Path>, seed: u64) -> Self {
         Self { nodes, paths, connections: Vec::new(), rng: StdRng::seed_from_u64(seed) }
     }
@@ -121,18 +121,18 @@ impl Network {
         &mut self.connections[conn]
     }
 
-    /// All connections of a node that are not over.
+    /// Returns all live connections of a node.
     pub(super) fn of_node(&self, node: usize) -> Vec<Conn> {
         let paths = self.paths.iter().skip(node).step_by(self.nodes);
         paths.flat_map(|path| path.open.iter().copied()).collect()
     }
 
-    /// All connections of a path that are not over.
+    /// Returns all live connections of a path.
     pub(super) fn of_path(&self, process: usize, node: usize) -> Vec<Conn> {
         self.paths[process * self.nodes + node].open.clone()
     }
 
-    /// A process connects to a node.
+    /// Connects a process to a node.
     pub(super) fn connect(&mut self, process: usize, node: usize, now: Ns, events: &mut Events) -> Conn {
         let conn = self.connections.len();
         let (up, down) = (Stream::default(), Stream::default());
@@ -164,7 +164,7 @@ impl Network {
         events.add(at, Event::Down { conn, number, message });
     }
 
-    /// Whether a message arrives, or was lost with its connection.
+    /// Returns whether a message arrives, or was lost with its connection.
     pub(super) fn arrives(&mut self, conn: Conn, number: u64, direction: Direction) -> bool {
         let connection = &mut self.connections[conn];
         match direction {
@@ -173,14 +173,14 @@ impl Network {
         }
     }
 
-    /// The process closes its end.
+    /// Closes the end of the process.
     pub(super) fn close(&mut self, conn: Conn, now: Ns, events: &mut Events) {
         if std::mem::replace(&mut self.connections[conn].is_open, false) {
             self.send_up(conn, Up::Close, now, events);
         }
     }
 
-    /// The process has learnt that the connection is over.
+    /// Records that the process has learned of the connection's end.
     pub(super) fn forget(&mut self, conn: Conn) {
         let connection = &mut self.connections[conn];
         connection.is_open = false;
@@ -188,8 +188,10 @@ impl Network {
         path.open.retain(|&open| open != conn);
     }
 
-    /// A router, or a firewall, breaks a connection. Of what is in flight to the node, some may
-    /// still arrive. The node may learn of it much later.
+    /// Breaks a connection, as a router or a firewall does.
+    ///
+    /// Some of what is in flight to the node may still arrive. The node may learn of the end much
+    /// later.
     pub(super) fn reset(&mut self, conn: Conn, node_learns_after: Ns, now: Ns, events: &mut Events) {
         let connection = &mut self.connections[conn];
         let up = &mut connection.up;
@@ -205,12 +207,13 @@ impl Network {
         events.add(node_learns, Event::NodeLosesConnection { conn });
     }
 
-    /// A direction of a path is blocked once more.
+    /// Adds a fault that blocks a direction of a path.
     pub(super) fn block(&mut self, process: usize, node: usize, direction: Direction) {
         self.path(process, node).blocked[direction as usize] += 1;
     }
 
-    /// A direction of a path is blocked once less. What was held up is sent again some time later.
+    /// Removes a fault that blocks a direction of a path. Blocked messages are sent again some time
+    /// later.
     pub(super) fn unblock(
         &mut self,
         process: usize,
@@ -243,7 +246,7 @@ impl Network {
 }
 
 impl<M> Stream<M> {
-    /// A message does not overtake those before it.
+    /// Returns the arrival of a message, which never overtakes earlier ones.
     fn next(&mut self, arrival: Ns) -> (Ns, u64) {
         self.last_arrival = self.last_arrival.max(arrival);
         self.sent += 1;

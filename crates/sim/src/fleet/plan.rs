@@ -13,75 +13,75 @@ use super::Mutant;
 use super::clock::{MS, Ns, SECOND};
 use super::network::Direction;
 
-/// No ttl of a run is longer, in milliseconds.
+/// Largest ttl of a run, in milliseconds.
 const TTL_MAX_MS: u64 = 10_000;
-/// How far the wall clocks are off at the begin, at most.
+/// Largest error of a wall clock at the start.
 pub(super) const WALL_OFFSET_US: i64 = 500_000;
-/// How long a connection, or a process that polls, may take to recover from a fault.
+/// Time in which a connection, or a process that polls, recovers from a fault.
 pub(super) const RECOVERY: Ns = 3 * SECOND;
 
-/// Everything about a run that does not depend on what happens in it.
+/// The parts of a run that do not depend on its events.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) seed: u64,
     pub(super) nodes: usize,
     pub(super) processes: usize,
-    /// How many callers each process has.
+    /// Number of callers of each process.
     pub(super) callers: usize,
     pub(super) names: Vec<String>,
     pub(super) key_sets: Vec<Keys>,
     /// The keys of each set, by index.
     pub(super) members: Vec<Vec<usize>>,
     pub(super) habits: Habits,
-    /// How many connections of a process may wait on a node.
+    /// Number of connections of a process that may wait on a node.
     pub(super) seats: usize,
     pub(super) max_waiters: usize,
     pub(super) max_clock_skew_ms: u64,
     pub(super) rejoin_delay_ms: u64,
-    /// The least and the most time that a message takes, by process and node.
+    /// Shortest and longest time of a message, by process and node.
     pub(super) paths: Vec<(Ns, Ns)>,
-    /// The longest round trip of a path without faults.
+    /// Longest round trip of a path without faults.
     pub(super) round_trip: Ns,
-    /// Rates of the processes' clocks, and of the nodes'.
+    /// Rates of the clocks of processes and nodes.
     pub(super) client_ppm: Vec<(i64, i64)>,
     pub(super) node_ppm: Vec<i64>,
-    /// The time for which calls are made, and how many commands end it sooner.
+    /// The time in which calls are made, and a number of commands that ends it sooner.
     pub(super) length: Ns,
     pub(super) commands_max: u64,
     pub(super) faults: Vec<Fault>,
     pub(super) mutant: Option<Mutant>,
-    /// The spec of requests that are about no lock.
+    /// The spec of requests that belong to no lock.
     pub(super) ping: Arc<Spec>,
-    /// Whether each caller has one set of keys only.
+    /// Whether each caller always uses the same set of keys.
     pub(super) one_set_each: bool,
-    /// All callers call at the same moments, this far apart.
+    /// The interval at which all callers call at the same moment.
     pub(super) meet_every: Option<Ns>,
-    /// So many processes, the last ones, do not remember that a key was contended.
+    /// The number of last processes that do not remember contended keys.
     pub(super) newcomers: usize,
     /// A node, and how often a RELEASE to it is lost.
     pub(super) lost_release_every: Option<(usize, Ns)>,
-    /// Whether the run ends with the first thing that goes wrong.
+    /// Whether the run ends with the first violation.
     pub(super) is_checked: bool,
 }
 
-/// What the programs of a run do.
+/// The habits of the programs of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Habits {
     pub(super) ttls_ms: Vec<u64>,
     pub(super) hold: (Ns, Ns),
     pub(super) rest: (Ns, Ns),
-    /// How many calls wait not at all, for a short and for a long time. The others wait for ever.
+    /// Shares of calls that do not wait, wait shortly, and wait long. Others wait without a limit.
     pub(super) waits_percent: [u32; 3],
     pub(super) renew_percent: u32,
     pub(super) extend_percent: u32,
     pub(super) detach_percent: u32,
     pub(super) drop_percent: u32,
     pub(super) cancel_percent: u32,
-    /// How many call again without a pause.
+    /// Share of calls that follow the last one without a pause.
     pub(super) at_once_percent: u32,
 }
 
-/// A fault, and how long it lasts.
+/// A fault, and its duration.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) from: Ns,
@@ -91,22 +91,22 @@ pub(super) struct Fault {
 
 #[derive(Clone, Debug)]
 pub(super) enum FaultKind {
-    /// Connections between these break. Nodes learn of it so much later.
+    /// Connections between these break. Nodes learn of it after this delay.
     Reset {
         pairs: Vec<(usize, usize)>,
         node_learns_after: Ns,
     },
-    /// Nothing gets through, or not in one direction.
+    /// All messages are blocked, in one direction or both.
     Partition {
         pairs: Vec<(usize, usize)>,
         direction: Option<Direction>,
     },
-    /// Everything takes so much longer.
+    /// All messages take longer by this time.
     Spike {
         pairs: Vec<(usize, usize)>,
         by: Ns,
     },
-    /// Each command takes so long.
+    /// Each command takes this time.
     SlowNode {
         node: usize,
         service: Ns,
@@ -143,7 +143,7 @@ pub(super) enum FaultKind {
 }
 
 impl Plan {
-    /// What this seed draws.
+    /// Draws the plan of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
@@ -211,7 +211,8 @@ impl Plan {
         this
     }
 
-    /// Clients of one key on five nodes, with messages that take 0.05 to 0.4 ms, and without faults.
+    /// Clients of one key on five nodes, with messages that take 0.05 to 0.4 ms, and without
+    /// faults.
     pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
         let names = vec!["key".to_owned()];
         let members = vec![vec![0]];
@@ -245,7 +246,7 @@ impl Plan {
         }
     }
 
-    /// With so many keys, and a set of them for each process.
+    /// With this number of keys, and a set of them for each process.
     pub(super) fn with_sets(mut self, keys: usize, members: Vec<Vec<usize>>) -> Self {
         self.names = (0..keys).map(|key| format!("key {key}")).collect();
         self.key_sets = sets(&self.names, &members);
@@ -253,7 +254,7 @@ impl Plan {
         self
     }
 
-    /// With processes that do not remember that a key was contended.
+    /// With processes that do not remember contended keys.
     pub(super) fn with_newcomers(mut self, newcomers: usize) -> Self {
         self.newcomers = newcomers;
         self
@@ -268,13 +269,13 @@ impl Plan {
         self
     }
 
-    /// With a RELEASE to the queue node of the first key lost every so often.
+    /// With a fraction of the RELEASEs to the queue node of the first key lost.
     pub(super) fn with_lost_releases(mut self, every: Ns) -> Self {
         self.lost_release_every = Some((self.queue_node(), every));
         self
     }
 
-    /// With callers that all call at the same moments.
+    /// With callers that call at the same moments.
     pub(super) fn with_meetings(mut self, every: Ns) -> Self {
         self.meet_every = Some(every);
         self
@@ -292,36 +293,36 @@ impl Plan {
         self
     }
 
-    /// The same with a rule that is broken.
+    /// The same with a broken rule.
     #[must_use]
     pub fn with_mutant(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
         self
     }
 
-    /// The index of a key.
+    /// Returns the index of a key.
     pub(super) fn key_index(&self, name: &[u8]) -> usize {
         self.names.iter().position(|known| known.as_bytes() == name).unwrap_or_default()
     }
 
-    /// Whether two sets of keys share one.
+    /// Returns whether two sets of keys share one.
     pub(super) fn overlap(&self, a: usize, b: usize) -> bool {
         self.members[a].iter().any(|key| self.members[b].contains(key))
     }
 
-    /// No lease lasts longer.
+    /// Returns the longest duration of a lease.
     pub(super) fn ttl_max(&self) -> Ns {
         self.habits.ttls_ms.iter().max().copied().unwrap_or_default() * MS
     }
 
-    /// Whether no fault has come between a process and a node, from `from` to `to`.
+    /// Returns whether no fault affected a process and a node from `from` to `to`.
     pub(super) fn is_well(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
         if self.fences_disagree(from, to) {
             return false;
         }
         let after = |kind: &FaultKind| match kind {
             FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
-            // Until then its fences lie too far ahead of the others' clocks, or theirs of its own.
+            // Until then its fences are too far ahead of the other clocks, or theirs of its own.
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs() * 2000 + RECOVERY,
             _ => RECOVERY,
         };
@@ -330,8 +331,9 @@ impl Plan {
         })
     }
 
-    /// Whether a node that has rejoined may give fences that others do not accept yet: its counters
-    /// begin as far ahead as its clock allows, which is too far for clocks that are behind it.
+    /// Returns whether a node that has rejoined may give fences that others do not accept yet.
+    ///
+    /// Its counters start as far ahead as its clock allows, which is too far for slower clocks.
     fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
         let steps = self.faults.iter().map(|fault| match fault.kind {
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs(),
@@ -346,13 +348,14 @@ impl Plan {
         })
     }
 
-    /// The first time from `at` on at which all callers call.
+    /// Returns the first time from `at` on at which all callers call.
     pub(super) fn next_meeting(&self, at: Ns) -> Option<Ns> {
         Some(at.div_ceil(self.meet_every?) * self.meet_every?)
     }
 
-    /// All callers want one free lock at the same moment, and do not wait for it. One node may be
-    /// down all the time.
+    /// All callers request one free lock at the same moment, and do not wait for it.
+    ///
+    /// One node may be down all the time.
     fn draw_meetings(&mut self, rng: &mut StdRng) {
         self.names.truncate(1);
         self.members = vec![vec![0]];
@@ -379,7 +382,7 @@ impl Plan {
         }
     }
 
-    /// An operator ends locks now and then, and one of the nodes is silent for a while after that.
+    /// An operator ends locks at times, and one of the nodes is silent for a while after each.
     fn draw_operator(&mut self, rng: &mut StdRng) {
         if self.members.iter().any(|keys| keys.len() > 1) {
             return;
@@ -399,8 +402,8 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// An operator revokes long locks, on one node after the other, so slowly that the lease on one node
-    /// may end before the next node is reached.
+    /// An operator revokes long locks on one node after the other, so slowly that the lease on one
+    /// node may end before the next is reached.
     fn draw_revocations(&mut self, rng: &mut StdRng) {
         let ttl_ms = (20 * self.round_trip / MS).clamp(pick(rng, &[300, 500, 1000]), TTL_MAX_MS);
         let ttl = ttl_ms * MS;
@@ -431,7 +434,7 @@ impl Plan {
         let kinds: Vec<u32> = (0..9).filter(|_| rng.random_range(0..10) < 4).collect();
         let often = pick(rng, &[1, 2, 4]);
         let has_restarts = kinds.contains(&7);
-        // Sometimes one node at most fails at a time, so that a majority is always well.
+        // Sometimes at most one node fails at a time, so that a majority is always well.
         let victim = rng.random_range(0..self.nodes);
         let one_only = rng.random_range(0..10) < 4;
         let mut wall_us = vec![0_i64; self.nodes];
@@ -447,7 +450,7 @@ impl Plan {
                     0 => vec![(process, node)],
                     1 => (0..self.processes).map(|process| (process, node)).collect(),
                     _ if one_only => vec![(process, node)],
-                    // Any shape.
+                    // Partitions of any shape.
                     _ => {
                         let all = (0..self.processes)
                             .flat_map(|process| (0..self.nodes).map(move |node| (process, node)));
@@ -480,7 +483,7 @@ impl Plan {
                         (FaultKind::Restart { node, machine_too, with_keys }, lasts.min(5 * SECOND))
                     }
                     _ => {
-                        // Back by less than a restarted node is out.
+                        // Back by less than the down time of a restarted node.
                         let skew = i64::try_from(self.max_clock_skew_ms).unwrap_or(0) * 1000;
                         let most = if has_restarts { 4_000_000 } else { skew / 2 };
                         let most = most.min(skew / 2);
@@ -496,7 +499,7 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// A node is not stopped or paused while it is.
+    /// Drops faults that stop or slow down a node while another fault does.
     fn keep_apart(&mut self) {
         self.faults.sort_by_key(|fault| fault.from);
         let mut kept: Vec<Fault> = Vec::new();
@@ -517,7 +520,7 @@ impl Plan {
 }
 
 impl FaultKind {
-    /// Which node it stops, or makes slow.
+    /// Returns the node that a fault stops or slows down.
     fn stops(&self) -> Option<usize> {
         match self {
             Self::SlowNode { node, .. } | Self::PauseNode { node } | Self::Restart { node, .. } => {
@@ -527,7 +530,7 @@ impl FaultKind {
         }
     }
 
-    /// Whether it comes between a process and a node.
+    /// Returns whether a fault affects a process and a node.
     fn concerns(&self, process: usize, node: usize) -> bool {
         match self {
             Self::Reset { pairs, .. } | Self::Partition { pairs, .. } | Self::Spike { pairs, .. } => {

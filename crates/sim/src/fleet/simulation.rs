@@ -1,4 +1,4 @@
-//! A run, from its seed to its report.
+//! A run, from its plan to its report.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +21,9 @@ use super::trace::Trace;
 use super::world::World;
 use super::{Mutant, Report};
 
-/// How often the state of the fleet is looked at.
+/// Interval between two checks of the whole fleet.
 const SAMPLE_EVERY: Ns = 250 * MS;
-/// Connections are made before the first call.
+/// Time of the first call, after connections were made.
 pub(super) const WARM_UP: Ns = SECOND;
 
 /// A run.
@@ -31,15 +31,15 @@ struct Simulation {
     world: World,
     processes: Vec<Process>,
     checks: Checks,
-    /// When faults and calls have ended.
+    /// When faults and calls end.
     ended_at: Option<Ns>,
-    /// When all calls were over.
+    /// When all calls had ended.
     quiet_at: Option<Ns>,
     activity_when_quiet: u64,
     events: u64,
 }
 
-/// Runs a plan. With `traced`, the report says what happened line by line.
+/// Runs a plan. With `traced`, the report has a line for each event.
 pub fn run(plan: &Plan, traced: bool) -> Report {
     let _broken = Broken::new(plan.mutant);
     Simulation::new(plan, traced).run()
@@ -161,7 +161,7 @@ impl Simulation {
         }
     }
 
-    /// Something happens in a process, or later if that is paused.
+    /// Handles an event of a process, or defers it while the process is paused.
     fn happen_in(&mut self, process: usize, event: Event) {
         let (process, world) = (&mut self.processes[process], &mut self.world);
         if process.paused > 0 {
@@ -279,7 +279,7 @@ impl Simulation {
         }
     }
 
-    // The end.
+    // The end of the run.
 
     fn sample(&mut self) {
         self.checks.sample(&mut self.world, &self.processes);
@@ -289,7 +289,7 @@ impl Simulation {
         if is_over && !world.is_ending {
             trace!(world, "no more calls are made");
             world.is_ending = true;
-            // Faults that have not begun do not begin.
+            // Faults that have not started do not start any more.
             self.ended_at = Some(world.now);
         }
         let faults_end = plan.faults.iter().map(|fault| fault.to).max().unwrap_or_default();
@@ -312,7 +312,7 @@ impl Simulation {
         let plan = &self.world.plan;
         let longest = plan.ttl_max().max(plan.rejoin_delay_ms * MS);
         if let Some(quiet_at) = self.quiet_at {
-            // A request that was long on its way may be granted when all calls are over.
+            // A request that was in flight for long may be granted after all calls have ended.
             let quiet_at = quiet_at.max(self.world.last_grant);
             let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
             if self.world.now >= idle {
@@ -320,7 +320,8 @@ impl Simulation {
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let members = (plan_size(&self.world.plan) + 4) as u64;
                 let activity = self.world.activity - self.activity_when_quiet;
-                // A RELEASE that may have overtaken its request is repeated for as long as the ttl.
+                // A RELEASE that may have overtaken its request is repeated for the length of the
+                // ttl.
                 if activity > 1000 * members + seconds * members * 2 {
                     self.world.violate(format!("{activity} events in {seconds} idle seconds"));
                 }

@@ -1,10 +1,10 @@
-//! What happened in a run, line by line.
+//! The events of a run, line by line.
 
 use std::fmt::{self, Write as _};
 
 use super::clock::{MS, Ns};
 
-/// The lines, if they are wanted.
+/// The lines, if a trace was requested.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     lines: Option<String>,
@@ -30,7 +30,7 @@ impl Trace {
     }
 }
 
-/// Writes a line of the trace, if that is on.
+/// Writes a line of the trace, if it was requested.
 macro_rules! trace {
     ($world:expr, $($line:tt)*) => {
         if $world.trace.is_on() {

@@ -1,4 +1,5 @@
-//! What all parts of a run share: the time, the network, the nodes, and what is known of them.
+//! The state that all parts of a run share: the time, the network, the nodes, and the checkers'
+//! facts.
 
 use std::sync::Arc;
 
@@ -23,31 +24,31 @@ pub(super) struct World {
     pub(super) hosts: Vec<Host>,
     pub(super) claims: Claims,
     pub(super) trace: Trace,
-    /// What is to be checked as soon as the present event is over.
+    /// Facts to check at the end of the present event.
     pub(super) notes: Vec<Note>,
     /// Locks that were detached, and not attached yet.
     pub(super) texts: Vec<Text>,
     /// Tokens of locks that an operator has ended on some nodes.
     pub(super) ended: Vec<Token>,
-    /// Those of locks that an operator has ended on a majority, and when.
+    /// Tokens of locks that an operator has ended on a majority, and when.
     pub(super) ended_everywhere: Vec<(Token, Ns)>,
-    /// Of which lock a node has told the holder that it is revoked there, and when it first did.
+    /// The first time at which a node reported a revocation to the holder of a lock.
     pub(super) revoked: Vec<(Token, usize, Ns)>,
-    /// The first thing that went wrong.
+    /// The first violation.
     pub(super) violation: Option<String>,
-    /// No more calls are made.
+    /// Whether no more calls are made.
     pub(super) is_ending: bool,
     pub(super) commands: u64,
-    /// Timers that fired and messages that arrived.
+    /// Number of timers that fired and of messages that arrived.
     pub(super) activity: u64,
-    /// When a node granted a lease last.
+    /// When a node last granted a lease.
     pub(super) last_grant: Ns,
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
-    /// How many RELEASEs the plan has lost.
+    /// Number of RELEASEs that the plan has lost.
     pub(super) releases_lost: u64,
-    /// The last grant, and the longest time between two of them.
+    /// The last grant, and the longest time between two grants.
     pub(super) granted_at: Ns,
     pub(super) longest_pause: Ns,
 }
@@ -59,7 +60,7 @@ pub(super) struct Text {
     pub(super) spec: Arc<Spec>,
 }
 
-/// Something that is to be checked.
+/// A fact to check.
 #[derive(Clone, Debug)]
 pub(super) enum Note {
     Granted {
@@ -91,13 +92,13 @@ pub(super) enum Note {
         reason: Reason,
         attached: bool,
         started: Ns,
-        /// When the call last began to look at each node; none if it has asked no node.
+        /// When the call last asked each node; `None` if it asked no node.
         looks: Option<Vec<Ns>>,
     },
 }
 
 impl World {
-    /// At the beginning of a run.
+    /// Creates the world at the start of a run.
     pub(super) fn new(plan: &Arc<Plan>, hosts: Vec<Host>, network: Network, trace: Trace) -> Self {
         Self {
             now: 0,
@@ -134,7 +135,7 @@ impl World {
         self.network.send_down(conn, message, self.now, &mut self.events);
     }
 
-    /// A node has told the holder of a lock that it is revoked there.
+    /// Records that a node has reported a revocation to the holder of a lock.
     pub(super) fn is_told_revoked(&mut self, token: Token, node: usize) {
         if !self.revoked.iter().any(|&(of, by, _)| (of, by) == (token, node)) {
             self.revoked.push((token, node, self.now));
@@ -148,7 +149,7 @@ impl World {
         }
     }
 
-    /// The call that a token belongs to, and the beginning of the token.
+    /// Returns the call of a token, and the start of the token, for a trace.
     pub(super) fn short(&self, token: Token) -> String {
         let call = self.claims.call_of(token).unwrap_or_default();
         format!("p{}/{}:{}", call >> 40, call & ((1 << 40) - 1), &token.as_str()[..4])

@@ -1,20 +1,38 @@
-//! Faults injected from within a server's process, by objects of ours that the loader puts before the C library.
+//! Faults inside a server's process, by shared objects that the loader puts before the C library.
 //!
 //! - `wall_clock`: steps the wall clock
 //! - `power_cut`: forgets what was not synced
-//! - `preload`: the object and the file through which it is spoken to
+//! - `preload`: the object, and the file that controls it
 //!
-//! An object that cannot do what it was loaded for ends the process that it was loaded into, with a line in the server's
-//! log: a fault that was not injected must not pass for one that was survived.
+//! An object that cannot inject its fault ends the process that loaded it, with a line in the
+//! server's log. A fault that was not injected must not pass for one that was survived.
 
-#[cfg(target_os = "linux")]
 mod power_cut;
 mod preload;
-#[cfg(target_os = "linux")]
 mod wall_clock;
 
-#[cfg(target_os = "linux")]
+use quorlock_localserver::ServerBuilder;
+
 pub use self::power_cut::PowerCut;
-pub(crate) use self::preload::{Preload, preload};
-#[cfg(target_os = "linux")]
 pub use self::wall_clock::WallClock;
+
+/// Starts a server with injectors.
+pub trait Inject {
+    /// Lets the server read this wall clock, which can then be stepped.
+    #[must_use]
+    fn wall_clock(self, clock: &WallClock) -> Self;
+
+    /// Records what the server syncs, so that `power` can cut its power.
+    #[must_use]
+    fn power_cut(self, power: &PowerCut) -> Self;
+}
+
+impl Inject for ServerBuilder {
+    fn wall_clock(self, clock: &WallClock) -> Self {
+        self.on_start(clock.preload())
+    }
+
+    fn power_cut(self, power: &PowerCut) -> Self {
+        self.on_start(power.preload())
+    }
+}

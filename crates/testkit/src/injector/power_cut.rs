@@ -6,23 +6,27 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use super::Preload;
-use crate::Server;
+use quorlock_localserver::Server;
+
+use super::preload::Preload;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so"));
 
-/// Cuts the power of the servers that are started with it: kills one with SIGKILL, and takes away what it has written
-/// and never synced, which SIGKILL alone would leave in the system's memory, and so on the disk.
+/// Cuts the power of the servers that are started with it.
 ///
-/// Every file in the server's directory is cut back to the size that it had when the last `fsync` or `fdatasync` of it
-/// that succeeded began; a file that was never synced is left empty. Renaming a file does not matter.
+/// Kills a server with SIGKILL, and removes what it has written and never synced. SIGKILL alone
+/// would leave that in the memory of the system, and so on the disk.
 ///
-/// What is not modelled: a file that was made, renamed or removed is so at once, without a sync of its directory; bytes
-/// that were written over in place stay; and everything that was not synced is lost, of which a real disk may have
-/// kept some. The server's log, which is written by the test kit's own hand, is left as it is.
+/// Each file in the server's directory is cut back to its size when the last successful `fsync` or
+/// `fdatasync` of it began; a file that was never synced is left empty. Renaming a file does not
+/// matter.
+///
+/// Not modelled: creating, renaming and removing files takes effect at once, without a sync of the
+/// directory; bytes that were overwritten in place stay; all that was not synced is lost, of which
+/// a real disk may keep a part. The log of the server is left as it is.
 ///
 /// ```
-/// use quorlock_testkit::{PowerCut, Server};
+/// use quorlock_testkit::{Inject as _, PowerCut, Server};
 ///
 /// let power = PowerCut::new();
 /// let mut server = Server::builder().arg("appendonly", "yes").power_cut(&power).start()?;
@@ -36,17 +40,19 @@ pub struct PowerCut {
 }
 
 impl PowerCut {
-    /// A switch that nothing is connected to yet.
+    /// Creates a power switch for servers that start with it.
     ///
     /// # Panics
     ///
-    /// When the system has no place for a small file.
+    /// When a small file cannot be written.
     #[track_caller]
     pub fn new() -> Self {
         Self { preload: Arc::new(Preload::write(OBJECT, "QUORLOCK_SYNCED_SIZES", b"")) }
     }
 
-    /// Cuts the power of a server that was started with this, and says how many bytes that has cost. It can be restarted.
+    /// Cuts the power of a server, and returns the number of lost bytes.
+    ///
+    /// The server must have been started with this, and can be restarted.
     ///
     /// # Panics
     ///
@@ -61,11 +67,11 @@ impl PowerCut {
         }
     }
 
-    /// How many syncs there were so far: a larger number later means that something has been synced in between.
+    /// Returns the number of syncs so far. When it grows, something was synced in between.
     ///
     /// # Panics
     ///
-    /// When they cannot be read.
+    /// When the record cannot be read.
     #[track_caller]
     pub fn syncs(&self) -> usize {
         match fs::read_to_string(self.preload.file()) {
@@ -74,7 +80,7 @@ impl PowerCut {
         }
     }
 
-    pub(crate) fn preload(&self) -> Arc<Preload> {
+    pub(super) fn preload(&self) -> Arc<Preload> {
         Arc::clone(&self.preload)
     }
 }
@@ -85,7 +91,7 @@ impl Default for PowerCut {
     }
 }
 
-/// Which file it is, whatever its name: the inode, and when it was born, in nanoseconds since 1970.
+/// Identifies a file whatever its name: inode, and birth in nanoseconds since 1970.
 #[derive(PartialEq, Eq, Hash)]
 struct FileId {
     inode: u64,
@@ -94,13 +100,13 @@ struct FileId {
 
 impl FileId {
     fn of(metadata: &Metadata) -> Self {
-        // Zero where the file system does not know it, as in the log.
+        // Zero where the file system does not know it, as in the record.
         let birth = metadata.created().ok().and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
         Self { inode: metadata.ino(), birth_ns: birth.map_or(0, |birth| birth.as_nanos()) }
     }
 }
 
-/// The size of each file when it was last synced, in bytes.
+/// The size in bytes of each file when it was last synced.
 struct SyncedSizes(HashMap<FileId, u64>);
 
 impl SyncedSizes {
@@ -112,11 +118,11 @@ impl SyncedSizes {
             Some((FileId { inode, birth_ns }, words.next()?.parse().ok()?))
         };
         let log = fs::read_to_string(log)?;
-        // Later lines replace earlier ones. Only the last can be half a line: its writer was killed.
+        // Later lines replace earlier ones. Only the last can be incomplete: its writer was killed.
         Ok(Self(log.split_inclusive('\n').filter_map(|line| parse(line.strip_suffix('\n')?)).collect()))
     }
 
-    /// Cuts the files in a directory, and in those within, back to these sizes.
+    /// Cuts the files below a directory back to these sizes.
     fn restore(&self, directory: &Path) -> io::Result<u64> {
         let mut lost_bytes = 0;
         for entry in fs::read_dir(directory)? {
@@ -124,7 +130,7 @@ impl SyncedSizes {
             let metadata = entry.metadata()?;
             if metadata.is_dir() {
                 lost_bytes += self.restore(&entry.path())?;
-            } else if metadata.is_file() && !Server::is_log(&entry.path()) {
+            } else if metadata.is_file() && entry.file_name() != Server::LOG_NAME {
                 let synced = self.0.get(&FileId::of(&metadata)).copied().unwrap_or(0);
                 if synced < metadata.len() {
                     File::options().write(true).open(entry.path())?.set_len(synced)?;

@@ -1,30 +1,29 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
+use quorlock_localserver::StartHook;
 use tempfile::TempDir;
 
-/// What the loader reads: objects to be loaded before all others.
+/// The loader's list of objects to load before all others.
 const LOADER_VARIABLE: &str = "LD_PRELOAD";
 
-/// A shared object to be loaded into a server before all others, and the file through which it is spoken to.
+/// A shared object to load into a process before all others, and the file that controls it.
 #[derive(Debug)]
-pub(crate) struct Preload {
+pub(super) struct Preload {
     object: PathBuf,
     variable: &'static str,
     file: PathBuf,
-    /// Both are in there. Whoever may start the server again keeps this.
+    /// Holds both files, and must live for as long as the process may be started again.
     _directory: TempDir,
 }
 
 impl Preload {
-    /// Writes the object and its file. The object finds the path of the file in the environment variable.
+    /// Writes the object and its file, whose path the object reads from an environment variable.
     ///
     /// # Panics
     ///
-    /// When there is no place to write them to.
-    #[cfg(target_os = "linux")]
+    /// When they cannot be written.
     #[track_caller]
     pub(super) fn write(object: &[u8], variable: &'static str, contents: &[u8]) -> Self {
         let write = || -> std::io::Result<Self> {
@@ -36,7 +35,7 @@ impl Preload {
         };
         match write() {
             Ok(preload) => preload,
-            Err(error) => panic!("no place for a shared object to preload: {error}"),
+            Err(error) => panic!("cannot write a shared object to preload: {error}"),
         }
     }
 
@@ -45,19 +44,18 @@ impl Preload {
     }
 }
 
-/// Has a program load these before what it was to preload anyway.
-pub(crate) fn preload(command: &mut Command, preloads: &[Arc<Preload>]) {
-    if preloads.is_empty() {
-        return;
-    }
-    let already = command.get_envs().find(|(name, _)| *name == LOADER_VARIABLE).and_then(|(_, value)| value);
-    let objects: Vec<_> = preloads.iter().map(|preload| preload.object.as_os_str()).chain(already).collect();
-    let objects = objects.join(OsStr::new(":"));
-    command.env(LOADER_VARIABLE, objects);
-    for Preload { variable, file, .. } in preloads.iter().map(AsRef::as_ref) {
-        let is_set = command.get_envs().any(|(name, _)| name == *variable);
+impl StartHook for Preload {
+    /// Loads the object before all that the command preloads already.
+    fn prepare(&self, command: &mut Command) {
+        let value_of =
+            |name: &str| command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value);
+        let objects: Vec<_> =
+            [self.object.as_os_str()].into_iter().chain(value_of(LOADER_VARIABLE)).collect();
+        let objects = objects.join(OsStr::new(":"));
+        let is_set = command.get_envs().any(|(name, _)| name == self.variable);
+        command.env(LOADER_VARIABLE, objects);
         if !is_set {
-            command.env(variable, file);
+            command.env(self.variable, &self.file);
         }
     }
 }

@@ -1,4 +1,4 @@
-// The one place of this crate that shares memory with another process.
+// The only place of this crate that shares memory with another process.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -8,32 +8,36 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use quorlock_localserver::StartHook as _;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{Preload, preload};
+use super::preload::Preload;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wall_clock.so"));
 
 const NS_PER_MS: i64 = 1_000_000;
 
-/// The wall clock of the servers that are started with it, to be stepped while they run: what an administrator, NTP or
-/// a virtual machine's host does to the real one.
+/// The wall clock of the servers that are started with it, which can be stepped while they run.
 ///
-/// It is right at first. A step is seen by whatever reads the clock next, and it holds over restarts of the server. All
-/// servers with the same `WallClock`, and its clones, show the same time. A server may go on for a moment with what it
-/// has read before: Valkey 9.1 reads the wall clock once a millisecond, and adds the processor's time stamp counter in
-/// between. When its `TIME` shows the step, it has taken it.
+/// Does what an administrator, NTP or the host of a virtual machine does to a real clock. The clock
+/// is right at first. The next read of it shows a step, and the step holds over restarts of the
+/// server. All servers with the same `WallClock`, and its clones, show the same time. A server may
+/// use an earlier reading for a moment: Valkey 9.1 reads the wall clock once a millisecond, and
+/// adds the processor's time stamp counter in between. A server uses the step when its `TIME` shows
+/// it.
 ///
-/// What is stepped: what the program and the libraries that it was linked with are told by `clock_gettime` for
-/// `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and `CLOCK_TAI`, by `gettimeofday`, `time` and `timespec_get`. What
-/// is not: the monotonic clocks (`CLOCK_MONOTONIC`, `_RAW` and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp
-/// counter, and what the kernel itself tells or waits for (the times of files, timers on `CLOCK_REALTIME`).
+/// Stepped are the results of `clock_gettime` for `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and
+/// `CLOCK_TAI`, of `gettimeofday`, `time` and `timespec_get`, for the program and the libraries
+/// that it was linked with. Not stepped are the monotonic clocks (`CLOCK_MONOTONIC`, `_RAW` and
+/// `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, and the clock inside the
+/// kernel (the times of files, timers on `CLOCK_REALTIME`).
 ///
-/// Some servers load modules in a way that gives them the C library itself (Valkey, with `RTLD_DEEPBIND`): such a module
-/// sees the steps in what the server tells it, not in what the C library does.
+/// Some servers load modules in a way that gives them the C library itself (Valkey, with
+/// `RTLD_DEEPBIND`). Such a module sees the steps in what the server tells it, but not in the C
+/// library.
 ///
 /// ```
-/// use quorlock_testkit::{Server, WallClock};
+/// use quorlock_testkit::{Inject as _, Server, WallClock};
 ///
 /// let clock = WallClock::new();
 /// let server = Server::builder().wall_clock(&clock).start()?;
@@ -47,11 +51,11 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// A clock that is right.
+    /// Creates a clock that is right.
     ///
     /// # Panics
     ///
-    /// When the system has no place for a small file, or does not map it.
+    /// When a small file cannot be written or mapped.
     #[track_caller]
     pub fn new() -> Self {
         let preload = Preload::write(OBJECT, "QUORLOCK_WALL_CLOCK", &0_i64.to_ne_bytes());
@@ -61,7 +65,7 @@ impl WallClock {
         }
     }
 
-    /// Puts the clock that many milliseconds ahead of what it shows, or back when that is negative.
+    /// Steps the clock ahead by `ms` milliseconds, or back when `ms` is negative.
     pub fn step_ms(&self, ms: i64) {
         self.ahead_ns.get().fetch_add(ms.saturating_mul(NS_PER_MS), Ordering::Relaxed);
     }
@@ -71,17 +75,18 @@ impl WallClock {
         self.ahead_ns.get().store(0, Ordering::Relaxed);
     }
 
-    /// How far ahead of the right time it is, in milliseconds; negative when it is behind.
+    /// Returns how many milliseconds the clock is ahead; negative when it is behind.
     pub fn ahead_ms(&self) -> i64 {
         self.ahead_ns.get().load(Ordering::Relaxed) / NS_PER_MS
     }
 
-    /// Has a program that is not a [`Server`](crate::Server) tell the time by this clock. It must outlive the program's start.
+    /// Lets a program that is not a [`Server`](crate::Server) read this clock, which must outlive
+    /// it.
     pub fn attach(&self, command: &mut Command) {
-        preload(command, &[self.preload()]);
+        self.preload.prepare(command);
     }
 
-    pub(crate) fn preload(&self) -> Arc<Preload> {
+    pub(super) fn preload(&self) -> Arc<Preload> {
         Arc::clone(&self.preload)
     }
 }
@@ -92,11 +97,11 @@ impl Default for WallClock {
     }
 }
 
-/// The number in a file that other processes have mapped too.
+/// A number in a file that other processes have mapped too.
 #[derive(Debug)]
 struct SharedNumber(NonNull<AtomicI64>);
 
-// SAFETY: it is a reference to an atomic number that stays where it is until this is dropped.
+// SAFETY: a reference to an atomic number, valid in any thread until this is dropped.
 unsafe impl Send for SharedNumber {}
 // SAFETY: as above.
 unsafe impl Sync for SharedNumber {}
@@ -105,22 +110,22 @@ impl SharedNumber {
     fn map(preload: &Preload) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(preload.file())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the system likes it; nothing that exists is replaced.
+        // SAFETY: a new mapping at an address that the system chooses; it replaces none.
         let mapped =
             unsafe { mmap(ptr::null_mut(), size_of::<AtomicI64>(), access, MapFlags::SHARED, &file, 0) }?;
         NonNull::new(mapped.cast()).map(Self).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
     fn get(&self) -> &AtomicI64 {
-        // SAFETY: mapped, at the beginning of a page, until this is dropped; the file has the eight bytes, and nobody
-        // shortens it. Other processes only read.
+        // SAFETY: mapped, at the start of a page, until this is dropped. The file has eight bytes
+        // and is never shortened. Other processes only read it.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for SharedNumber {
     fn drop(&mut self) {
-        // SAFETY: what was mapped, of that length; no reference outlives this.
+        // SAFETY: this was mapped with this length, and no reference outlives it.
         let unmapped = unsafe { munmap(self.0.as_ptr().cast(), size_of::<AtomicI64>()) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -1,20 +1,68 @@
 use std::collections::VecDeque;
 use std::io;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::fault::{Faults, LaneFault, Passage};
+use super::Shared;
 use super::meter::{Meter, Turn};
-use super::{Direction, Shared};
+
+/// The direction of traffic through a [`Proxy`](crate::Proxy).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Requests.
+    ToServer,
+    /// Answers.
+    ToClient,
+}
+
+/// All faults of a network; none by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    pub(super) cut: bool,
+    to_server: LaneFault,
+    to_client: LaneFault,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneFault {
+    pub(super) delay: Duration,
+    pub(super) passage: Passage,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Passage {
+    #[default]
+    Open,
+    Hold,
+    Drop,
+}
+
+impl Faults {
+    pub(super) fn lane(&self, direction: Direction) -> LaneFault {
+        match direction {
+            Direction::ToServer => self.to_server,
+            Direction::ToClient => self.to_client,
+        }
+    }
+
+    pub(super) fn lane_mut(&mut self, direction: Direction) -> &mut LaneFault {
+        match direction {
+            Direction::ToServer => &mut self.to_server,
+            Direction::ToClient => &mut self.to_client,
+        }
+    }
+}
 
 const CHUNK_MAX_BYTES: usize = 16 * 1024;
 
-/// What is kept of one direction of one connection; beyond that nothing is read, and the sender has to wait.
+/// Limit of what is queued in one direction of one connection. Beyond it nothing is read, and the
+/// sender waits.
 const QUEUE_MAX_BYTES: usize = 16 * 1024 * 1024;
 
-/// One direction of one connection: a queue of what has come in, each chunk with the time when it did.
+/// One direction of one connection: a queue of chunks, each with its time of arrival.
 pub(super) struct Lane<'a> {
     direction: Direction,
     faults: watch::Receiver<Faults>,
@@ -22,7 +70,7 @@ pub(super) struct Lane<'a> {
     turn: &'a Turn,
     queue: VecDeque<Chunk>,
     queued_bytes: usize,
-    /// When the sender had nothing more to say; that is passed on behind the last chunk.
+    /// When the sender closed its side, which is forwarded after the last chunk.
     ended_at: Option<Instant>,
 }
 
@@ -30,7 +78,7 @@ struct Chunk {
     arrived_at: Instant,
     bytes: Vec<u8>,
     written_bytes: usize,
-    /// From then on it is passed on whatever happens, and counted: a part of it may be written.
+    /// From then on the chunk is forwarded in any case, and counted: a part of it may be written.
     is_passing: bool,
 }
 
@@ -54,7 +102,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Passes on all that comes in, as the faults of the moment have it, until the sender's end is passed on too.
+    /// Forwards all that arrives, subject to the present faults, until the sender's end is
+    /// forwarded.
     pub(super) async fn run(
         mut self,
         mut reader: impl AsyncRead + Unpin,
@@ -62,7 +111,7 @@ impl<'a> Lane<'a> {
     ) -> io::Result<()> {
         let mut buffer = vec![0; CHUNK_MAX_BYTES];
         loop {
-            // Looked at after each read: bytes that came in after a fault was set are subject to it.
+            // Read after each arrival: bytes that arrive after a fault was set are subject to it.
             let fault = self.faults.borrow_and_update().lane(self.direction);
             if fault.passage == Passage::Drop {
                 self.drop_waiting();
@@ -87,7 +136,7 @@ impl<'a> Lane<'a> {
             match event {
                 Event::FaultsChanged | Event::Due => {}
                 Event::Read(Ok(length @ 1..)) => self.arrive(&buffer[..length]),
-                // A sender that has reset its connection has nothing more to say either.
+                // A sender that has reset its connection sends nothing more either.
                 Event::Read(_) => self.ended_at = Some(Instant::now()),
                 Event::Written(written) => match (self.queue.is_empty(), written?) {
                     (true, _) => return Ok(()),
@@ -98,7 +147,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// When the front of the queue, or the end behind it, is to be passed on; none when there is neither, or not yet.
+    /// Returns when the front of the queue, or the end after it, is due; `None` while nothing is.
     fn due_at(&self, fault: LaneFault) -> Option<Instant> {
         match self.queue.front() {
             Some(chunk) if chunk.is_passing => Some(chunk.arrived_at),
@@ -147,8 +196,9 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Writes some of `bytes`; passes on the sender's end when there are none. Nothing is lost when this is not awaited to its
-/// end.
+/// Writes some of `bytes`, or forwards the sender's end when there are none.
+///
+/// Nothing is lost when the future is dropped.
 async fn write_or_end(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<usize> {
     if bytes.is_empty() {
         writer.shutdown().await?;
@@ -159,7 +209,7 @@ async fn write_or_end(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> i
 
 impl Drop for Lane<'_> {
     fn drop(&mut self) {
-        // What was on its way when a connection was cut is lost.
+        // What was in transit when a connection was cut is lost.
         self.drop_waiting();
     }
 }

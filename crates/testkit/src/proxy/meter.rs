@@ -2,9 +2,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::Direction;
+use super::lane::Direction;
 
-/// What all connections of a proxy together have passed on.
+/// The traffic of all connections of a proxy.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     open: Mutex<usize>,
@@ -22,7 +22,7 @@ pub(super) struct LaneMeter {
     dropped_bytes: AtomicU64,
 }
 
-/// Whether the client of one connection has sent something that nothing was answered to yet.
+/// Whether the client of one connection waits for an answer to what it sent.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     is_with_server: AtomicBool,
@@ -33,8 +33,10 @@ impl Meter {
         *self.lock_open()
     }
 
-    /// Counts a connection, when `may_open` says so. That is asked under the lock under which closing is waited for, so
-    /// that no connection is opened unseen after a cut.
+    /// Counts a connection if `may_open` allows it.
+    ///
+    /// `may_open` runs under the lock with which [`Meter::wait_until_closed`] waits, so that no
+    /// connection opens unseen after a cut.
     pub(super) fn try_open(&self, may_open: impl FnOnce(usize) -> bool) -> bool {
         let mut open = self.lock_open();
         let opened = may_open(*open);
@@ -47,7 +49,7 @@ impl Meter {
         self.closed.notify_all();
     }
 
-    /// Whether no connection is open, now or within `limit`.
+    /// Returns whether no connection is open, now or within `limit`.
     pub(super) fn wait_until_closed(&self, limit: Duration) -> bool {
         let waited = self.closed.wait_timeout_while(self.lock_open(), limit, |open| *open > 0);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
@@ -64,7 +66,8 @@ impl Meter {
         self.round_trips.load(Relaxed)
     }
 
-    /// To be called before the chunk is written: who has received an answer must find it counted.
+    /// Counts a chunk that is about to be written: a client that has an answer must find it
+    /// counted.
     pub(super) fn pass(&self, direction: Direction, bytes: usize, turn: &Turn) {
         let lane = self.lane(direction);
         lane.chunks.fetch_add(1, Relaxed);
@@ -77,7 +80,7 @@ impl Meter {
     }
 
     fn lock_open(&self) -> MutexGuard<'_, usize> {
-        // A number is whole whatever panicked beside it.
+        // The number is consistent even if another thread panicked.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

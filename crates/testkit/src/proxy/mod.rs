@@ -1,16 +1,12 @@
-//! A bad network before one server.
+//! A network before one server that can fail.
 //!
-//! - `fault`: what is wrong with it now
-//! - `meter`: what has passed
-//! - `upstream`: where the server listens
+//! - `lane`: one direction of a connection, and its faults
+//! - `meter`: the traffic
 //! - `session`: one client and its connection to the server
-//! - `lane`: one direction of a session, where the faults happen
 
-mod fault;
 mod lane;
 mod meter;
 mod session;
-mod upstream;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -20,22 +16,22 @@ use std::time::Duration;
 use tokio::runtime;
 use tokio::sync::{oneshot, watch};
 
-pub use self::fault::Direction;
-use self::fault::{Faults, Passage};
+pub use self::lane::Direction;
+use self::lane::{Faults, Passage};
 use self::meter::Meter;
-use self::upstream::Upstream;
+use self::session::Upstream;
 
-/// How long [`Proxy::cut`] waits for its own thread, which has nothing else to wait for.
+/// Time limit for the proxy's thread to close all connections, which it does at once.
 const CUT_LIMIT: Duration = Duration::from_secs(5);
 
-/// A TCP port on 127.0.0.1 that leads to a server, with faults that can be set while connections are open.
+/// A TCP port on 127.0.0.1 that leads to a server, with faults that can be set at any time.
 ///
-/// It forwards everything at first. Faults hold for the connections that are open and for new ones, until they are
-/// replaced or [healed](Proxy::heal). It runs in a thread of its own, so that it works in synchronous tests and in
-/// asynchronous ones alike. When it is dropped, its port and all connections are closed.
+/// It forwards all traffic at first. Faults apply to open and to new connections, until they are
+/// replaced or [healed](Proxy::heal). The proxy runs in a thread of its own, so it works in
+/// synchronous and in asynchronous tests. Dropping it closes its port and all connections.
 ///
-/// The end of a connection travels like its bytes: a server does not learn of a client that has left as long as that
-/// direction is delayed or held, or its bytes are dropped.
+/// The end of a connection travels like its bytes: a server does not learn of a closed connection
+/// while that direction is delayed or held, or its bytes are dropped.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -52,23 +48,22 @@ struct Shared {
 }
 
 impl Proxy {
-    /// How many connections are open at most: further ones are reset.
+    /// Largest number of open connections. Further ones are reset.
     pub const CONNECTIONS_MAX: usize = 1024;
 
-    /// Starts a proxy for the server at `upstream_url`: `redis://host:port/`, or `redis+unix:///path`.
+    /// Starts a proxy for the server at `upstream_url`: `redis://host:port/` or
+    /// `redis+unix:///path`.
     ///
-    /// The server need not run: as long as it does not, connections are reset.
+    /// The server need not run. While it does not, connections are reset.
     ///
     /// # Panics
     ///
-    /// When that is no such address, or the system has no port or thread left.
+    /// When the URL is not such an address, or the system has no port or thread left.
     #[track_caller]
     pub fn start(upstream_url: impl Into<String>) -> Self {
         let upstream_url = upstream_url.into();
         let Some(upstream) = Upstream::parse(&upstream_url) else {
-            panic!(
-                "{upstream_url} is no address that a proxy can connect to: redis://host:port/ and redis+unix:///path are"
-            );
+            panic!("a proxy cannot connect to {upstream_url}: name redis://host:port/ or redis+unix:///path");
         };
         let faults = watch::Sender::new(Faults::default());
         let shared = Arc::new(Shared { upstream, faults, meter: Meter::default() });
@@ -79,37 +74,37 @@ impl Proxy {
         }
     }
 
-    /// Where it listens, in place of the server: `redis://127.0.0.1:port/`.
+    /// Returns its address, in place of the server's: `redis://127.0.0.1:port/`.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Everything in this direction arrives that much later, in order and at the same rate.
+    /// Delays everything in this direction, in order and at the same rate.
     ///
-    /// What is on its way already is delayed by the new time too, counted from when it came to the proxy.
+    /// The delay counts from the arrival at the proxy, also for what is in transit already.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).delay = delay);
     }
 
-    /// Nothing in this direction arrives, until it is healed; then all of it does.
+    /// Holds everything in this direction until the proxy is healed, and then forwards it.
     ///
-    /// At most 16 MiB are kept for a connection; more waits with the sender, as on a network that is slow.
+    /// Keeps at most 16 MiB of a connection. Beyond that the sender waits, as on a slow network.
     pub fn hold(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Hold);
     }
 
-    /// Nothing in this direction arrives, also not later, and neither does what was held or delayed so far.
+    /// Drops everything in this direction, and what was held or delayed so far.
     pub fn drop_bytes(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Drop);
     }
 
-    /// Resets all connections, and new ones as soon as they are made, until it is healed.
+    /// Resets all connections, and new ones as soon as they open, until the proxy is healed.
     ///
-    /// When this returns there is no connection left, and nothing passes any more.
+    /// When this returns no connection is open, and nothing is forwarded any more.
     ///
     /// # Panics
     ///
-    /// When there still is one after 5 s.
+    /// When a connection is still open after 5 s.
     pub fn cut(&self) {
         self.shared.faults.send_modify(|faults| faults.cut = true);
         let closed = self.shared.meter.wait_until_closed(CUT_LIMIT);
@@ -118,41 +113,42 @@ impl Proxy {
 
     /// Forwards everything again, in both directions and at once, beginning with what was held.
     ///
-    /// Connections that were cut are not restored, and bytes that were dropped are gone: a connection that has lost some
-    /// is rarely of use to its client.
+    /// Connections that were cut are not restored, and dropped bytes are lost: a connection that
+    /// lost some is rarely usable.
     pub fn heal(&self) {
         self.shared.faults.send_replace(Faults::default());
     }
 
-    /// How many connections are open now.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.shared.meter.open()
     }
 
-    /// How many bytes have been passed on in this direction.
+    /// Returns the number of bytes that were forwarded in this direction.
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).bytes()
     }
 
-    /// In how many pieces, as they came in from the sender, they were passed on.
+    /// Returns the number of chunks, as they arrived from the sender, that were forwarded.
     pub fn chunks(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).chunks()
     }
 
-    /// How many bytes have come in and are neither passed on nor dropped: they are delayed, or held.
+    /// Returns the number of bytes that are delayed or held: arrived, and neither forwarded nor
+    /// dropped.
     pub fn waiting_bytes(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).waiting_bytes()
     }
 
-    /// How many bytes have come in and were dropped.
+    /// Returns the number of bytes that were dropped.
     pub fn dropped_bytes(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).dropped_bytes()
     }
 
-    /// How often something was passed on to a client after something was passed on to the server on the same connection:
-    /// the round trips that clients have waited for, when they do not send further requests while they wait.
+    /// Returns the number of round trips that clients have waited for.
     ///
-    /// An answer that a client has received is counted.
+    /// Counts each time that something was forwarded to a client after something was forwarded to
+    /// the server on the same connection. A client that has received an answer finds it counted.
     pub fn round_trips(&self) -> u64 {
         self.shared.meter.round_trips()
     }
@@ -162,7 +158,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that has panicked is gone too, and this may be a panic already.
+            // A thread that panicked has ended too, and this may run during a panic already.
             let _ = thread.join();
         }
     }
@@ -184,7 +180,7 @@ fn run(shared: Arc<Shared>, stopped: oneshot::Receiver<()>) -> std::io::Result<(
                 _ = stopped => {}
             }
         });
-        // The sessions go with the runtime, here, before the thread is joined.
+        // The sessions end with the runtime, here, before the thread is joined.
     })?;
     Ok((port, thread))
 }

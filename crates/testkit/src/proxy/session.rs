@@ -1,20 +1,21 @@
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::{ConnectionAddr, IntoConnectionInfo};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
-use super::lane::Lane;
+use super::lane::{Direction, Lane};
 use super::meter::Turn;
-use super::upstream::UpstreamStream;
-use super::{Direction, Proxy, Shared};
+use super::{Proxy, Shared};
 
-/// How long a server that does not accept is waited for.
+/// Time limit for a server to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long is waited after the system had no descriptor for a connection: nothing reports when it has one again.
+/// Pause after the system had no descriptor for a connection. Nothing reports when one is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
@@ -32,7 +33,7 @@ pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// A connection that is counted as open until this is dropped.
+/// A connection that counts as open until this is dropped.
 struct Open(Arc<Shared>);
 
 impl Drop for Open {
@@ -51,7 +52,7 @@ async fn serve(mut client: TcpStream, open: Open) {
         Ok(()) => drop(client),
         Err(_) => reset(client),
     }
-    // Only now, so that a connection which is not counted is closed.
+    // Only now, so that a connection that is not counted is closed.
     drop(open);
 }
 
@@ -84,9 +85,42 @@ async fn forward(
     Ok(())
 }
 
-/// Closes a connection such that the other side sees that it was not meant to end.
+/// Closes a connection so that the other side sees an error.
 fn reset(client: TcpStream) {
-    // Should this fail, the connection ends in the ordinary way, which is an error to a client that waits for an answer.
+    // If this fails, the connection ends normally: an error too for a client that awaits an answer.
     let _ = client.set_zero_linger();
     drop(client);
+}
+
+/// The address of the server behind a proxy.
+#[derive(Debug)]
+pub(super) enum Upstream {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+pub(super) enum UpstreamStream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Upstream {
+    pub(super) fn parse(url: &str) -> Option<Self> {
+        match url.into_connection_info().ok()?.addr() {
+            ConnectionAddr::Tcp(host, port) => Some(Self::Tcp(host.clone(), *port)),
+            ConnectionAddr::Unix(path) => Some(Self::Unix(path.clone())),
+            _ => None,
+        }
+    }
+
+    pub(super) async fn connect(&self) -> io::Result<UpstreamStream> {
+        match self {
+            Self::Tcp(host, port) => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                stream.set_nodelay(true)?;
+                Ok(UpstreamStream::Tcp(stream))
+            }
+            Self::Unix(path) => Ok(UpstreamStream::Unix(UnixStream::connect(path).await?)),
+        }
+    }
 }

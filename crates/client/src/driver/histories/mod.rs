@@ -194,7 +194,7 @@ impl Stage {
             }
             let mut has_seen = false;
             for node in &mut self.nodes {
-                has_seen |= node.look();
+                has_seen |= node.receive();
             }
             if !has_seen {
                 return;

@@ -79,7 +79,7 @@ impl ScriptedNode {
     }
 
     /// Takes what has arrived. Returns whether anything has.
-    pub(super) fn look(&mut self) -> bool {
+    pub(super) fn receive(&mut self) -> bool {
         let mut has_seen = false;
         while let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
             has_seen = true;

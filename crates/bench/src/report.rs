@@ -1,0 +1,200 @@
+//! What a run shows: progress on stderr, and its figures on stdout, as Markdown.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Ratios to peers, as a table in Markdown.
+#[derive(Default)]
+pub(crate) struct Table {
+    rows: Vec<Row>,
+}
+
+/// One thing that was measured side by side with a peer.
+pub(crate) struct Row {
+    /// The operation.
+    pub(crate) case: String,
+    /// Its time with Quorlock.
+    pub(crate) ours: Duration,
+    /// The peer.
+    pub(crate) peer_name: &'static str,
+    /// Its time with the peer.
+    pub(crate) peer: Duration,
+    /// The largest allowed ratio, where there is one.
+    pub(crate) target: Option<f64>,
+}
+
+impl Row {
+    /// Returns the ratio of Quorlock's time to the peer's.
+    fn ratio(&self) -> f64 {
+        self.ours.as_secs_f64() / self.peer.as_secs_f64()
+    }
+
+    /// Compares the exact ratio, and not the printed one. A ratio that is not a number misses.
+    fn misses_its_target(&self) -> bool {
+        self.target.is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))
+    }
+}
+
+impl Table {
+    /// Adds rows at the end.
+    pub(crate) fn extend(&mut self, rows: Vec<Row>) {
+        self.rows.extend(rows);
+    }
+
+    /// Returns whether nothing was measured.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Returns whether any row misses its target.
+    pub(crate) fn misses_a_target(&self) -> bool {
+        self.rows.iter().any(Row::misses_its_target)
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| case | ours | peer | ratio | target |")?;
+        writeln!(f, "|---|--:|--:|--:|---|")?;
+        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { case, peer_name, .. } = self;
+        let (ours, peer) = (readable(self.ours), readable(self.peer));
+        let ratio = match self.ratio() {
+            small if small < 0.01 => "< 0.01".into(),
+            ratio => format!("{ratio:.2}"),
+        };
+        let target = match self.target {
+            None => String::new(),
+            Some(target) if self.misses_its_target() => format!("≤ {target:.2}, **missed**"),
+            Some(target) => format!("≤ {target:.2}, met"),
+        };
+        write!(f, "| {case} | {ours} | {peer_name} {peer} | {ratio} | {target} |")
+    }
+}
+
+/// Figures beside their limits, as a table in Markdown.
+#[derive(Default)]
+pub(crate) struct Limits {
+    rows: Vec<Limit>,
+}
+
+/// One figure beside its limit.
+pub(crate) struct Limit {
+    /// The operation.
+    pub(crate) case: String,
+    /// The figure, for readers.
+    pub(crate) measured: String,
+    /// The limit, for readers.
+    pub(crate) target: &'static str,
+    /// Whether the figure is within the limit.
+    pub(crate) met: bool,
+}
+
+impl Limits {
+    /// Adds rows at the end.
+    pub(crate) fn extend(&mut self, rows: impl IntoIterator<Item = Limit>) {
+        self.rows.extend(rows);
+    }
+
+    /// Returns whether nothing was measured.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Returns whether any figure exceeds its limit.
+    pub(crate) fn misses_a_target(&self) -> bool {
+        self.rows.iter().any(|row| !row.met)
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| case | measured | target | |")?;
+        writeln!(f, "|---|---|---|---|")?;
+        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { case, measured, target, met } = self;
+        let met = if *met { "met" } else { "**missed**" };
+        write!(f, "| {case} | {measured} | {target} | {met} |")
+    }
+}
+
+/// Formats a duration with about three digits.
+pub(crate) fn readable(duration: Duration) -> String {
+    let us = duration.as_secs_f64() * 1e6;
+    match us {
+        ..10.0 => format!("{us:.2} µs"),
+        ..10_000.0 => format!("{us:.0} µs"),
+        _ => format!("{:.0} ms", us / 1000.0),
+    }
+}
+
+/// Progress of the run: a bar on stderr, or a line for each part where that is not a terminal.
+#[derive(Clone)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// Starts a run of `steps` steps.
+    pub(crate) fn new(steps: u64) -> Self {
+        let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {elapsed:>4}  {msg}")
+            .expect("the template is right");
+        Self { bar: ProgressBar::new(steps).with_style(style) }
+    }
+
+    /// Says what is measured from now on.
+    pub(crate) fn begin(&self, what: &'static str) {
+        if self.bar.is_hidden() {
+            eprintln!("{what} …");
+        }
+        self.bar.set_message(what);
+    }
+
+    /// Counts a step.
+    pub(crate) fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Removes the bar.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(ours_us: u64, target: Option<f64>) -> Row {
+        let (ours, peer) = (Duration::from_micros(ours_us), Duration::from_micros(100));
+        Row { case: "RELEASE".into(), ours, peer_name: "script", peer, target }
+    }
+
+    #[test]
+    fn ratio_above_its_target_misses_even_when_printed_the_same() {
+        assert!(!row(125, Some(1.25)).misses_its_target());
+        let above = Row { ours: Duration::from_nanos(125_001), ..row(125, Some(1.25)) };
+        assert!(above.misses_its_target());
+        assert_eq!(above.to_string(), "| RELEASE | 125 µs | script 100 µs | 1.25 | ≤ 1.25, **missed** |");
+        assert!(!row(1000, None).misses_its_target());
+    }
+
+    #[test]
+    fn unmeasured_row_misses_its_target() {
+        let nothing = Row { ours: Duration::ZERO, peer: Duration::ZERO, ..row(0, Some(1.25)) };
+        assert!(nothing.misses_its_target());
+    }
+}

@@ -1,0 +1,149 @@
+//! Waiters whose queue node fails, and waiters that are killed, cut off or out of time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use quorlock_faults::harness::{Accident, Disk, Fleet, now};
+use quorlock_faults::stress::Stress;
+use quorlock_testkit::Server;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::Effort;
+use super::clients::Kind;
+use super::handover::PROCESSES;
+use super::processes::{Behaviour, Crowd};
+use super::turns::{Account, Course};
+use crate::probes::waiters;
+use crate::report::{Limit, Progress, readable};
+
+/// Number of masters.
+const NODES: usize = 3;
+/// Time for which a process holds the lock.
+const HOLD: Duration = Duration::from_millis(5);
+/// Time before the node fails.
+const BEFORE: Duration = Duration::from_secs(1);
+/// Time for which it is down.
+const AFTER: Duration = Duration::from_secs(10);
+/// Longest allowed time without a grant.
+const LONGEST_STALL: Duration = Duration::from_secs(2);
+
+pub(crate) async fn measure_lost_node(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    let mut rows = Vec::new();
+    for loss in [Accident::Kill(Disk::Kept), Accident::Pause, Accident::Cut] {
+        progress.begin("the queue node fails");
+        rows.push(lose(loss, effort).await?);
+    }
+    Ok(rows)
+}
+
+async fn lose(loss: Accident, effort: Effort) -> anyhow::Result<Limit> {
+    let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp())?;
+    let behaviour = Behaviour {
+        kind: Kind::Quorlock,
+        key: "orders/42".into(),
+        hold_us: u64::try_from(HOLD.as_micros())?,
+        urls: fleet.urls(0),
+    };
+    let mut crowd = Crowd::start(PROCESSES, &behaviour)?;
+    crowd.go()?;
+    sleep(BEFORE).await;
+
+    let queue_node = queue_node(&fleet)?;
+    let gone_at = now();
+    fleet.masters[queue_node].inject(loss, 0)?;
+    sleep(effort.time(AFTER)).await;
+    let until = now();
+    // The measurement is over, and clients end when all nodes have confirmed their releases.
+    fleet.masters[queue_node].recover(loss, 0)?;
+    let course = crowd.stop()?;
+    Ok(row(loss, &course, gone_at, until))
+}
+
+fn row(loss: Accident, course: &Course, gone_at: Duration, until: Duration) -> Limit {
+    let stall = course.longest_stall_between(gone_at, until);
+    let served =
+        course.accounts.iter().filter(|account| account.turns.iter().any(|turn| turn.asked > gone_at));
+    let (served, double) = (served.count(), course.double_grants());
+    let waits = course.accounts.iter().flat_map(Account::waits);
+    let mut measured = format!(
+        "{served} of {PROCESSES} served, longest stall {}, longest wait {}, two holders {double} times",
+        readable(stall),
+        readable(waits.max().unwrap_or_default()),
+    );
+    if let Some(failure) = course.first_failure() {
+        measured = format!("{measured}; failed: {failure}");
+    }
+    Limit {
+        case: format!("the queue node of {NODES} is {} while {PROCESSES} wait", name(loss)),
+        measured,
+        target: "all served, no stall > 2 s, never two holders",
+        met: served == PROCESSES && stall <= LONGEST_STALL && double == 0 && course.first_failure().is_none(),
+    }
+}
+
+fn name(loss: Accident) -> &'static str {
+    match loss {
+        Accident::Kill(_) => "killed",
+        Accident::Pause => "stopped",
+        Accident::Cut => "cut off",
+        other => other.name(),
+    }
+}
+
+/// Returns the index of the server with the most waiters.
+fn queue_node(fleet: &Fleet) -> anyhow::Result<usize> {
+    let waiting =
+        fleet.masters.iter().map(|master| waiters(&master.server)).collect::<anyhow::Result<Vec<_>>>()?;
+    let most = waiting.iter().enumerate().max_by_key(|(_, waiters)| **waiters);
+    most.map(|(node, _)| node).filter(|&node| waiting[node] > 0).context("no node has waiters")
+}
+
+/// How often a client asks for a lock and waits.
+const ROUNDS: u64 = 100_000;
+/// Number of clients.
+const CLIENTS: usize = 64;
+/// Number of locks.
+const KEYS: usize = 4;
+/// Longest allowed time for which a free key has a waiter.
+const LONGEST_FREE: Duration = Duration::from_millis(50);
+
+pub(crate) async fn measure_stress(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    progress.begin("waiters that are killed, cut off and out of time");
+    let stress = Stress { rounds: effort.count(ROUNDS), clients: CLIENTS, keys: KEYS, seed: 42 };
+    let stop = StopOnDrop(Arc::default());
+    let stopped = Arc::clone(&stop.0);
+    let started = Instant::now();
+    let outcome = spawn_blocking(move || -> anyhow::Result<_> {
+        let server = Server::with_module().start()?;
+        Ok(stress.run(&server, &stopped))
+    });
+    let outcome = outcome.await??;
+    let took = started.elapsed();
+    Ok(vec![Limit {
+        case: format!("{} waits: {outcome}", outcome.rounds),
+        measured: format!(
+            "a free key had a waiter for {} at most; {} waiters, {} blocked clients and {} locks left, {} not \
+             answered; in {}",
+            readable(outcome.longest_free),
+            outcome.waiters_left,
+            outcome.blocked_left,
+            outcome.leases_left,
+            outcome.unanswered,
+            readable(took),
+        ),
+        target: "≤ 50 ms; nothing left",
+        met: outcome.longest_free <= LONGEST_FREE && outcome.leaves_nothing(),
+    }])
+}
+
+/// Ends the clients when the measurement is interrupted.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,180 @@
+//! The clients that compete for a lock.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+use futures_util::future::join_all;
+use quorlock_client::{Lock, Quorum, ReleaseError, Released};
+use rand::RngExt as _;
+use redis::aio::MultiplexedConnection;
+use redis::{Script, cmd};
+use rslock::{LockGuard, LockManager};
+use tokio::time::sleep;
+
+use crate::quorum::{connect_rslock, open};
+use crate::server_time::COMPARE_AND_DELETE;
+
+/// Ttl of a lock that is not released, longer than any hold.
+const TTL: Duration = Duration::from_secs(20);
+/// Longest wait of a client, longer than any that occurs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The kind of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Quorlock, which waits on a server
+    Quorlock,
+    /// `rslock` with its default retries, after 0 to 200 ms
+    Rslock,
+    /// A client that polls as `node-redlock` does by default, after 100 to 300 ms
+    Polling,
+}
+
+/// A client with connections of its own. All clients set `TCP_NODELAY`.
+#[derive(Clone)]
+pub(crate) enum Contender {
+    Quorlock(Quorum),
+    Rslock(LockManager),
+    Polling(Polling),
+}
+
+/// A lock of such a client.
+pub(crate) enum Held {
+    Quorlock(Box<Lock>),
+    Rslock(LockGuard),
+    Polling(Polled),
+}
+
+impl Contender {
+    /// Connects to all nodes, and acquires a lock there once.
+    pub(crate) async fn connect(kind: Kind, urls: &[String]) -> anyhow::Result<Self> {
+        let contender = match kind {
+            Kind::Quorlock => Self::Quorlock(Quorum::connect(urls).await?),
+            Kind::Rslock => Self::Rslock(connect_rslock(urls.to_vec())?),
+            Kind::Polling => Self::Polling(Polling::connect(urls).await?),
+        };
+        let own = format!("warm-up:{:032x}", rand::random::<u128>());
+        contender.acquire(&own).await?.release().await?;
+        Ok(contender)
+    }
+
+    pub(crate) async fn acquire(&self, key: &str) -> anyhow::Result<Held> {
+        Ok(match self {
+            Self::Quorlock(quorum) => {
+                Held::Quorlock(Box::new(quorum.lock(key).ttl(TTL).wait(PATIENCE).acquire().await?))
+            }
+            Self::Rslock(manager) => Held::Rslock(manager.acquire(key, TTL).await.context("rslock")?),
+            Self::Polling(polling) => Held::Polling(polling.acquire(key, TTL).await?),
+        })
+    }
+
+    /// Waits for releases in the background, where the client has a way to do so.
+    pub(crate) async fn close(self) {
+        if let Self::Quorlock(quorum) = self {
+            let _ = quorum.flush(Duration::from_secs(10)).await;
+        }
+    }
+}
+
+impl Held {
+    /// Returns the fence, or 0 for a client without fences.
+    pub(crate) fn fence(&self) -> u64 {
+        match self {
+            Self::Quorlock(lock) => lock.fence().get(),
+            Self::Rslock(_) | Self::Polling(_) => 0,
+        }
+    }
+
+    /// Releases the lock. An unconfirmed release goes on in the background, and delays the next
+    /// grant.
+    pub(crate) async fn release(self) -> anyhow::Result<()> {
+        match self {
+            Self::Quorlock(lock) => match lock.release().await {
+                Ok(Released::Released) | Err(ReleaseError::NoQuorum { .. }) => {}
+                Ok(Released::AlreadyOver) => bail!("a lock had ended before it was released"),
+                Err(error) => return Err(error.into()),
+            },
+            Self::Rslock(guard) => guard.release().await,
+            Self::Polling(polled) => polled.release().await,
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quorlock => "Quorlock",
+            Self::Rslock => "rslock 0.10",
+            Self::Polling => "polling",
+        })
+    }
+}
+
+/// `node-redlock`'s `retryDelay`.
+const RETRY_DELAY_MS: u64 = 200;
+/// `node-redlock`'s `retryJitter`: the delay varies by this much.
+const RETRY_JITTER_MS: u64 = 100;
+
+/// One client and its connections.
+#[derive(Clone)]
+pub(crate) struct Polling {
+    nodes: Vec<MultiplexedConnection>,
+    delete: Script,
+}
+
+/// A lock of such a client.
+pub(crate) struct Polled {
+    client: Polling,
+    key: String,
+    token: String,
+}
+
+impl Polling {
+    pub(crate) async fn connect(urls: &[String]) -> anyhow::Result<Self> {
+        let delete = Script::new(COMPARE_AND_DELETE);
+        let mut nodes = Vec::new();
+        for url in urls {
+            let mut node = open(url.clone())?.get_multiplexed_async_connection().await?;
+            delete.load_async(&mut node).await?;
+            nodes.push(node);
+        }
+        Ok(Self { nodes, delete })
+    }
+
+    /// Asks all nodes, releases all nodes without a majority, waits about 200 ms, and asks again.
+    pub(crate) async fn acquire(&self, key: &str, ttl: Duration) -> anyhow::Result<Polled> {
+        let ttl_ms = u64::try_from(ttl.as_millis()).context("the ttl is too large")?;
+        loop {
+            let token = format!("{:032x}", rand::rng().random::<u128>());
+            let asked = self.nodes.iter().cloned().map(|mut node| {
+                let set = cmd("SET").arg(key).arg(&token).arg("NX").arg("PX").arg(ttl_ms).take();
+                async move { set.query_async::<Option<String>>(&mut node).await }
+            });
+            let granted =
+                join_all(asked).await.into_iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
+            let lock = Polled { client: self.clone(), key: key.to_owned(), token };
+            if granted > self.nodes.len() / 2 {
+                return Ok(lock);
+            }
+            lock.release().await;
+            let pause_ms =
+                rand::rng().random_range(RETRY_DELAY_MS - RETRY_JITTER_MS..=RETRY_DELAY_MS + RETRY_JITTER_MS);
+            sleep(Duration::from_millis(pause_ms)).await;
+        }
+    }
+}
+
+impl Polled {
+    /// Returns when all nodes have answered.
+    pub(crate) async fn release(self) {
+        let Self { client, key, token } = &self;
+        let asked = client.nodes.iter().cloned().map(|mut node| async move {
+            client.delete.key(key).arg(token).invoke_async::<u64>(&mut node).await
+        });
+        // On a node that does not answer the key expires.
+        let _ = join_all(asked).await;
+    }
+}

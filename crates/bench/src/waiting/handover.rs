@@ -1,0 +1,260 @@
+//! Handing a lock over: how fast on one node, beside a PING; how fast and at what cost between
+//! processes; and how fairly.
+
+use std::time::{Duration, Instant};
+
+use quorlock_faults::harness::{Grant, now};
+use quorlock_testkit::{Masters, Server};
+use tokio::task::yield_now;
+use tokio::time::sleep;
+
+use super::clients::{Contender, Kind};
+use super::processes::{Behaviour, Crowd};
+use super::turns::{Account, Course, Turn};
+use super::{Effort, ratio};
+use crate::probes::{Latencies, Socket, lock_calls};
+use crate::report::{Limit, Progress, readable};
+
+/// Number of processes that compete.
+pub(crate) const PROCESSES: usize = 16;
+/// Time for which another client holds the lock first, until all processes wait.
+const ALL_WAIT: Duration = Duration::from_millis(300);
+/// Times for which the lock is held while commands are counted.
+const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
+/// Time before the measurement: processes that start at the same moment share one queue.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// Duration of the measurement of each client.
+const TIME: Duration = Duration::from_secs(4);
+/// Factor for clients whose handovers come at random.
+const POLLING_TIMES: u32 = 4;
+
+/// Longest allowed handover.
+const LIMIT: Duration = Duration::from_millis(5);
+/// Largest number of commands of a node for one lock.
+const COMMANDS_PER_NODE: f64 = 3.0;
+
+/// The behaviour of a crowd between two moments.
+pub(crate) struct Seen {
+    pub(crate) course: Course,
+    pub(crate) from: Duration,
+    pub(crate) to: Duration,
+    /// Number of lock commands that the nodes executed.
+    calls: u64,
+}
+
+/// Measures both numbers of masters.
+pub(crate) async fn measure_between_processes(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
+    let mut rows = measure_on(3, effort, progress).await?;
+    rows.extend(measure_on(5, effort, progress).await?);
+    Ok(rows)
+}
+
+async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    progress.begin("handing over on masters, between processes");
+    let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
+    let time = effort.time(TIME);
+    let mut commands = Vec::new();
+    for hold in HOLDS {
+        let seen = see(&masters, Kind::Quorlock, hold, time).await?;
+        commands.push(seen.calls_per_lock());
+    }
+    let mut p50 = Vec::new();
+    for (kind, time) in
+        [(Kind::Quorlock, time), (Kind::Rslock, POLLING_TIMES * time), (Kind::Polling, POLLING_TIMES * time)]
+    {
+        p50.push(handovers(&masters, kind, time).await?.p50());
+    }
+
+    let (ours, rslock, polling) = (p50[0], p50[1], p50[2]);
+    let limit = COMMANDS_PER_NODE * f64::from(u32::try_from(nodes)?);
+    Ok(vec![
+        Limit {
+            case: format!("handover on {nodes} masters, {PROCESSES} processes, p50"),
+            measured: format!(
+                "{}; rslock 0.10 {}, polling {}",
+                readable(ours),
+                readable(rslock),
+                readable(polling)
+            ),
+            target: "≤ 5 ms",
+            met: ours <= LIMIT,
+        },
+        Limit {
+            case: format!("commands per lock on {nodes} masters, held for 0, 5 and 200 ms"),
+            measured: commands.iter().map(|calls| format!("{calls:.1}")).collect::<Vec<_>>().join(", "),
+            target: "≤ 3 for each master",
+            met: commands.iter().all(|calls| *calls <= limit),
+        },
+    ])
+}
+
+/// Measures handovers from process to process, until each had the lock once; repeatedly.
+async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
+    let behaviour = behaviour(masters, kind, Duration::ZERO)?;
+    let first = Contender::connect(kind, &behaviour.urls).await?;
+    let mut crowd = Crowd::start(PROCESSES, &behaviour)?;
+    let mut latencies = Latencies::new();
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        let asked = now();
+        let held = first.acquire(&behaviour.key).await?;
+        let from = now();
+        crowd.once()?;
+        sleep(ALL_WAIT).await;
+        let (key, fence) = (behaviour.key.clone(), held.fence());
+        let grant = Grant { key, client: std::process::id(), from, to: now(), fence };
+        let turn = Turn { asked, grant };
+        held.release().await?;
+        let mut accounts = crowd.turns()?;
+        accounts.push(Account::of(turn));
+        let course = Course::new(accounts).require_no_failure()?;
+        course.handovers().for_each(|took| latencies.record(took));
+    }
+    crowd.stop()?;
+    Ok(latencies)
+}
+
+/// Lets processes compete. Each requests the lock again as soon as it has released it.
+pub(crate) async fn see(
+    masters: &Masters,
+    kind: Kind,
+    hold: Duration,
+    time: Duration,
+) -> anyhow::Result<Seen> {
+    let mut crowd = Crowd::start(PROCESSES, &behaviour(masters, kind, hold)?)?;
+    crowd.go()?;
+    sleep(WARM_UP).await;
+    let (from, before) = (now(), lock_calls(masters)?);
+    sleep(time).await;
+    let (to, after) = (now(), lock_calls(masters)?);
+    let course = crowd.stop()?.require_no_failure()?;
+    Ok(Seen { course, from, to, calls: after - before })
+}
+
+/// Each kind and hold has a key of its own.
+fn behaviour(masters: &Masters, kind: Kind, hold: Duration) -> anyhow::Result<Behaviour> {
+    let hold_us = u64::try_from(hold.as_micros())?;
+    Ok(Behaviour { kind, key: format!("{kind}:{hold_us}"), hold_us, urls: masters.urls() })
+}
+
+impl Seen {
+    fn calls_per_lock(&self) -> f64 {
+        let locks = self.course.grants_between(self.from, self.to);
+        ratio(self.calls, locks)
+    }
+}
+
+/// Number of masters.
+const FAIRNESS_NODES: usize = 5;
+/// Time for which each process holds the lock.
+const FAIRNESS_HOLD: Duration = Duration::from_millis(5);
+/// Duration of the competition.
+const FAIRNESS_TIME: Duration = Duration::from_secs(60);
+/// Largest wait as a multiple of the mean.
+const LARGEST_WAIT: u32 = 3;
+/// Largest ratio of the grants of two processes.
+const MOST_GRANTS: f64 = 1.2;
+
+pub(crate) async fn measure_fairness(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    progress.begin("fairness");
+    let masters = Masters::start_with(FAIRNESS_NODES, |_, builder| builder.tcp())?;
+    let time = effort.time(FAIRNESS_TIME);
+    let seen = see(&masters, Kind::Quorlock, FAIRNESS_HOLD, time).await?;
+
+    // Includes waits that were not served before the end.
+    let mut waits = Latencies::new();
+    seen.course.accounts.iter().flat_map(Account::waits).for_each(|wait| waits.record(wait));
+    let grants = seen.course.accounts.iter().map(|account| account.turns.len() as u64);
+    let (most, fewest) = (grants.clone().max().unwrap_or_default(), grants.min().unwrap_or_default());
+    let spread = ratio(most, fewest);
+    let (mean, largest) = (waits.mean(), waits.max());
+    Ok(vec![
+        Limit {
+            case: format!(
+                "waits of {PROCESSES} processes on {FAIRNESS_NODES} masters in {} s",
+                time.as_secs()
+            ),
+            measured: format!("mean {}, largest {}", readable(mean), readable(largest)),
+            target: "largest ≤ 3 × mean",
+            met: largest <= mean * LARGEST_WAIT,
+        },
+        Limit {
+            case: "their grants".into(),
+            measured: format!("{fewest} to {most}, {spread:.2} ×"),
+            target: "most ≤ 1.2 × fewest",
+            met: spread <= MOST_GRANTS,
+        },
+    ])
+}
+
+/// Number of waiters.
+const ONE_NODE_WAITERS: usize = 16;
+/// Number of turns.
+const ROUNDS: u64 = 400;
+/// Rounds that do not count.
+const WARM_UP_ROUNDS: u64 = 20;
+/// Number of handovers, or PINGs, in a turn.
+const BLOCK: usize = 64;
+/// Largest ratio of a handover to a PING.
+const PING_RATIO_MAX: f64 = 1.3;
+/// Largest difference between a handover and a PING.
+const BEYOND_PING_MAX: Duration = Duration::from_micros(15);
+
+pub(crate) async fn measure_on_one_node(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    progress.begin("handing over on one node");
+    let server = Server::with_module().tcp().start()?;
+    let mut pinging = Socket::connect(&server)?;
+    let mut sockets =
+        (0..=ONE_NODE_WAITERS).map(|_| Socket::connect(&server)).collect::<anyhow::Result<Vec<_>>>()?;
+    for (client, socket) in sockets.iter_mut().enumerate() {
+        socket.ask_for_the_lock(client)?;
+    }
+    sockets[0].read_grant()?;
+
+    let (mut handovers, mut pings) = (Latencies::new(), Latencies::new());
+    let mut holder = 0;
+    for round in 0..effort.count(ROUNDS) + WARM_UP_ROUNDS {
+        if round == WARM_UP_ROUNDS {
+            (handovers, pings) = (Latencies::new(), Latencies::new());
+        }
+        for _ in 0..BLOCK {
+            let next = (holder + 1) % sockets.len();
+            let started = Instant::now();
+            sockets[holder].release(holder)?;
+            sockets[next].read_grant()?;
+            handovers.record(started.elapsed());
+            // The last holder queues again. The server has queued it when it answers a PING.
+            sockets[holder].expect(":1")?;
+            sockets[holder].ask_for_the_lock(holder)?;
+            pinging.ping()?;
+            holder = next;
+        }
+        for _ in 0..BLOCK {
+            let started = Instant::now();
+            pinging.ping()?;
+            pings.record(started.elapsed());
+        }
+        yield_now().await;
+    }
+
+    let (handover, ping) = (handovers.p50(), pings.p50());
+    let ratio = handover.as_secs_f64() / ping.as_secs_f64();
+    let beyond = handover.saturating_sub(ping);
+    Ok(vec![
+        Limit {
+            case: format!("handover on one node, {ONE_NODE_WAITERS} waiters, p50"),
+            measured: format!("{}, {ratio:.2} × a PING's {}", readable(handover), readable(ping)),
+            target: "≤ 1.3 × a PING",
+            met: ratio <= PING_RATIO_MAX,
+        },
+        Limit {
+            case: "the same, beyond a PING".into(),
+            measured: readable(beyond),
+            target: "≤ 15 µs",
+            met: beyond <= BEYOND_PING_MAX,
+        },
+    ])
+}

@@ -1,0 +1,106 @@
+//! Renews and checks the lock while the command runs.
+
+use std::future::pending;
+use std::thread;
+use std::time::Duration;
+
+use quorlock_client::{ExtendError, Lock, Ownership, ReleaseError, Released};
+use quorlock_core::quorum::Moment;
+use quorlock_core::{Confirmation, LockCheck};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::{clock, say};
+
+/// How often in a ttl the lock is checked.
+const CHECKS_PER_TTL: u32 = 20;
+
+/// A lock that is renewed, and the result of its last check.
+pub(crate) struct LockRenewer {
+    lock: Lock,
+    checks: Interval,
+    confirmation: Confirmation,
+    /// Why the last check did not confirm the lock.
+    error: Option<ExtendError>,
+}
+
+/// The result of a check.
+pub(crate) enum LockState {
+    /// The lock is valid until then.
+    ValidUntil(Moment),
+    /// The nodes say that the lock has ended.
+    Lost,
+}
+
+impl LockRenewer {
+    pub(crate) fn new(mut lock: Lock, ttl: Duration) -> Self {
+        lock.renew();
+        let mut checks = interval(ttl / CHECKS_PER_TTL);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { lock, checks, confirmation: Confirmation::default(), error: None }
+    }
+
+    /// The end of the validity.
+    pub(crate) fn deadline(&self) -> Moment {
+        // In this order: a pause in between makes the deadline too early, and not too late.
+        let now = clock::now();
+        now.plus(self.lock.remaining())
+    }
+
+    /// Waits for the next check. Never returns once the lock is lost.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no result.
+    pub(crate) async fn next(&mut self) -> LockState {
+        if self.confirmation.is_lost() {
+            return pending().await;
+        }
+        self.checks.tick().await;
+        let extended = match self.lock.ownership() {
+            Ownership::Held(_) => Ok(()),
+            // May succeed before the next renewal, and its error has the answer of each node.
+            Ownership::Uncertain(_) | Ownership::Lost => self.lock.extend().await,
+        };
+        let check = match &extended {
+            Ok(()) => LockCheck::Confirmed,
+            Err(ExtendError::Revoked { .. }) => LockCheck::Revoked,
+            Err(ExtendError::Lost { .. }) => LockCheck::Lost,
+            Err(_) => LockCheck::Unconfirmed,
+        };
+        self.error = extended.err();
+        let left = time_left(self.lock.remaining());
+        match self.confirmation.handle_check(check) {
+            Some(LockCheck::Confirmed) => say_later("the lock is confirmed again".into()),
+            Some(LockCheck::Unconfirmed) => say_later(format!("cannot confirm the lock, {left} left")),
+            Some(LockCheck::Revoked) => {
+                say_later(format!("an operator revoked the lock, {left} left: it cannot be extended"));
+            }
+            Some(LockCheck::Lost) => return LockState::Lost,
+            None => {}
+        }
+        LockState::ValidUntil(self.deadline())
+    }
+
+    /// Why the command was stopped.
+    pub(crate) fn reason(&self) -> String {
+        match &self.error {
+            Some(error) => error.to_string(),
+            None => "the lock was not extended in time: was quorlock itself stopped?".into(),
+        }
+    }
+
+    pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
+        self.lock.release().await
+    }
+}
+
+/// Prints a message in the background: a blocked standard error must not delay extensions.
+fn say_later(message: String) {
+    thread::spawn(move || say(message));
+}
+
+fn time_left(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds => format!("{seconds} s"),
+    }
+}

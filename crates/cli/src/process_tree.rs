@@ -1,0 +1,240 @@
+//! The command and everything that it started.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::future::pending;
+use std::io;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use quorlock_core::{StopAction, StopSchedule};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, kill_process_group,
+    set_child_subreaper, wait,
+};
+use rustix::termios::tcgetpgrp;
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time::sleep;
+
+use crate::clock;
+
+/// How often the remaining processes are killed again, until none is left.
+const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
+
+/// The process group of the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// The command leads a process group: a signal to the group reaches all that it started.
+    Own,
+    /// The command is in this group, which the terminal listens to: it can read from the terminal
+    /// and gets its Ctrl-C, Ctrl-\, Ctrl-Z and hang-up. Other members of the group, such as the
+    /// rest of a pipeline, get no signal from here.
+    Terminals(Pid),
+}
+
+impl Group {
+    /// Returns the terminal's group if this process is in its foreground.
+    pub(crate) fn choose() -> Self {
+        let own = getpgrp();
+        let is_foreground =
+            File::open("/dev/tty").is_ok_and(|tty| tcgetpgrp(tty).is_ok_and(|group| group == own));
+        if is_foreground { Self::Terminals(own) } else { Self::Own }
+    }
+}
+
+/// The command and its descendants, of which this process is the parent or the subreaper.
+///
+/// Only this process waits for them, so that a process id in here is not reused.
+pub(crate) struct ProcessTree {
+    /// The command; `None` while it is unknown whether it was started.
+    leader: Option<Pid>,
+    leader_status: Option<ExitStatus>,
+    group: Group,
+    /// Children that this process had before. They are not part of the tree.
+    other_children: Vec<Pid>,
+    has_children: bool,
+    action: Option<StopAction>,
+    /// Adopted processes outside the group that were asked to end.
+    asked: Vec<Pid>,
+    child_signal: unix::Signal,
+}
+
+impl ProcessTree {
+    /// Starts the command, and makes this process the subreaper of what it starts.
+    pub(crate) fn spawn(command: &[OsString], group: Group) -> io::Result<Self> {
+        let mut tree = Self::adopt(None, group, Vec::new())?;
+        become_subreaper()?;
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(match group {
+            Group::Own => 0,
+            Group::Terminals(group) => group.as_raw_pid(),
+        });
+        tree.leader = Some(Pid::from_child(&command.spawn()?));
+        Ok(tree)
+    }
+
+    /// Adopts the processes of a watchdog that was killed.
+    pub(crate) fn adopt(leader: Option<Pid>, group: Group, other_children: Vec<Pid>) -> io::Result<Self> {
+        let child_signal = unix::signal(SignalKind::child())?;
+        Ok(Self {
+            leader,
+            leader_status: None,
+            group,
+            other_children,
+            has_children: true,
+            action: None,
+            asked: Vec::new(),
+            child_signal,
+        })
+    }
+
+    pub(crate) fn leader(&self) -> Option<Pid> {
+        self.leader
+    }
+
+    /// The exit status of the command, once [`reap`](Self::reap) has seen it.
+    pub(crate) fn leader_status(&self) -> Option<ExitStatus> {
+        self.leader_status
+    }
+
+    /// Whether no process of the tree was left at the last [`reap`](Self::reap).
+    pub(crate) fn is_gone(&self) -> bool {
+        !self.has_children
+    }
+
+    /// Records processes that have ended.
+    pub(crate) fn reap(&mut self) {
+        let has_any = loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    self.asked.retain(|asked| *asked != pid);
+                    self.other_children.retain(|child| *child != pid);
+                    if self.leader == Some(pid) {
+                        self.leader_status = Some(ExitStatus::from_raw(status.as_raw()));
+                    }
+                }
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
+        // Without other children, `wait` itself reports that no child is left, which is surer than a list.
+        self.has_children = has_any && (self.other_children.is_empty() || !self.children().is_empty());
+    }
+
+    /// Passes on a signal that `quorlock` was sent, unless the terminal sent it to both.
+    pub(crate) fn pass_on(&self, signal: Signal) {
+        let from_terminal = [Signal::INT, Signal::QUIT, Signal::HUP].contains(&signal);
+        if self.group == Group::Own || !from_terminal {
+            self.signal(signal);
+        }
+    }
+
+    /// Carries out the schedule, also on processes that were adopted after an action was due.
+    pub(crate) fn follow(&mut self, schedule: &mut StopSchedule) {
+        let action = schedule.poll(clock::now());
+        if action == Some(StopAction::Terminate) {
+            self.terminate();
+        }
+        self.action = action.or(self.action);
+        match self.action {
+            Some(StopAction::Terminate) => self.terminate_adopted(),
+            Some(StopAction::Kill) => self.kill(),
+            None => {}
+        }
+    }
+
+    /// Waits until a process has ended, or until the schedule's next action is due.
+    pub(crate) async fn change(&mut self, schedule: &StopSchedule) {
+        let due = async {
+            match schedule.poll_timeout() {
+                Some(due) => clock::reach(due).await,
+                None if self.has_children => sleep(KILL_AGAIN_EVERY).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.child_signal.recv() => {}
+            () = due => {}
+        }
+    }
+
+    /// Stops everything by the schedule, and waits until nothing is left.
+    pub(crate) async fn end(&mut self, schedule: &mut StopSchedule) {
+        loop {
+            self.reap();
+            if self.is_gone() {
+                return;
+            }
+            self.follow(schedule);
+            self.change(schedule).await;
+        }
+    }
+
+    /// A stopped process handles SIGTERM only after SIGCONT.
+    fn terminate(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
+    }
+
+    fn terminate_adopted(&mut self) {
+        for child in self.children() {
+            let is_asked = Some(child) == self.leader || self.asked.contains(&child);
+            if !is_asked && !self.is_in_own_group(child) {
+                let _ = kill_process(child, Signal::TERM);
+                let _ = kill_process(child, Signal::CONT);
+                self.asked.push(child);
+            }
+        }
+    }
+
+    /// A killed process leaves its own children to this process. They are killed the next time.
+    fn kill(&self) {
+        self.signal(Signal::KILL);
+        for child in self.children() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+    }
+
+    /// Sends a signal to the command. Does nothing when the command has just ended.
+    fn signal(&self, signal: Signal) {
+        let Some(leader) = self.leader else { return };
+        let is_unreaped = self.leader_status.is_none();
+        let _ = match self.group {
+            // The id of the group is not reused while a member is unreaped.
+            Group::Own if is_unreaped || self.children().iter().any(|child| self.is_in_own_group(*child)) => {
+                kill_process_group(leader, signal)
+            }
+            Group::Terminals(_) if is_unreaped => kill_process(leader, signal),
+            Group::Own | Group::Terminals(_) => Ok(()),
+        };
+    }
+
+    fn is_in_own_group(&self, process: Pid) -> bool {
+        self.group == Group::Own && getpgid(Some(process)).ok() == self.leader
+    }
+
+    fn children(&self) -> Vec<Pid> {
+        let mut children = children();
+        children.retain(|child| !self.other_children.contains(child));
+        children
+    }
+}
+
+/// Orphaned descendants become children of this process.
+pub(crate) fn become_subreaper() -> io::Result<()> {
+    Ok(set_child_subreaper(Some(getpid()))?)
+}
+
+/// The children of this process; empty where the system has no list of them.
+pub(crate) fn children() -> Vec<Pid> {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let lists =
+        threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let pids = |list: String| {
+        let pids = list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        pids.collect::<Vec<_>>()
+    };
+    lists.flat_map(pids).collect()
+}

@@ -1,0 +1,76 @@
+//! Error texts of a hostile node on the terminal.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+
+use common::{code, quorlock, stderr, stdout};
+
+/// Sets the title, clears the screen, changes the colour with a C1 code, and reorders what follows.
+const TITLE: &str = "-ERR \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}no\r\n";
+/// Begins a line that looks like a message of the program.
+const LINES: &str = "!37\r\nERR no\nquorlock: acquired after 1.0ms\r\n";
+
+/// A node that answers each command with this error.
+fn node(error: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || refuse(&stream, error));
+        }
+    });
+    address
+}
+
+fn refuse(mut stream: &TcpStream, error: &str) {
+    for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+        let is_command = line.starts_with(b"*");
+        if is_command && stream.write_all(error.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What the program prints on both outputs with a node that answers this error.
+fn printed(error: &'static str, words: &[&str]) -> String {
+    let nodes = format!("redis://{}", node(error));
+    let output = quorlock().args(words).env("QUORLOCK_NODES", nodes).output().unwrap();
+    assert_ne!(code(output.status), 0, "{words:?}");
+    format!("{}{}", stdout(&output), stderr(&output))
+}
+
+const VERBS: [&[&str]; 9] = [
+    &["run", "k", "--wait", "50ms", "--", "true"],
+    &["acquire", "k", "--no-wait"],
+    &["bench", "--duration", "100ms"],
+    &["inspect", "k"],
+    &["list"],
+    &["revoke", "k", "--yes"],
+    &["status"],
+    &["status", "--json"],
+    &["doctor"],
+];
+
+#[test]
+fn error_text_of_a_node_cannot_control_the_terminal() {
+    for words in VERBS {
+        let text = printed(TITLE, words);
+        assert!(text.contains("owned"), "{words:?} does not show the error: {text:?}");
+        let is_plain = |c: char| c == '\n' || !(c.is_control() || c == '\u{202e}');
+        assert!(text.chars().all(is_plain), "{words:?}: {text:?}");
+    }
+}
+
+#[test]
+fn error_text_of_a_node_cannot_imitate_a_message() {
+    for words in VERBS {
+        let text = printed(LINES, words);
+        assert!(text.contains("acquired after"), "{words:?} does not show the error: {text:?}");
+        assert!(text.lines().all(|line| !line.starts_with("quorlock: acquired")), "{words:?}: {text}");
+    }
+}

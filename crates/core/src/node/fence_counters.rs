@@ -1,0 +1,92 @@
+use crate::Fence;
+
+/// The fence counters of a node, striped by the hash of the key.
+///
+/// They need constant memory, whatever the number of keys, and still increase for each key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Fences {
+    counters: Box<[Fence]>,
+    /// A lower bound of every counter: raising it raises them all.
+    floor: Fence,
+    max_clock_skew_us: u64,
+}
+
+impl Fences {
+    pub(super) fn new(stripes: usize, max_clock_skew_ms: u64) -> Self {
+        let mut fences = Self {
+            counters: vec![Fence::ZERO; stripes.max(1)].into(),
+            floor: Fence::ZERO,
+            max_clock_skew_us: 0,
+        };
+        fences.set_max_clock_skew_ms(max_clock_skew_ms);
+        fences
+    }
+
+    pub(super) fn set_max_clock_skew_ms(&mut self, ms: u64) {
+        self.max_clock_skew_us = ms.saturating_mul(1000);
+    }
+
+    /// The fence of a new grant: the hint, or one above all fences of these keys if larger.
+    ///
+    /// Ignores a hint too far ahead of the node's wall clock: otherwise one client could use up all
+    /// fences.
+    pub(super) fn next(&mut self, hashes: &[u64], hint: Option<Fence>, wall_us: u64) -> Fence {
+        let hint = self.believed(hint, wall_us);
+        let fence = hashes.iter().fold(hint, |fence, &hash| fence.max(self.last(hash).next()));
+        for &hash in hashes {
+            *self.counter(hash) = fence;
+        }
+        fence
+    }
+
+    /// The fence of a grant that joins a shared lock: the hint, or `floor` if that is larger.
+    ///
+    /// `floor` is what [`Fences::floor`] returned before the first of the shared grants.
+    pub(super) fn beside(&mut self, hash: u64, hint: Option<Fence>, floor: Fence, wall_us: u64) -> Fence {
+        let fence = self.believed(hint, wall_us).max(floor);
+        self.raise(hash, fence);
+        fence
+    }
+
+    /// The lowest fence that the next grant of a key can get.
+    pub(super) fn floor(&self, hash: u64) -> Fence {
+        self.last(hash).next()
+    }
+
+    fn believed(&self, hint: Option<Fence>, wall_us: u64) -> Fence {
+        let hint = hint.filter(|&hint| hint <= self.ceiling(wall_us));
+        hint.unwrap_or_else(|| Fence::of_wall_us(wall_us))
+    }
+
+    /// Raises the counter of a key: no later grant of it gets `fence` or less.
+    pub(super) fn raise(&mut self, hash: u64, fence: Fence) {
+        let counter = self.counter(hash);
+        *counter = fence.max(*counter);
+    }
+
+    /// Raises all counters above every fence that the node may have granted before it forgot.
+    ///
+    /// None of those was above the ceiling of its time.
+    pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
+        self.floor = self.floor.max(self.ceiling(wall_us));
+    }
+
+    /// The largest hint that the node accepts now.
+    pub(super) fn ceiling(&self, wall_us: u64) -> Fence {
+        Fence::of_wall_us(wall_us).saturating_add(self.max_clock_skew_us)
+    }
+
+    fn last(&self, hash: u64) -> Fence {
+        self.counters[self.stripe(hash)].max(self.floor)
+    }
+
+    fn counter(&mut self, hash: u64) -> &mut Fence {
+        let stripe = self.stripe(hash);
+        &mut self.counters[stripe]
+    }
+
+    fn stripe(&self, hash: u64) -> usize {
+        // The table of leases uses the low bits and the top seven; the stripes use bits in between.
+        (hash >> 24) as usize % self.counters.len()
+    }
+}

@@ -1,0 +1,286 @@
+//! The work of a turn: what a node does without a command.
+
+use super::key_state::KeyState;
+use super::leases::MirrorState;
+use super::wheel::Step;
+use super::{Access, Author, Change, Key, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket};
+
+/// How much work a turn of the server's loop, or a command, may still do.
+///
+/// A unit is well below a microsecond of the server's time.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    left: u32,
+}
+
+/// Units of one turn, which then takes a millisecond or less.
+const TURN_UNITS: u32 = 1500;
+/// Units that a command may spend on waiters that it does not answer.
+pub(super) const COMMAND_UNITS: u32 = 300;
+
+/// Units for an answer to a waiter.
+const ANSWER_UNITS: u32 = 4;
+/// Units for each queue that a waiter leaves.
+const LEAVE_UNITS: u32 = 1;
+/// Units for opening a key and writing it.
+const WRITE_UNITS: u32 = 6;
+/// Units for moving a lease in the wheel, or for a step of a sweep.
+const STEP_UNITS: u32 = 1;
+
+/// The number of slots that one step of a sweep examines.
+const SWEEP_SLOTS: u32 = 16;
+
+/// How soon to check again while the server must not write, in microseconds.
+const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
+/// How soon to retry a lost mirror that could not be written, in microseconds.
+const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
+/// The difference in time that counts as noise, in microseconds.
+///
+/// A lease that ends this soon needs no new mirror. A mirror that expires this much early was not
+/// hit by a step of the clock.
+pub(super) const CLOCK_NOISE_US: u64 = 20_000;
+
+/// What [`Node::next_job`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Refused a waiter.
+    Refused(Ticket),
+    /// Released a lock whose new holder had disconnected.
+    Released,
+    /// Checked a key with waiters; true if it was handed over.
+    HandedOver(bool),
+    /// Removed a lease that had ended.
+    Removed,
+    /// Checked a mirror, or wrote it again.
+    Mirrored,
+    /// Did a step of bookkeeping.
+    Tidied,
+    /// Read the server's report on its listeners.
+    Checked,
+    /// Ended an abstention, which had this reason.
+    Rejoined(Reason),
+}
+
+impl Budget {
+    /// The budget of one turn.
+    pub const fn turn() -> Self {
+        Self::units(TURN_UNITS)
+    }
+
+    pub(super) const fn units(left: u32) -> Self {
+        Self { left }
+    }
+
+    pub(super) fn spend(&mut self, units: u32) {
+        self.left = self.left.saturating_sub(units);
+    }
+
+    pub(super) const fn is_spent(self) -> bool {
+        self.left == 0
+    }
+}
+
+impl Node {
+    /// Does the next due job within the budget of this turn; `None` if none is left.
+    ///
+    /// The caller repeats it until `None`, right before the server sleeps. Answers come first, even
+    /// while nothing may be written. Then come locks whose holders disconnected before they heard
+    /// of them, handovers, ended leases, mirrors, and the end of an abstention.
+    pub fn next_job<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+        if self.loading {
+            return None;
+        }
+        self.hear_all(now, keyspace);
+        self.settle_flush();
+        let job = if budget.is_spent() { None } else { self.job(now, budget, keyspace) };
+        if job.is_none() {
+            self.answers.wake_deferred(keyspace);
+        }
+        job
+    }
+
+    fn job<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+        if let Some(job) = self.refuse_next(now, budget, keyspace) {
+            return Some(job);
+        }
+        self.paused_until = None;
+        if keyspace.writes_are_paused() {
+            self.paused_until = Some(now.monotonic.plus_us(PAUSE_CHECK_INTERVAL_US));
+            return None;
+        }
+        if let Some(grant) = self.answers.pop_undelivered() {
+            budget.spend(WRITE_UNITS);
+            let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
+            let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
+            // Any other lock under the key by now is not this grant's.
+            let _ = self.release_within(now, &release, budget, keyspace);
+            return Some(Job::Released);
+        }
+        if let Some((at, queue)) = self.queues.next_check()
+            && at <= now.monotonic
+        {
+            budget.spend(WRITE_UNITS);
+            let handed_over = self.hand_over(now, queue, None, budget, keyspace);
+            return Some(Job::HandedOver(handed_over));
+        }
+        if let Some(job) = self.attend(now, budget, keyspace) {
+            return Some(job);
+        }
+        if let Some(job) = self.sweep(budget) {
+            return Some(job);
+        }
+        if self.queues.waiters() == 0
+            && let Some(reason) = self.abstention.end_if_due(now.monotonic)
+        {
+            self.fences.raise_all_to_ceiling(now.wall_us);
+            return Some(Job::Rejoined(reason));
+        }
+        if self.propagation.wants_check(now.monotonic) {
+            self.propagation.learn(keyspace.listeners());
+            return Some(Job::Checked);
+        }
+        None
+    }
+
+    /// Refuses the next waiter that timed out, whose token was released, or whose node abstains.
+    fn refuse_next<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+        let ticket = if let Some(ticket) = self.queues.pop_dismissed() {
+            ticket
+        } else {
+            let (at, place) = self.queues.next_time_out()?;
+            if !self.abstention.is_on() && at > now.monotonic {
+                return None;
+            }
+            let queues = u32::try_from(self.queues.queues_of(place).len()).unwrap_or(u32::MAX);
+            budget.spend(LEAVE_UNITS.saturating_mul(queues));
+            self.queues.remove(place).ticket
+        };
+        budget.spend(ANSWER_UNITS);
+        self.tell_dismissed(now, ticket, keyspace);
+        Some(Job::Refused(ticket))
+    }
+
+    /// Handles the next lease that needs attention.
+    fn attend<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+        let lease = match self.leases.step(now.monotonic) {
+            Step::Idle => return None,
+            Step::Sorted => {
+                budget.spend(STEP_UNITS);
+                return Some(Job::Tidied);
+            }
+            Step::Due(lease) => lease,
+        };
+        if self.leases.is_stale(self.leases.get(lease)) {
+            self.spend_on_end(lease, budget);
+            self.end_by_operator(lease);
+            return Some(Job::Tidied);
+        }
+        let is_live = now.monotonic < self.leases.get(lease).deadline;
+        if is_live && self.end_next_holder(now, lease) {
+            budget.spend(STEP_UNITS);
+            return Some(Job::Tidied);
+        }
+        if is_live && self.leases.get(lease).mirror() == MirrorState::Lost && keyspace.memory_is_short() {
+            budget.spend(STEP_UNITS);
+            self.rewrite_mirror_later(now, lease);
+            return Some(Job::Tidied);
+        }
+        budget.spend(WRITE_UNITS);
+        self.spend_on_end(lease, budget);
+        let (db, hash) = (self.leases.get(lease).db, self.leases.get(lease).hash());
+        let key: Key = self.leases.get(lease).key.clone();
+        let name = keyspace.name(&key);
+        let mut entry = keyspace.open(db, &name, Access::Write);
+        self.hear_all(now, keyspace);
+        match self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry) {
+            KeyState::Ended { lease, mirrored } => {
+                let expired = !self.leases.get(lease).ended_with_another();
+                self.end_by_deadline(lease);
+                if mirrored {
+                    keyspace.delete(&mut entry);
+                    let change = if expired { Change::Expired } else { Change::Delete };
+                    self.publish(keyspace, &name, change, Author::Other);
+                }
+                Some(Job::Removed)
+            }
+            KeyState::Held { lease, mirrored: false } => {
+                self.rewrite_mirror(now, lease, &name, &mut entry, keyspace);
+                Some(Job::Mirrored)
+            }
+            _ => Some(Job::Mirrored),
+        }
+    }
+
+    /// Spends the cost of ending a lease: the end of one key ends the lock's other keys.
+    fn spend_on_end(&self, lease: u32, budget: &mut Budget) {
+        let keys = u32::try_from(self.leases.keys(lease)).unwrap_or(u32::MAX);
+        budget.spend(STEP_UNITS.saturating_mul(keys));
+    }
+
+    /// Writes a lost mirror again, if its key is missing.
+    fn rewrite_mirror<K: Keyspace>(
+        &mut self,
+        now: Now,
+        lease: u32,
+        name: &K::Name,
+        entry: &mut K::Entry,
+        keyspace: &mut K,
+    ) {
+        let left_us = self.leases.get(lease).deadline.us_since(now.monotonic);
+        if keyspace.kind(entry) != Kind::Missing || left_us <= CLOCK_NOISE_US {
+            return self.rewrite_mirror_later(now, lease);
+        }
+        let value = keyspace.name(self.leases.get(lease).mirror_value());
+        let expires_at_ms = now.wall_ms_after(left_us);
+        if keyspace.set(entry, &value, expires_at_ms).is_err() {
+            return self.rewrite_mirror_later(now, lease);
+        }
+        self.leases.regain_mirror(lease);
+        self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Other);
+    }
+
+    fn rewrite_mirror_later(&mut self, now: Now, lease: u32) {
+        let at = now.monotonic.plus_us(MIRROR_REWRITE_INTERVAL_US);
+        self.leases.set_mirror(lease, MirrorState::Lost, at);
+    }
+
+    /// Continues to remove the leases, and to mark the queues, of emptied databases.
+    fn sweep(&mut self, budget: &mut Budget) -> Option<Job> {
+        if self.queues.is_sweeping() {
+            budget.spend(STEP_UNITS);
+            self.queues.sweep(SWEEP_SLOTS);
+            return Some(Job::Tidied);
+        }
+        if !self.leases.is_sweeping() {
+            return None;
+        }
+        budget.spend(STEP_UNITS);
+        if let Some(lease) = self.leases.sweep(SWEEP_SLOTS) {
+            self.spend_on_end(lease, budget);
+            self.end_by_operator(lease);
+        }
+        Some(Job::Tidied)
+    }
+
+    /// When to call [`Node::next_job`] next, unless a command or an event comes first.
+    ///
+    /// `None` if no job is planned; a time in the past if the budget did not suffice.
+    pub fn next_wake(&self) -> Option<Monotonic> {
+        if self.loading {
+            return None;
+        }
+        let at_once = Some(Monotonic::default());
+        let must_refuse =
+            self.queues.has_dismissed() || (self.abstention.is_on() && self.queues.waiters() > 0);
+        let refuse_at = if must_refuse { at_once } else { self.queues.next_time_out().map(|(at, _)| at) };
+        let write_at = if self.answers.has_work() || self.queues.is_sweeping() {
+            at_once
+        } else {
+            let check_at = self.queues.next_check().map(|(at, _)| at);
+            [check_at, self.leases.next_step()].into_iter().flatten().min()
+        };
+        let work_at = [write_at, self.abstention.until()].into_iter().flatten().min();
+        let work_at = work_at.map(|at| self.paused_until.map_or(at, |until| at.max(until)));
+        [refuse_at, work_at].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,310 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::tally::{Ballot, Lost, Tally};
+use super::{Lifetime, Majority, Moment};
+use crate::client::mutants::{Mutant, is_broken};
+use crate::{Fence, Ttl};
+
+/// One attempt to acquire a lock on a majority of the nodes.
+///
+/// The caller proposes the same fence to all nodes at once, records each node's [`Vote`], and
+/// carries out each [`Step`] that [`Acquisition::poll`] returns. The attempt is decided as early as
+/// possible. Votes after that only change the coverage.
+///
+/// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed.
+/// The lock is won once N/2 + 1 nodes store exactly `F`. A node that answered less is told `F`, and
+/// accepts it only while this attempt's token holds the key there. A node that answered more holds
+/// the lock and is not counted. Two locks on a key share a counted node. The lock that came second
+/// there was answered more than the first one's `F`.
+///
+/// A node whose clock is far behind refuses a fence from a node whose clock is far ahead. Neither
+/// node counts for a fence that it cannot store, so it does not matter which clock is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Acquisition {
+    tally: Tally<Grant>,
+    /// How long the lock is held if it is won; `None` if drift leaves nothing of the ttl.
+    lifetime: Option<Lifetime>,
+    min_validity: Duration,
+    /// Nodes that must answer, or time out, before the lock is won.
+    awaits: Vec<usize>,
+    steps: VecDeque<Step>,
+    /// The decision, until [`Acquisition::poll`] has returned it.
+    decision: Option<Step>,
+    decided: bool,
+}
+
+/// The fence of a node that granted the lock, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Grant {
+    /// The fence that the node stores.
+    stored: Fence,
+    /// The fence that the node was told, until it has answered.
+    told: Option<Fence>,
+    /// A fence that the node refused. It refuses all larger ones as well.
+    refused: Option<Fence>,
+}
+
+/// A node's answer to ACQUIRE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Vote {
+    /// The node granted the lock, with this fence.
+    Granted(Fence),
+    /// Another token holds the lock there.
+    Refused,
+    /// An error, a timeout or an abstention: no vote.
+    Silent,
+}
+
+/// A node's answer to `EXTEND … FENCE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FenceAnswer {
+    /// The token holds the lock there, with this fence now.
+    Stored(Fence),
+    /// The token holds the lock there. The node refuses the fence as too far ahead of its clock.
+    Unacceptable,
+    /// The token no longer holds the lock there, or the node did not answer.
+    Failed,
+}
+
+/// What the caller does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Send `EXTEND key token ttl FENCE fence`, and record the [answer](Acquisition::fence_answer).
+    TellFence {
+        /// The index of the node.
+        node: usize,
+        /// The fence to send.
+        fence: Fence,
+    },
+    /// The lock is held.
+    Won(Win),
+    /// The lock is not held: send RELEASE to **all** nodes that were sent a request.
+    ///
+    /// That includes nodes that refused or were silent: a request may have arrived although its
+    /// answer did not.
+    Lost(Loss),
+}
+
+/// A lock that was won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Win {
+    /// The fence that N/2 + 1 nodes store.
+    pub fence: Fence,
+    /// How long it is certainly held.
+    pub lifetime: Lifetime,
+}
+
+/// Why a lock was not won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// Other tokens hold it on too many nodes: the other voting nodes cannot form a majority.
+    Held,
+    /// Too few nodes vote to form a majority.
+    NoQuorum,
+    /// Less than `min_validity` was left before a majority had granted.
+    TooLate,
+}
+
+impl Acquisition {
+    /// Starts an attempt whose first byte is not sent before `sent`.
+    pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
+        Self::lasting(majority, Lifetime::new(sent, ttl), min_validity)
+    }
+
+    /// Delays the win until these nodes have answered or their time is over.
+    #[must_use]
+    pub fn that_awaits(mut self, nodes: &[usize]) -> Self {
+        self.awaits = nodes.to_vec();
+        self
+    }
+
+    /// Starts the round that follows a grant of `fence` by one node after a wait.
+    ///
+    /// The caller proposes the same fence to all other nodes.
+    pub fn after_wait(
+        majority: Majority,
+        node: usize,
+        fence: Fence,
+        lifetime: Option<Lifetime>,
+        min_validity: Duration,
+    ) -> Self {
+        let mut this = Self::lasting(majority, lifetime, min_validity);
+        this.tally.cast(node, Ballot::Yes(Grant::of(fence)));
+        this
+    }
+
+    fn lasting(majority: Majority, lifetime: Option<Lifetime>, min_validity: Duration) -> Self {
+        Self {
+            tally: Tally::new(majority),
+            lifetime,
+            min_validity,
+            awaits: Vec::new(),
+            steps: VecDeque::new(),
+            decision: None,
+            decided: false,
+        }
+    }
+
+    /// Records a node's answer to ACQUIRE.
+    pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
+        let ballot = match vote {
+            Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
+            Vote::Refused => Ballot::No,
+            Vote::Silent => Ballot::Silent,
+        };
+        self.tally.cast(node, ballot);
+        self.advance(now);
+    }
+
+    /// Records a node's answer to [`Step::TellFence`].
+    pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
+        let Some((grant, told)) = self.tally.of(node).and_then(|grant| Some((grant, grant.told?))) else {
+            return;
+        };
+        let ballot = match answer {
+            FenceAnswer::Stored(stored) if stored >= told => {
+                Ballot::Yes(Grant { stored, told: None, ..grant })
+            }
+            FenceAnswer::Unacceptable => Ballot::Yes(Grant { told: None, refused: Some(told), ..grant }),
+            // A node that reports less than it was told has not stored it.
+            FenceAnswer::Stored(_) | FenceAnswer::Failed => Ballot::Silent,
+        };
+        self.tally.recast(node, ballot);
+        self.advance(now);
+    }
+
+    /// Counts every missing answer as silence, because the nodes' time is over, and decides.
+    pub fn time_is_up(&mut self, now: Moment) {
+        for node in 0..self.tally.majority().nodes() {
+            self.tally.cast(node, Ballot::Silent);
+            if self.tally.of(node).is_some_and(|grant| grant.told.is_some()) {
+                self.tally.recast(node, Ballot::Silent);
+            }
+        }
+        self.advance(now);
+        // The attempt would need another round to tell nodes the fence.
+        if !self.decided {
+            self.decide(Step::Lost(Loss::NoQuorum));
+        }
+    }
+
+    /// Decides an attempt that needs no further answer, such as a wait on the only node.
+    pub fn review(&mut self, now: Moment) {
+        self.advance(now);
+    }
+
+    /// Returns what to do next.
+    pub fn poll(&mut self) -> Option<Step> {
+        self.decision.take().or_else(|| self.steps.pop_front())
+    }
+
+    /// The number of nodes that are known to hold the lock.
+    pub fn coverage(&self) -> usize {
+        self.tally.yes().count()
+    }
+
+    /// Whether the attempt is won or lost.
+    pub fn is_decided(&self) -> bool {
+        self.decided
+    }
+
+    fn advance(&mut self, now: Moment) {
+        if self.decided {
+            return;
+        }
+        let lifetime = self
+            .lifetime
+            .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
+        match (self.tally.lost(), lifetime) {
+            (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
+            // A majority can vote, and part of it refused.
+            (Some(Lost::Silence), _) if !self.tally.is_silent() => self.decide(Step::Lost(Loss::Held)),
+            (_, None) => self.decide(Step::Lost(Loss::TooLate)),
+            (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
+            (None, Some(lifetime)) => self.agree(lifetime),
+        }
+    }
+
+    /// Tells nodes the fence, and decides once N/2 + 1 nodes store it or cannot.
+    fn agree(&mut self, lifetime: Lifetime) {
+        let size = self.tally.majority().size();
+        let Some(fence) = self.fence_to_agree_on() else {
+            let most = self.candidates().map(|fence| self.able_to_have(fence)).max().unwrap_or_default();
+            let waiting = self.grants().any(|grant| grant.told.is_some());
+            if !waiting && most + self.tally.pending() < size {
+                self.decide(Step::Lost(Loss::NoQuorum));
+            }
+            return;
+        };
+        if is_broken(Mutant::LargestFence) && self.grants().count() >= size {
+            let fence = self.grants().map(|grant| grant.stored).max().unwrap_or(fence);
+            return self.decide(Step::Won(Win { fence, lifetime }));
+        }
+        if self.grants().filter(|grant| grant.has(fence)).count() >= size {
+            if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
+                self.decide(Step::Won(Win { fence, lifetime }));
+            }
+            return;
+        }
+        let below: Vec<_> = self.tally.yes().filter(|(_, grant)| grant.is_to_be_told(fence)).collect();
+        for (node, grant) in below {
+            self.tally.recast(node, Ballot::Yes(Grant { told: Some(fence), ..grant }));
+            self.steps.push_back(Step::TellFence { node, fence });
+        }
+    }
+
+    /// The smallest fence that N/2 + 1 nodes store or can still be told.
+    ///
+    /// A fence that a node was told counts as stored. So a late grant does not change the fence on
+    /// which the other nodes are about to agree.
+    fn fence_to_agree_on(&self) -> Option<Fence> {
+        let size = self.tally.majority().size();
+        self.candidates().filter(|&fence| self.able_to_have(fence) >= size).min()
+    }
+
+    fn grants(&self) -> impl Iterator<Item = Grant> {
+        self.tally.yes().map(|(_, grant)| grant)
+    }
+
+    /// No node needs to be told a fence that no other node has.
+    fn candidates(&self) -> impl Iterator<Item = Fence> {
+        self.grants().map(Grant::expected)
+    }
+
+    fn able_to_have(&self, fence: Fence) -> usize {
+        self.grants().filter(|grant| grant.can_have(fence)).count()
+    }
+
+    fn decide(&mut self, step: Step) {
+        self.decided = true;
+        self.decision = Some(step);
+    }
+}
+
+impl Grant {
+    fn of(stored: Fence) -> Self {
+        Self { stored, told: None, refused: None }
+    }
+
+    /// The fence that the node stores once it accepts what it was told.
+    fn expected(self) -> Fence {
+        self.told.unwrap_or(self.stored)
+    }
+
+    fn can_have(self, fence: Fence) -> bool {
+        let takes = self.refused.is_none_or(|refused| fence < refused);
+        self.expected() == fence || (self.expected() < fence && takes)
+    }
+
+    /// Whether the node stored exactly this fence while the token held it.
+    ///
+    /// That counts, even if the node was told another fence since.
+    fn has(self, fence: Fence) -> bool {
+        self.stored == fence
+    }
+
+    fn is_to_be_told(self, fence: Fence) -> bool {
+        self.told.is_none() && self.stored < fence && self.can_have(fence)
+    }
+}

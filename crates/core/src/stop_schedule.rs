@@ -1,0 +1,343 @@
+use std::time::Duration;
+
+use crate::Ttl;
+use crate::quorum::Moment;
+
+/// SIGKILL is due this fraction of the ttl before the validity ends, so that it works in time.
+const KILL_MARGIN_PER_TTL: u32 = 20;
+/// Without `kill_after`, the command is terminated when this fraction of the ttl is left.
+const TERMINATE_PER_TTL: u32 = 3;
+/// The longest grace after a loss that the nodes reported, as a fraction of the ttl.
+///
+/// Another client may already hold the lock.
+const LOST_GRACE_PER_TTL: u32 = 20;
+
+/// When to terminate and when to kill a command that runs under a lock.
+///
+/// The command is terminated when the lock was not extended in time, when it is lost, or when the
+/// process that extends it is gone. It is killed after a grace, and before the validity ends. An
+/// extension after the termination does not save it.
+#[derive(Clone, Debug)]
+pub struct StopSchedule {
+    ttl: Ttl,
+    /// The time from the termination to the kill.
+    grace: Duration,
+    terminate_at: Moment,
+    kill_at: Moment,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// An extension moves the deadline.
+    Running,
+    /// The command must be terminated now.
+    Ending,
+    Terminated,
+    Killed,
+}
+
+/// What to do with the command and all processes that it started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopAction {
+    /// Ask it to end: SIGTERM.
+    Terminate,
+    /// End it: SIGKILL.
+    Kill,
+}
+
+/// The grace leaves too little time to extend the lock before the command is terminated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the grace must be at most {} ms, two fifths of the ttl", longest.as_millis())]
+pub struct GraceTooLong {
+    /// The longest grace for this ttl.
+    pub longest: Duration,
+}
+
+impl StopSchedule {
+    /// Starts the schedule of a command under a lock of `ttl` that is valid until `deadline`.
+    ///
+    /// `kill_after` is the grace between termination and kill. The default is as much as the
+    /// validity allows if the lock is not extended for a third of the ttl.
+    pub fn new(ttl: Ttl, kill_after: Option<Duration>, deadline: Moment) -> Result<Self, GraceTooLong> {
+        let longest = ttl.duration() * 2 / 5;
+        let whole = (ttl.duration() / TERMINATE_PER_TTL).saturating_sub(margin(ttl));
+        let grace = kill_after.unwrap_or(whole);
+        if grace > longest {
+            return Err(GraceTooLong { longest });
+        }
+        let (terminate_at, kill_at) = (deadline, deadline);
+        let mut schedule = Self { ttl, grace, terminate_at, kill_at, stage: Stage::Running };
+        schedule.handle_extended(deadline);
+        Ok(schedule)
+    }
+
+    /// The lock was extended.
+    pub fn handle_extended(&mut self, deadline: Moment) {
+        if self.stage == Stage::Running {
+            self.kill_at = before(deadline, margin(self.ttl));
+            self.terminate_at = before(self.kill_at, self.grace);
+        }
+    }
+
+    /// The nodes say that the lock has ended. Another client may hold it.
+    pub fn handle_lost(&mut self, now: Moment) {
+        self.end(now, self.grace.min(self.ttl.duration() / LOST_GRACE_PER_TTL));
+    }
+
+    /// The process that extends the lock is gone.
+    pub fn handle_abandoned(&mut self, now: Moment) {
+        self.end(now, self.grace);
+    }
+
+    fn end(&mut self, now: Moment, grace: Duration) {
+        self.kill_at = earliest(self.kill_at, now.plus(grace));
+        if self.stage == Stage::Running {
+            self.terminate_at = earliest(self.terminate_at, now);
+            self.stage = Stage::Ending;
+        }
+    }
+
+    /// Returns what to do now.
+    pub fn poll(&mut self, now: Moment) -> Option<StopAction> {
+        match self.stage {
+            Stage::Killed => None,
+            _ if now.has_reached(self.kill_at) => {
+                self.stage = Stage::Killed;
+                Some(StopAction::Kill)
+            }
+            Stage::Running | Stage::Ending if now.has_reached(self.terminate_at) => {
+                self.stage = Stage::Terminated;
+                self.kill_at = earliest(self.kill_at, now.plus(self.grace));
+                Some(StopAction::Terminate)
+            }
+            _ => None,
+        }
+    }
+
+    /// When to call [`poll`](Self::poll) again; `None` after the kill.
+    pub fn poll_timeout(&self) -> Option<Moment> {
+        match self.stage {
+            Stage::Running | Stage::Ending => Some(self.terminate_at),
+            Stage::Terminated => Some(self.kill_at),
+            Stage::Killed => None,
+        }
+    }
+
+    /// Whether the command was terminated or killed.
+    pub fn has_acted(&self) -> bool {
+        matches!(self.stage, Stage::Terminated | Stage::Killed)
+    }
+
+    /// When the kill is overdue, and still before the end of the validity.
+    ///
+    /// A second process that follows the same deadlines takes over then.
+    pub fn overdue_at(&self) -> Moment {
+        self.kill_at.plus(margin(self.ttl) / 2)
+    }
+}
+
+fn margin(ttl: Ttl) -> Duration {
+    ttl.duration() / KILL_MARGIN_PER_TTL
+}
+
+fn before(moment: Moment, by: Duration) -> Moment {
+    Moment { boot: moment.boot.saturating_sub(by), raw: moment.raw.saturating_sub(by) }
+}
+
+/// A moment that is reached as soon as either of two is.
+fn earliest(one: Moment, other: Moment) -> Moment {
+    Moment { boot: one.boot.min(other.boot), raw: one.raw.min(other.raw) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TTL: Ttl = match Ttl::from_ms(10_000) {
+        Ok(ttl) => ttl,
+        Err(_) => unreachable!(),
+    };
+
+    fn at(ms: u64) -> Moment {
+        Moment::default().plus(Duration::from_millis(ms))
+    }
+
+    fn schedule(kill_after_ms: Option<u64>) -> StopSchedule {
+        StopSchedule::new(TTL, kill_after_ms.map(Duration::from_millis), at(10_000)).unwrap()
+    }
+
+    /// When a schedule without further events terminates and kills.
+    fn times(mut schedule: StopSchedule, mut now: Moment) -> (Option<Moment>, Moment) {
+        let mut terminated = None;
+        loop {
+            match schedule.poll(now) {
+                Some(StopAction::Terminate) => terminated = Some(now),
+                Some(StopAction::Kill) => return (terminated, now),
+                None => {
+                    let next = schedule.poll_timeout().unwrap();
+                    assert!(!now.has_reached(next), "{schedule:?} does nothing at {now:?}");
+                    now = next;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn missing_extension_leaves_a_grace_of_a_third_less_the_margin() {
+        let third_left = before(at(10_000), TTL.duration() / 3);
+        assert_eq!(times(schedule(None), at(0)), (Some(third_left), at(9500)));
+    }
+
+    #[test]
+    fn kill_after_is_the_grace_and_sets_when_the_termination_is_due() {
+        assert_eq!(times(schedule(Some(4000)), at(0)), (Some(at(5500)), at(9500)));
+        assert_eq!(times(schedule(Some(1000)), at(0)), (Some(at(8500)), at(9500)));
+        assert_eq!(times(schedule(Some(0)), at(0)), (None, at(9500)));
+    }
+
+    #[test]
+    fn grace_that_leaves_no_time_to_extend_is_refused() {
+        let error = StopSchedule::new(TTL, Some(Duration::from_millis(4001)), at(10_000)).unwrap_err();
+        assert_eq!(error.longest, Duration::from_secs(4));
+    }
+
+    #[test]
+    fn extension_moves_both_until_the_command_is_terminated() {
+        let mut extended = schedule(None);
+        extended.handle_extended(at(20_000));
+        assert_eq!(extended.poll(at(19_000 - 2500)), None);
+        assert_eq!(times(extended.clone(), at(0)).1, at(19_500));
+
+        assert_eq!(extended.poll(at(16_700)), Some(StopAction::Terminate));
+        extended.handle_extended(at(30_000));
+        assert_eq!(times(extended, at(16_700)).1, at(19_500));
+    }
+
+    #[test]
+    fn late_termination_does_not_delay_the_kill() {
+        assert_eq!(times(schedule(Some(1000)), at(9000)), (Some(at(9000)), at(9500)));
+        assert_eq!(times(schedule(Some(1000)), at(9500)), (None, at(9500)));
+        assert_eq!(times(schedule(None), at(60_000)), (None, at(60_000)));
+    }
+
+    #[test]
+    fn lost_lock_leaves_a_short_grace_and_an_abandoned_one_the_whole() {
+        let mut lost = schedule(None);
+        lost.handle_lost(at(1000));
+        lost.handle_extended(at(20_000));
+        assert_eq!(times(lost, at(1000)), (Some(at(1000)), at(1500)));
+
+        let mut bounded = schedule(Some(100));
+        bounded.handle_lost(at(1000));
+        assert_eq!(times(bounded, at(1000)), (Some(at(1000)), at(1100)));
+
+        let mut abandoned = schedule(Some(2000));
+        abandoned.handle_abandoned(at(1000));
+        assert_eq!(times(abandoned, at(1000)), (Some(at(1000)), at(3000)));
+
+        let mut late = schedule(Some(2000));
+        late.handle_abandoned(at(9000));
+        assert_eq!(times(late, at(9000)), (Some(at(9000)), at(9500)));
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        Extended,
+        Lost,
+        Abandoned,
+    }
+
+    /// A run of a schedule on clocks of which one is fast, with timers that are late.
+    #[derive(Clone, Debug)]
+    struct Run {
+        ttl: Ttl,
+        kill_after: Option<Duration>,
+        fast_ppm: u64,
+        /// In thousandths of the ttl, at most 5.
+        timers_late: u64,
+        /// Each event with the time since the previous one, in twentieths of the ttl.
+        events: Vec<(u64, Event)>,
+    }
+
+    fn runs() -> impl Strategy<Value = Run> {
+        let event =
+            prop_oneof![4 => Just(Event::Extended), 1 => Just(Event::Lost), 1 => Just(Event::Abandoned)];
+        let events = prop::collection::vec((0_u64..12, event), 0..20);
+        let kill_after = prop::option::of(0_u32..=400);
+        (100_u64..60_000, kill_after, 0_u64..10_000, 0_u64..5, events).prop_map(
+            |(ttl_ms, kill_after, fast_ppm, timers_late, events)| {
+                let ttl = Ttl::from_ms(ttl_ms).unwrap();
+                let kill_after = kill_after.map(|per_mille| ttl.duration() * per_mille / 1000);
+                Run { ttl, kill_after, fast_ppm, timers_late, events }
+            },
+        )
+    }
+
+    impl Run {
+        fn moment(&self, us: u64) -> Moment {
+            let fast_us = us + us * self.fast_ppm / 1_000_000;
+            Moment { boot: Duration::from_micros(fast_us), raw: Duration::from_micros(us) }
+        }
+
+        /// The termination, the kill, the latest time for the kill, and the end of the validity.
+        fn play(&self) -> (Option<Moment>, Moment, Moment, Moment) {
+            let ttl = self.ttl.duration();
+            let (mut us, mut events) = (0, self.events.iter());
+            let mut valid_until = self.moment(us).plus(ttl);
+            let mut schedule = StopSchedule::new(self.ttl, self.kill_after, valid_until).unwrap();
+            let (mut terminated, mut is_over) = (None, false);
+            let mut next = events.next().map(|(after, event)| (after * self.ttl.us() / 20, event));
+            loop {
+                let now = self.moment(us);
+                let overdue = schedule.overdue_at();
+                match schedule.poll(now) {
+                    Some(StopAction::Terminate) => (terminated, is_over) = (Some(now), true),
+                    Some(StopAction::Kill) => return (terminated, now, overdue, valid_until),
+                    None => {}
+                }
+                let due = schedule.poll_timeout().expect("it was not killed");
+                let left_us = u64::try_from(now.until(due).as_micros()).unwrap();
+                let timer = us + left_us + 1 + self.timers_late * self.ttl.us() / 1000;
+                let Some((at, event)) = next.filter(|(at, _)| *at < timer) else {
+                    us = timer;
+                    continue;
+                };
+                us = us.max(at);
+                let now = self.moment(us);
+                match event {
+                    Event::Extended if is_over || now.has_reached(valid_until) => {}
+                    Event::Extended => {
+                        valid_until = now.plus(ttl);
+                        schedule.handle_extended(valid_until);
+                    }
+                    Event::Lost => schedule.handle_lost(now),
+                    Event::Abandoned => schedule.handle_abandoned(now),
+                }
+                is_over |= !matches!(event, Event::Extended);
+                next = events.next().map(|(after, event)| (us + after * self.ttl.us() / 20, event));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn kill_is_always_before_the_validity_ends(run in runs()) {
+            let (_, killed, overdue, valid_until) = run.play();
+            prop_assert!(!killed.has_reached(valid_until));
+            prop_assert!(!overdue.has_reached(valid_until));
+            prop_assert!(!killed.has_reached(overdue), "the second process came first");
+        }
+
+        #[test]
+        fn grace_is_never_longer_than_kill_after(run in runs()) {
+            let (terminated, killed, ..) = run.play();
+            if let (Some(terminated), Some(kill_after)) = (terminated, run.kill_after) {
+                let lateness = run.ttl.duration() / 100;
+                prop_assert!(killed.since(terminated) <= kill_after + lateness);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A call whose program was not run in time: what it reports is what the nodes said.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{
+    Acquire, Action, Context, Fleet, NodeStatus, Outcome, Random, RequestId, Response, Spec, Topology, limits,
+};
+use quorlock_core::quorum::{Majority, Moment};
+use quorlock_core::{Fence, Ttl};
+
+const WAIT: Duration = Duration::from_millis(500);
+
+struct Numbers(u128);
+
+impl Random for Numbers {
+    fn bits(&mut self) -> Option<u128> {
+        self.0 += 1;
+        Some(self.0)
+    }
+
+    fn below(&mut self, _: u64) -> u64 {
+        0
+    }
+}
+
+/// Three nodes, and a call that stands in line behind another call of its program.
+struct World {
+    fleet: Fleet,
+    topology: Topology,
+    random: Numbers,
+    call: Acquire,
+}
+
+impl World {
+    fn new() -> Self {
+        let status = |node: usize| NodeStatus {
+            link: Ok(0),
+            admission: Ok(()),
+            incarnation: 0,
+            identity: Some(format!("node {node}").into()),
+        };
+        let fleet = Fleet::new(Majority::of(3).unwrap());
+        let topology = Topology::new((0..3).map(status).collect());
+        let mut random = Numbers(0);
+        let spec = Spec {
+            keys: [b"k"].into_iter().collect(),
+            ttl: Ttl::from_ms(10_000).unwrap(),
+            min_validity: Duration::ZERO,
+            node_timeout: None,
+            max_hold: None,
+            owner: None,
+        };
+        let ctx = context(&fleet, &topology, &mut random, Duration::ZERO);
+        let call = Acquire::new(Arc::new(spec), Some(WAIT), &ctx);
+        Self { fleet, topology, random, call }
+    }
+
+    /// The program runs the call again this long after it was made.
+    fn run_at(&mut self, at: Duration) -> Vec<Action> {
+        let mut ctx = context(&self.fleet, &self.topology, &mut self.random, at);
+        self.call.handle_timeout(&mut ctx);
+        self.actions()
+    }
+
+    fn answer_at(&mut self, at: Duration, id: RequestId, response: &Response) -> Vec<Action> {
+        let mut ctx = context(&self.fleet, &self.topology, &mut self.random, at);
+        self.call.handle_response(id, response, &mut ctx);
+        self.actions()
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.call.poll()).collect()
+    }
+}
+
+fn context<'a>(
+    fleet: &'a Fleet,
+    topology: &'a Topology,
+    random: &'a mut Numbers,
+    at: Duration,
+) -> Context<'a> {
+    Context {
+        now: Moment::default().plus(Duration::from_secs(1) + at),
+        wall_us: 1_800_000_000_000_000,
+        fleet,
+        topology,
+        random,
+    }
+}
+
+fn requests(actions: &[Action]) -> Vec<RequestId> {
+    let id = |action: &Action| match action {
+        Action::Send { id, .. } => Some(*id),
+        _ => None,
+    };
+    actions.iter().filter_map(id).collect()
+}
+
+#[test]
+fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
+    let mut world = World::new();
+    let late = WAIT + limits::CALL_GRACE - Duration::from_millis(1);
+    let asked = requests(&world.run_at(late));
+    assert_eq!(asked.len(), 3);
+    // The call should be over by now. The nodes have had 2 ms.
+    assert!(world.run_at(late + Duration::from_millis(2)).is_empty());
+    let granted = Response::Fence(Fence::new(7).unwrap());
+    let answered = late + Duration::from_millis(3);
+    assert!(world.answer_at(answered, asked[0], &granted).is_empty());
+    let actions = world.answer_at(answered, asked[1], &granted);
+    let outcome = actions.into_iter().find_map(|action| match action {
+        Action::Done(outcome) => Some(*outcome),
+        _ => None,
+    });
+    assert!(matches!(outcome, Some(Outcome::Acquired(_))), "{outcome:?}");
+}
+
+#[test]
+fn late_call_ends_within_its_grace_when_the_nodes_are_silent() {
+    let mut world = World::new();
+    let late = WAIT + Duration::from_millis(30);
+    assert_eq!(requests(&world.run_at(late)).len(), 3);
+    let actions = world.run_at(late + limits::CALL_GRACE);
+    assert!(actions.iter().any(|action| matches!(action, Action::Done(_))), "{actions:?}");
+}
+
+#[test]
+fn call_that_is_run_in_time_ends_in_time() {
+    let mut world = World::new();
+    assert_eq!(requests(&world.run_at(WAIT)).len(), 3);
+    let actions = world.run_at(WAIT + limits::CALL_GRACE);
+    assert!(actions.iter().any(|action| matches!(action, Action::Done(_))), "{actions:?}");
+}

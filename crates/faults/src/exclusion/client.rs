@@ -1,0 +1,126 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use quorlock_client::{ExtendError, Lock, Quorum};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::MAX_TTL;
+use crate::harness::{Grant, History, now};
+
+/// Clients of one network. They share their connections.
+const CLIENTS_PER_NETWORK: usize = 4;
+/// Fewer locks than clients, so that clients compete.
+const KEYS: usize = 4;
+const TTL_MIN: Duration = Duration::from_millis(200);
+/// Time limit of a healthy node where a dozen programs share two processors.
+const NODE_LIMIT: Duration = Duration::from_millis(60);
+
+/// What all clients share.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) history: History,
+    pub(super) grants: AtomicU64,
+    pub(super) extends: AtomicU64,
+    pub(super) lost: AtomicU64,
+    /// Tells the clients to finish.
+    pub(super) stop: AtomicBool,
+}
+
+/// Runs clients in each network until they are told to stop.
+pub(super) async fn run(seed: u64, networks: Vec<Vec<String>>, shared: &Arc<Shared>) -> Result<()> {
+    let mut quorums = Vec::new();
+    let mut clients = JoinSet::new();
+    let mut id = 0;
+    for urls in networks {
+        let quorum = Quorum::connect(urls).await?;
+        for _ in 0..CLIENTS_PER_NETWORK {
+            // Each has random numbers of its own, so that none depends on the luck of the others.
+            let rng = StdRng::seed_from_u64(seed ^ (u64::from(id) + 1) << 32);
+            let client = Client { id, rng, quorum: quorum.clone(), shared: Arc::clone(shared) };
+            clients.spawn(client.run());
+            id += 1;
+        }
+        quorums.push(quorum);
+    }
+    while let Some(ended) = clients.join_next().await {
+        ended?;
+    }
+    for quorum in quorums {
+        // Locks that are still being released have ended by then.
+        let _ = quorum.flush(MAX_TTL).await;
+    }
+    Ok(())
+}
+
+struct Client {
+    id: u32,
+    rng: StdRng,
+    quorum: Quorum,
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    async fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let key = format!("lock {}", self.rng.random_range(0..KEYS));
+            let ttl = self.up_to(TTL_MIN, MAX_TTL);
+            let lock = self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+            match lock.wait(self.up_to(Duration::ZERO, ttl)).acquire().await {
+                Ok(lock) => self.hold(key, lock, ttl).await,
+                // Held by another client, or no majority votes: the client tries another lock.
+                Err(_) => sleep(self.up_to(Duration::ZERO, Duration::from_millis(20))).await,
+            }
+        }
+    }
+
+    async fn hold(&mut self, key: String, mut lock: Lock, ttl: Duration) {
+        let from = now();
+        let mut until = held_until(&lock);
+        let fence = lock.fence().get();
+        self.shared.grants.fetch_add(1, Ordering::Relaxed);
+
+        // Most work is short, and some outlives its lock.
+        while self.rng.random_bool(0.6) {
+            sleep(self.up_to(Duration::ZERO, ttl / 3)).await;
+            match lock.extend().await {
+                Ok(()) => {
+                    self.shared.extends.fetch_add(1, Ordering::Relaxed);
+                    until = held_until(&lock);
+                }
+                Err(ExtendError::Lost { .. }) => {
+                    if now() < until {
+                        self.shared.lost.fetch_add(1, Ordering::Relaxed);
+                    }
+                    break;
+                }
+                // Held for as long as before.
+                Err(_) => {}
+            }
+        }
+        sleep(self.up_to(Duration::ZERO, ttl / 4)).await;
+        self.shared.history.add(Grant { key, client: self.id, from, to: until.min(now()), fence });
+        match self.rng.random_range(0..10) {
+            // As a client that dies.
+            0 => std::mem::forget(lock),
+            1..=2 => drop(lock),
+            // Unconfirmed releases go on in the background, and the lock ends.
+            _ => drop(lock.release().await),
+        }
+    }
+
+    fn up_to(&mut self, min: Duration, max: Duration) -> Duration {
+        self.rng.random_range(min..=max)
+    }
+}
+
+/// Returns the end of the lock's validity.
+fn held_until(lock: &Lock) -> Duration {
+    // The clock is read first, so that the result is never later than the lock says.
+    let now = now();
+    now + lock.remaining()
+}

@@ -1,0 +1,125 @@
+//! The steps of an episode.
+
+use super::command::Command;
+
+/// The deadline that passes during a late packet, in milliseconds.
+pub(super) const LATE_MS: u64 = 30;
+
+/// How the commands of a packet are sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wrap {
+    /// One command.
+    None,
+    /// Several in one turn, after a while.
+    Batch {
+        sleep_ms: u64,
+    },
+    Multi {
+        sleep_ms: u64,
+    },
+    Script {
+        busy_ms: u64,
+    },
+}
+
+/// A step.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Commands of a client.
+    Packet {
+        client: usize,
+        commands: Vec<(u32, Command)>,
+        wrap: Wrap,
+    },
+    /// A command whose deadline passes before the next packet is executed.
+    Late {
+        client: usize,
+        before: (u32, Command),
+        after: Vec<(u32, Command)>,
+        wrap: Wrap,
+    },
+    /// A client disconnects.
+    Disconnect {
+        client: usize,
+    },
+    /// Writes are paused, and these events happen meanwhile.
+    Pause {
+        meanwhile: Vec<Meanwhile>,
+    },
+    Reload,
+    LoadAppendOnlyFile,
+    RewriteAppendOnlyFile,
+    Restart,
+    Evict,
+    MoveClock {
+        ms: i64,
+    },
+    AttachPeer,
+    DetachPeer,
+    /// The link to the peer is cut, and these commands are sent before it is back.
+    CutLink {
+        client: usize,
+        commands: Vec<(u32, Command)>,
+    },
+    /// The server becomes a replica of its peer, and a master again. These are its first commands.
+    ChangeRoles {
+        unreachable_first: bool,
+        attach_at_once: bool,
+        commands: Vec<(u32, Command)>,
+    },
+}
+
+/// An event while writes are paused.
+#[derive(Debug)]
+pub(super) enum Meanwhile {
+    /// An operator ends the wait of a client.
+    End(Command),
+    Disconnect(usize),
+    /// A client sends a command, which the server executes when the pause is over.
+    Postponed {
+        client: usize,
+        db: u32,
+        command: Command,
+    },
+    /// A deadline passes that a command before the pause has set.
+    TimePasses {
+        client: usize,
+        db: u32,
+        before: Command,
+    },
+}
+
+impl Wrap {
+    /// Returns the time for which the server is busy before the first command.
+    pub(super) fn sleep_ms(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Batch { sleep_ms } | Self::Multi { sleep_ms } => sleep_ms,
+            Self::Script { busy_ms } => busy_ms,
+        }
+    }
+}
+
+impl Step {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Packet { wrap: Wrap::None, .. } => "command",
+            Self::Packet { wrap: Wrap::Batch { .. }, .. } => "batch",
+            Self::Packet { wrap: Wrap::Multi { .. }, .. } => "multi",
+            Self::Packet { wrap: Wrap::Script { .. }, .. } => "script",
+            Self::Late { .. } => "late",
+            Self::Disconnect { .. } => "disconnect",
+            Self::Pause { .. } => "pause",
+            Self::Reload => "reload",
+            Self::LoadAppendOnlyFile => "loadaof",
+            Self::RewriteAppendOnlyFile => "rewriteaof",
+            Self::Restart => "restart",
+            Self::Evict => "evict",
+            Self::MoveClock { .. } => "clock",
+            Self::AttachPeer => "attach",
+            Self::DetachPeer => "detach",
+            Self::CutLink { .. } => "cut",
+            Self::ChangeRoles { .. } => "roles",
+        }
+    }
+}

@@ -1,0 +1,97 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use quorlock_testkit::Direction;
+
+/// What goes wrong with one master, or with one network in front of it, until it recovers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accident {
+    /// SIGKILL; recovery starts the server on what is left of its disk.
+    Kill(Disk),
+    /// SIGTERM; recovery starts the server.
+    Shutdown,
+    /// SIGSTOP: connections stay open, and no request is answered.
+    Pause,
+    /// The wall clock is stepped by this many seconds; recovery sets it right.
+    ClockStep {
+        /// Ahead, or back when negative.
+        by_s: i64,
+    },
+    /// Memory is short until the keys of locks are evicted.
+    Eviction,
+    /// `DEBUG RELOAD`.
+    Reload,
+    /// Connections are reset, new ones too.
+    Cut,
+    /// Traffic stops, and arrives all at once at recovery.
+    Hold(Direction),
+    /// Traffic is lost.
+    Drop(Direction),
+    /// Traffic arrives late.
+    Delay(Direction, Duration),
+}
+
+/// What a server finds on its disk after it was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// All that the process had written.
+    Kept,
+    /// What the process had synced, as after a power cut.
+    Synced,
+    /// Nothing.
+    Emptied,
+}
+
+impl Accident {
+    /// Returns its name in a report.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kill(Disk::Kept) => "kill -9, restart with the disk",
+            Self::Kill(Disk::Synced) => "power cut, restart",
+            Self::Kill(Disk::Emptied) => "kill -9, restart on an empty disk",
+            Self::Shutdown => "shutdown, restart",
+            Self::Pause => "SIGSTOP, SIGCONT",
+            Self::ClockStep { by_s: 1.. } => "wall clock stepped ahead",
+            Self::ClockStep { .. } => "wall clock stepped back",
+            Self::Eviction => "eviction",
+            Self::Reload => "DEBUG RELOAD",
+            Self::Cut => "reset connections",
+            Self::Hold(_) => "held packets",
+            Self::Drop(_) => "lost packets",
+            Self::Delay(..) => "late packets",
+        }
+    }
+}
+
+/// Number of times that each accident happened. Displayed, it is a table in Markdown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times(BTreeMap<&'static str, usize>);
+
+impl Times {
+    /// Counts an accident that happened to this number of masters.
+    pub fn count(&mut self, accident: Accident, masters: usize) {
+        if masters > 0 {
+            *self.0.entry(accident.name()).or_default() += masters;
+        }
+    }
+
+    /// Adds all that `other` counted.
+    pub fn add(&mut self, other: &Self) {
+        for (name, times) in &other.0 {
+            *self.0.entry(name).or_default() += times;
+        }
+    }
+
+    /// Returns whether no accident happened.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| accident | times |\n|---|---|")?;
+        self.0.iter().try_for_each(|(name, times)| writeln!(f, "| {name} | {times} |"))
+    }
+}

@@ -1,0 +1,314 @@
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use quorlock_testkit::{Inject as _, Masters, PowerCut, Proxy, Server, ServerBuilder, WallClock};
+use redis::{Connection, RedisResult, cmd, pipe};
+
+use super::accident::{Accident, Disk};
+use super::info;
+
+/// The database that is filled when memory must become short.
+const FILLER_DB: u32 = 9;
+
+/// Independent masters, each reached over several networks, and the accidents that go on.
+pub struct Fleet {
+    /// The masters, in order.
+    pub masters: Vec<Master>,
+    /// When the masters of an incident recover.
+    pending: Vec<(Instant, Incident)>,
+}
+
+/// A server, the networks in front of it, and its injectors.
+pub struct Master {
+    /// The server itself.
+    pub server: Server,
+    /// One for each group of clients.
+    pub networks: Vec<Proxy>,
+    injectors: Option<Injectors>,
+    state: State,
+}
+
+/// What the accidents inside a server's process need.
+#[derive(Clone, Debug, Default)]
+pub struct Injectors {
+    /// Steps the wall clock.
+    pub clock: WallClock,
+    /// Cuts the power.
+    pub power: PowerCut,
+}
+
+/// The state of a master's process, as far as accidents changed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Paused,
+    Down,
+}
+
+/// One accident that happens to some masters at the same time.
+#[derive(Clone, Debug)]
+pub struct Incident {
+    /// What happens.
+    pub accident: Accident,
+    /// The indices of the masters.
+    pub masters: Vec<usize>,
+    /// The index of the network, for an accident of a network.
+    pub network: usize,
+    /// The time until recovery. Zero recovers at once.
+    pub lasts: Duration,
+}
+
+impl Fleet {
+    /// Starts `n` masters, each behind this number of networks. `configure` sets up each.
+    ///
+    /// # Errors
+    /// When a master does not start.
+    pub fn start(
+        n: usize,
+        networks: usize,
+        configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
+    ) -> Result<Self> {
+        let servers = Masters::start_with(n, configure)?;
+        let masters = servers.into_iter().map(|server| Master::new(server, networks, None)).collect();
+        Ok(Self { masters, pending: Vec::new() })
+    }
+
+    /// Starts masters as [`Fleet::start`] does, with injectors.
+    ///
+    /// # Errors
+    /// When a master does not start.
+    pub fn start_with_injectors(
+        n: usize,
+        networks: usize,
+        mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
+    ) -> Result<Self> {
+        let injectors: Vec<_> = (0..n).map(|_| Injectors::default()).collect();
+        let mut fleet =
+            Self::start(n, networks, |index, builder| configure(index, injectors[index].attach(builder)))?;
+        for (master, injectors) in fleet.masters.iter_mut().zip(injectors) {
+            master.injectors = Some(injectors);
+        }
+        Ok(fleet)
+    }
+
+    /// Returns the addresses of all masters in one network.
+    pub fn urls(&self, network: usize) -> Vec<String> {
+        self.masters.iter().map(|master| master.networks[network].url()).collect()
+    }
+
+    /// Lets an incident happen, and returns to how many masters it did.
+    ///
+    /// A master in another state than the accident needs is left alone.
+    ///
+    /// # Errors
+    /// When the accident could not be injected.
+    pub fn inject(&mut self, mut incident: Incident) -> Result<usize> {
+        let mut hit = Vec::new();
+        for &index in &incident.masters {
+            if self.masters[index].inject(incident.accident, incident.network)? {
+                hit.push(index);
+            }
+        }
+        incident.masters = hit;
+        let times = incident.masters.len();
+        if incident.lasts.is_zero() {
+            self.recover(&incident)?;
+        } else {
+            self.pending.push((Instant::now() + incident.lasts, incident));
+        }
+        Ok(times)
+    }
+
+    /// Returns when the next incident is over.
+    pub fn next_recovery(&self) -> Option<Instant> {
+        self.pending.iter().map(|&(at, _)| at).min()
+    }
+
+    /// Recovers from all incidents that are over at `now`.
+    ///
+    /// # Errors
+    /// When a master does not start again.
+    pub fn recover_until(&mut self, now: Instant) -> Result<()> {
+        while let Some(index) = self.pending.iter().position(|&(at, _)| at <= now) {
+            let (_, incident) = self.pending.swap_remove(index);
+            self.recover(&incident)?;
+        }
+        Ok(())
+    }
+
+    /// Recovers from all incidents, whether they are over or not.
+    ///
+    /// # Errors
+    /// When a master does not start again.
+    pub fn recover_all(&mut self) -> Result<()> {
+        while let Some(last) = self.pending.iter().map(|&(at, _)| at).max() {
+            self.recover_until(last)?;
+        }
+        Ok(())
+    }
+
+    /// Recovers all masters at once: that a majority forgets within one ttl is an accident too.
+    fn recover(&mut self, incident: &Incident) -> Result<()> {
+        let Incident { accident, masters, network, .. } = incident;
+        let hit = self.masters.iter_mut().enumerate().filter(|(index, _)| masters.contains(index));
+        thread::scope(|scope| {
+            let recovering: Vec<_> = hit
+                .map(|(index, master)| {
+                    scope.spawn(move || {
+                        master.recover(*accident, *network).with_context(|| format!("master {index}"))
+                    })
+                })
+                .collect();
+            recovering.into_iter().try_for_each(|recovering| match recovering.join() {
+                Ok(recovered) => recovered,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+}
+
+impl Injectors {
+    /// Adds these to a server that is about to start.
+    pub fn attach(&self, builder: ServerBuilder) -> ServerBuilder {
+        builder.wall_clock(&self.clock).power_cut(&self.power)
+    }
+}
+
+impl Master {
+    /// Puts networks in front of a server that runs.
+    pub fn new(server: Server, networks: usize, injectors: Option<Injectors>) -> Self {
+        let networks = (0..networks).map(|_| Proxy::start(server.url())).collect();
+        Self { server, networks, injectors, state: State::Running }
+    }
+
+    /// Lets an accident happen, and returns whether the state of the master allowed it.
+    ///
+    /// # Errors
+    /// When the accident could not be injected.
+    pub fn inject(&mut self, accident: Accident, network: usize) -> Result<bool> {
+        match accident {
+            Accident::Kill(_) | Accident::Shutdown if self.state == State::Down => return Ok(false),
+            Accident::Pause | Accident::Eviction | Accident::Reload if self.state != State::Running => {
+                return Ok(false);
+            }
+            Accident::Kill(disk) => self.kill(disk)?,
+            Accident::Shutdown => {
+                self.state = State::Down;
+                self.server.shutdown();
+            }
+            Accident::Pause => {
+                self.state = State::Paused;
+                self.server.pause();
+            }
+            Accident::ClockStep { by_s } => {
+                let clock = &self.injectors()?.clock;
+                clock.set_right();
+                clock.step_ms(by_s * 1000);
+            }
+            Accident::Eviction => evict(&mut self.connection()?).context("evict")?,
+            Accident::Reload => {
+                cmd("DEBUG").arg("RELOAD").exec(&mut self.connection()?).context("reload")?;
+            }
+            Accident::Cut => self.networks[network].cut(),
+            Accident::Hold(direction) => self.networks[network].hold(direction),
+            Accident::Drop(direction) => self.networks[network].drop_bytes(direction),
+            Accident::Delay(direction, by) => self.networks[network].delay(direction, by),
+        }
+        Ok(true)
+    }
+
+    /// Ends an accident that happened.
+    ///
+    /// # Errors
+    /// When the master does not start again.
+    pub fn recover(&mut self, accident: Accident, network: usize) -> Result<()> {
+        match accident {
+            Accident::Kill(_) | Accident::Shutdown => self.restart()?,
+            Accident::Pause => {
+                if self.state == State::Paused {
+                    self.server.resume();
+                    self.state = State::Running;
+                }
+            }
+            Accident::ClockStep { .. } => self.injectors()?.clock.set_right(),
+            Accident::Eviction | Accident::Reload => {}
+            Accident::Cut | Accident::Hold(_) | Accident::Drop(_) | Accident::Delay(..) => {
+                self.networks[network].heal();
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the server again.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn restart(&mut self) -> Result<()> {
+        self.server.restart()?;
+        self.state = State::Running;
+        Ok(())
+    }
+
+    /// Returns how many leases outlived their keys since the start, if the server runs.
+    ///
+    /// A server forgets this number when it is killed, and one that is paused is not asked.
+    pub fn saved_leases(&self) -> u64 {
+        let saved = || -> Result<u64> {
+            let connection = &mut self.connection()?;
+            Ok(info(connection, "lock", "lock_saved_from_clock_step")?
+                + info(connection, "lock", "lock_saved_from_eviction")?)
+        };
+        if self.state == State::Running { saved().unwrap_or_default() } else { 0 }
+    }
+
+    /// Returns the injectors.
+    ///
+    /// # Errors
+    /// When the server was started without them.
+    pub fn injectors(&self) -> Result<&Injectors> {
+        self.injectors.as_ref().context("this server was started without injectors")
+    }
+
+    fn connection(&self) -> RedisResult<Connection> {
+        self.server.try_connection()
+    }
+
+    fn kill(&mut self, disk: Disk) -> Result<()> {
+        if disk == Disk::Synced {
+            let power = self.injectors()?.power.clone();
+            power.cut(&mut self.server);
+        } else {
+            self.server.kill();
+        }
+        if disk == Disk::Emptied {
+            fs::remove_dir_all(self.server.dir().join("appendonlydir"))?;
+            // There is none before the first snapshot.
+            let _ = fs::remove_file(self.server.dir().join("dump.rdb"));
+        }
+        self.state = State::Down;
+        Ok(())
+    }
+}
+
+/// Fills the free memory until the server has evicted keys, and frees it again.
+fn evict(connection: &mut Connection) -> Result<()> {
+    const ROOM_BYTES: u64 = 256 << 10;
+    const BATCHES: usize = 30;
+    let used_bytes = info(connection, "memory", "used_memory")?;
+    cmd("CONFIG").arg("SET").arg("maxmemory").arg(used_bytes + ROOM_BYTES).exec(connection)?;
+    cmd("SELECT").arg(FILLER_DB).exec(connection)?;
+    for batch in 0..BATCHES {
+        let mut fill = pipe();
+        for n in 0..20 {
+            fill.cmd("SET").arg(batch * 20 + n).arg("x".repeat(1000)).arg("EX").arg(3600).ignore();
+        }
+        // The server refuses it when nothing is left to evict.
+        if fill.exec(connection).is_err() {
+            break;
+        }
+    }
+    cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(connection)?;
+    Ok(cmd("FLUSHDB").exec(connection)?)
+}

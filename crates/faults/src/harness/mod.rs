@@ -1,0 +1,53 @@
+//! The parts of which all runs with accidents are made.
+//!
+//! - `accident`: what can go wrong with a master or its network
+//! - `fleet`: masters, and the accidents that happen to them
+//! - `history`: who held which lock when, and what must never be in it
+//! - `node`: one master, and the commands of a lock
+//! - `process`: clients in processes of their own
+
+mod accident;
+mod fleet;
+mod history;
+mod node;
+mod process;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use redis::{Connection, cmd};
+
+pub use self::accident::{Accident, Disk, Times};
+pub use self::fleet::{Fleet, Incident, Injectors, Master};
+pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
+pub(crate) use self::node::{Answer, Held, Node, PATIENCE, Way, port};
+pub use self::process::Process;
+
+/// Interval between two reports of progress.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Whether the protection under test is in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protected {
+    /// With the module and the client, as operators are told to run them.
+    Yes,
+    /// Without one protection: the baseline, which must show the harm.
+    No,
+}
+
+/// Returns a seed that differs from run to run: what holds must hold for all of them.
+pub fn any_seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs() % 1_000_000 * 1000 + u64::from(since.subsec_millis())
+}
+
+/// Reads a number from a section of `INFO`.
+///
+/// # Errors
+/// When the server does not answer, or has no such number.
+pub fn info(connection: &mut Connection, section: &str, field: &str) -> Result<u64> {
+    let info: String = cmd("INFO").arg(section).query(connection)?;
+    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let value = value.with_context(|| format!("INFO {section} has no {field}"))?;
+    value.trim().parse().with_context(|| format!("{field} is {value}"))
+}

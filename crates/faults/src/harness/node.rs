@@ -1,0 +1,288 @@
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use quorlock_testkit::{Server, ServerBuilder};
+use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value, cmd, pipe};
+
+use super::fleet::{Injectors, Master};
+use super::info;
+
+/// Time limit for what must happen, on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Interval between two checks of a condition.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How locks are acquired, extended and released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By the commands of the module.
+    Module,
+    /// By `SET NX PX` and scripts that compare the token, as Redlock libraries do.
+    SetNx,
+}
+
+/// A lock as its holder knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) key: String,
+    pub(crate) token: String,
+    /// The lock was granted, or extended, after this and before `answered`.
+    sent: Instant,
+    answered: Instant,
+    ttl: Duration,
+}
+
+impl Held {
+    /// Returns the same lock under another key.
+    pub(crate) fn under(&self, key: &str) -> Self {
+        Self { key: key.into(), ..self.clone() }
+    }
+
+    /// Returns the time until which no other client may be granted the lock.
+    pub(crate) fn must_last_until(&self) -> Instant {
+        self.sent + self.ttl
+    }
+
+    /// Returns the time by which the lock must have ended.
+    pub(crate) fn must_end_by(&self) -> Instant {
+        self.answered + self.ttl
+    }
+}
+
+/// The answer of a server to a request for a lock.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Granted(Held),
+    Refused,
+    /// With the server's reason.
+    Abstains(String),
+}
+
+/// A server with the module, whose wall clock can be stepped and whose power can be cut.
+pub(crate) struct Node {
+    pub(crate) master: Master,
+    connection: Connection,
+}
+
+impl Node {
+    /// Starts a brand-new node, which votes at once.
+    pub(crate) fn start(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Result<Self> {
+        let injectors = Injectors::default();
+        let server = configure(injectors.attach(Server::with_module())).start()?;
+        let connection = server.try_connection()?;
+        Ok(Self { master: Master::new(server, 0, Some(injectors)), connection })
+    }
+
+    /// Sends a command: its name and arguments.
+    pub(crate) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
+        command(words).query(&mut self.connection).with_context(|| words.join(" "))
+    }
+
+    /// Sends several commands at once. The server executes them one after the other, and nothing
+    /// else between them.
+    pub(crate) fn at_once(&mut self, commands: &[&[&str]]) -> Result<Vec<RedisResult<Value>>> {
+        let mut packed = Vec::new();
+        for words in commands {
+            command(words).write_packed_command(&mut packed);
+        }
+        self.connection.send_packed_command(&packed)?;
+        Ok(commands.iter().map(|_| self.connection.recv_response().and_then(Value::extract_error)).collect())
+    }
+
+    pub(crate) fn set_config(&mut self, name: &str, value: &str) -> Result<()> {
+        self.call::<String>(&["CONFIG", "SET", name, value]).map(drop)
+    }
+
+    /// Writes keys with this value and expiry.
+    pub(crate) fn set_all(
+        &mut self,
+        keys: impl Iterator<Item = String>,
+        value: &str,
+        expire_after: Duration,
+    ) -> Result<()> {
+        let mut pipeline = pipe();
+        for key in keys {
+            pipeline.cmd("SET").arg(key).arg(value).arg("EX").arg(expire_after.as_secs()).ignore();
+        }
+        pipeline.exec(&mut self.connection).context("SET, many times")
+    }
+
+    /// Acquires many locks, and returns how many were granted.
+    pub(crate) fn acquire_all(
+        &mut self,
+        keys: impl Iterator<Item = String>,
+        token: &str,
+        ttl: Duration,
+    ) -> Result<usize> {
+        let ms = u64::try_from(ttl.as_millis())?;
+        let mut pipeline = pipe();
+        for key in keys {
+            pipeline.cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms);
+        }
+        let answers: Vec<Option<u64>> =
+            pipeline.query(&mut self.connection).context("LOCK.ACQUIRE, many times")?;
+        Ok(answers.into_iter().flatten().count())
+    }
+
+    /// Restores a result of `DUMP` under a key, and replaces what is there.
+    pub(crate) fn restore(&mut self, key: &str, dumped: &[u8], ttl: Duration) -> Result<()> {
+        let ms = u64::try_from(ttl.as_millis())?;
+        let mut command = cmd("RESTORE");
+        command.arg(key).arg(ms).arg(dumped).arg("REPLACE").exec(&mut self.connection).context("RESTORE")
+    }
+
+    pub(crate) fn acquire(&mut self, way: Way, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
+        let ms = u64::try_from(ttl.as_millis())?;
+        let command = match way {
+            Way::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
+            Way::SetNx => cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ms).take(),
+        };
+        let sent = Instant::now();
+        let answer = command.query::<Value>(&mut self.connection);
+        let held = Held { key: key.into(), token: token.into(), sent, answered: Instant::now(), ttl };
+        match answer {
+            Ok(Value::Nil) => Ok(Answer::Refused),
+            Ok(_) => Ok(Answer::Granted(held)),
+            Err(error) if error.code() == Some("ABSTAIN") => {
+                Ok(Answer::Abstains(error.detail().unwrap_or_default().into()))
+            }
+            Err(error) => Err(error).with_context(|| format!("{way:?}: acquire {key}")),
+        }
+    }
+
+    /// Acquires a lock that must be free.
+    pub(crate) fn take(&mut self, way: Way, key: &str, token: &str, ttl: Duration) -> Result<Held> {
+        match self.acquire(way, key, token, ttl)? {
+            Answer::Granted(held) => Ok(held),
+            other => bail!("the free lock {key} was not granted: {other:?}"),
+        }
+    }
+
+    /// Extends a lock. Returns `None` when the token does not hold it any more.
+    pub(crate) fn extend(&mut self, way: Way, held: &Held) -> Result<Option<Held>> {
+        const SCRIPT: &str =
+            "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
+        let ms = u64::try_from(held.ttl.as_millis())?;
+        let command = match way {
+            Way::Module => cmd("LOCK.EXTEND").arg(&held.key).arg(&held.token).arg(ms).take(),
+            Way::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).arg(ms).take(),
+        };
+        let sent = Instant::now();
+        let extended = command.query::<Option<u64>>(&mut self.connection).context("extend")?;
+        Ok(extended.map(|_| Held { sent, answered: Instant::now(), ..held.clone() }))
+    }
+
+    /// Releases a lock, and returns whether the token still held it.
+    pub(crate) fn release(&mut self, way: Way, held: &Held) -> Result<bool> {
+        const SCRIPT: &str =
+            "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
+        let command = match way {
+            Way::Module => cmd("LOCK.RELEASE").arg(&held.key).arg(&held.token).take(),
+            Way::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).take(),
+        };
+        command.query(&mut self.connection).context("release")
+    }
+
+    /// Retries until the lock is granted. Returns `None` when it is not granted by `until`.
+    pub(crate) fn acquire_until(
+        &mut self,
+        way: Way,
+        key: &str,
+        token: &str,
+        ttl: Duration,
+        until: Instant,
+    ) -> Result<Option<Held>> {
+        loop {
+            let time_is_up = Instant::now() >= until;
+            match self.acquire(way, key, token, ttl)? {
+                Answer::Granted(held) => return Ok(Some(held)),
+                _ if time_is_up => return Ok(None),
+                _ => std::thread::sleep(CHECK_INTERVAL),
+            }
+        }
+    }
+
+    /// Returns the value under the key.
+    pub(crate) fn get(&mut self, key: &str) -> Result<Option<String>> {
+        self.call(&["GET", key])
+    }
+
+    /// Returns whether the key exists, without touching it.
+    pub(crate) fn exists(&mut self, key: &str) -> Result<bool> {
+        self.call(&["EXISTS", key])
+    }
+
+    /// Reads a number from a section of `INFO`.
+    pub(crate) fn info(&mut self, section: &str, field: &str) -> Result<u64> {
+        info(&mut self.connection, section, field)
+    }
+
+    pub(crate) fn leases(&mut self) -> Result<u64> {
+        self.info("lock", "lock_leases")
+    }
+
+    pub(crate) fn is_valkey(&mut self) -> Result<bool> {
+        Ok(self.call::<String>(&["INFO", "server"])?.contains("valkey_version:"))
+    }
+
+    /// Steps the wall clock, and returns when the server shows it.
+    pub(crate) fn step_clock(&mut self, by_s: i64) -> Result<()> {
+        let before = self.time_s()?;
+        let began = Instant::now();
+        self.master.injectors()?.clock.step_ms(by_s * 1000);
+        self.eventually("the server shows the step", |node| {
+            let shown = node.time_s()? - before;
+            let passed = i64::try_from(began.elapsed().as_secs())?;
+            // Both are whole seconds, and each step is longer than the three seconds of tolerance.
+            Ok((shown - passed - by_s).abs() < 3)
+        })
+    }
+
+    fn time_s(&mut self) -> Result<i64> {
+        let [seconds, _us]: [i64; 2] = self.call(&["TIME"])?;
+        Ok(seconds)
+    }
+
+    /// Starts the server again.
+    pub(crate) fn restart(&mut self, rejoin_delay_ms: i64) -> Result<()> {
+        self.master.server.set_arg("lock.rejoin-delay", rejoin_delay_ms);
+        self.master.restart()?;
+        self.connection = self.master.server.try_connection()?;
+        Ok(())
+    }
+
+    /// Cuts the power of the server, and returns the number of lost bytes.
+    pub(crate) fn cut_power(&mut self) -> Result<u64> {
+        let power = self.master.injectors()?.power.clone();
+        Ok(power.cut(&mut self.master.server))
+    }
+
+    /// Returns how often the server has synced a file.
+    pub(crate) fn syncs(&self) -> Result<usize> {
+        Ok(self.master.injectors()?.power.syncs())
+    }
+
+    /// Waits for something that must happen.
+    pub(crate) fn eventually(
+        &mut self,
+        what: &str,
+        mut happened: impl FnMut(&mut Self) -> Result<bool>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        while !happened(self)? {
+            ensure!(started.elapsed() < PATIENCE, "not within {} s: {what}", PATIENCE.as_secs());
+            std::thread::sleep(CHECK_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+fn command(words: &[&str]) -> Cmd {
+    words.iter().fold(Cmd::new(), |mut command, word| command.arg(word).take())
+}
+
+/// Returns the port in the address of a server that listens on TCP.
+pub(crate) fn port(url: &str) -> Result<&str> {
+    url.trim_end_matches('/').rsplit(':').next().context("an address with a port")
+}

@@ -1,0 +1,112 @@
+//! Memory runs short, or is freed: evicted keys, and locks that expire unreleased.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::{is_its_holders, module_or_set_nx};
+use crate::harness::{Node, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
+
+/// Much less than the ttl of the filler keys, and much more than filling takes.
+const TTL: Duration = Duration::from_secs(60);
+
+/// Evicts the key that would expire soonest: a lock.
+pub static VOLATILE_TTL: Scenario = Scenario {
+    fault: "eviction under volatile-ttl",
+    baseline: Baseline::Harmed("SET NX PX"),
+    round: |protected, tally| evicted("volatile-ttl", protected, tally),
+};
+
+/// Evicts the key that was not used for the longest time.
+pub static ALLKEYS_LRU: Scenario = Scenario {
+    fault: "eviction under allkeys-lru",
+    baseline: Baseline::Harmed("SET NX PX"),
+    round: |protected, tally| evicted("allkeys-lru", protected, tally),
+};
+
+fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    // The more keys the server compares, the surer it evicts the one that its policy names.
+    let mut node =
+        Node::start(|builder| builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64))?;
+    let held = node.take(way, "held", "holder", TTL)?;
+    let room_bytes = 1 << 20;
+    let limit_bytes = node.info("memory", "used_memory")? + room_bytes;
+    node.set_config("maxmemory", &limit_bytes.to_string())?;
+    fill_until_evicted(&mut node, way)?;
+    tally.injected();
+    node.set_config("maxmemory", "0")?;
+
+    is_its_holders(&mut node, way, &held, tally)
+}
+
+/// Writes filler keys until the lock's key is evicted.
+fn fill_until_evicted(node: &mut Node, way: Way) -> Result<()> {
+    const BATCHES_MAX: usize = 200;
+    for batch in 0..BATCHES_MAX {
+        let keys = (0..100).map(|n| format!("filler {batch} {n}"));
+        node.set_all(keys, &"x".repeat(1000), Duration::from_secs(3600))?;
+        let is_evicted = match way {
+            Way::Module => node.info("lock", "lock_saved_from_eviction")? == 1,
+            Way::SetNx => !node.exists("held")?,
+        };
+        if is_evicted {
+            return Ok(());
+        }
+    }
+    ensure!(false, "the lock's key was not evicted by {BATCHES_MAX} batches");
+    Ok(())
+}
+
+/// What is left of expired locks that no client asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Leases in the module's table.
+    pub leases: u64,
+    /// Keys in the keyspace.
+    pub keys: u64,
+    /// Memory in use beyond that before the first lock, in bytes.
+    pub memory_bytes: u64,
+    /// The same while all locks were held, in bytes.
+    pub peak_memory_bytes: u64,
+}
+
+/// Memory that a server may keep: buffers of connections, and tables that grow by steps.
+const NOISE_BYTES: u64 = 1 << 20;
+
+/// Acquires locks, and neither releases them nor asks for them again.
+///
+/// # Errors
+/// When a lock was not granted, or when some are left long after the last has expired.
+pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
+    const BATCH: u32 = 1000;
+    let mut node = Node::start(|builder| builder)?;
+    // What the first use leaves on purpose is there before the measurement.
+    node.acquire_all((0..BATCH).map(|n| format!("warm {n}")), "token", Duration::from_millis(1))?;
+    node.eventually("the first are gone", |node| Ok(node.leases()? == 0))?;
+    let before_bytes = node.info("memory", "used_memory")?;
+
+    // Long enough for all locks to be held at once, with as many as an ordinary test acquires.
+    let ttl = Duration::from_secs(3);
+    let mut granted = 0;
+    for batch in 0..locks.div_ceil(BATCH) {
+        let keys = (batch * BATCH..locks.min((batch + 1) * BATCH)).map(|n| format!("key {n}"));
+        granted += node.acquire_all(keys, "token", ttl)?;
+    }
+    ensure!(granted == locks as usize, "only {granted} of {locks} locks were granted");
+    let peak_memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
+
+    let mut left = Leftovers { leases: 0, keys: 0, memory_bytes: 0, peak_memory_bytes };
+    node.eventually("all of them are gone, and their memory", |node| {
+        left.leases = node.leases()?;
+        left.keys = node.call(&["DBSIZE"])?;
+        left.memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
+        Ok(left.leases == 0 && left.keys == 0 && left.memory_bytes < NOISE_BYTES)
+    })?;
+    ensure!(
+        peak_memory_bytes > 4 * NOISE_BYTES,
+        "{locks} locks are too few to see whether their memory is freed"
+    );
+    Ok(left)
+}

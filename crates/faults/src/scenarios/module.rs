@@ -1,0 +1,106 @@
+//! An operator reconfigures or unloads the module while a lock is held.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use quorlock_testkit::module_path;
+
+use super::{Abstention, MINUTE_S};
+use crate::harness::{Answer, Node, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
+
+/// A shorter delay applies to the next start.
+pub static REJOIN_DELAY: Scenario = Scenario {
+    fault: "CONFIG SET lock.rejoin-delay 0 during an abstention",
+    baseline: Baseline::Harmed("lock.rejoin-delay 0 from the start"),
+    round: rejoin_delay,
+};
+
+fn rejoin_delay(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let abstention = Abstention::of(protected);
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
+    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    node.master.server.kill();
+    let killed_at = Instant::now();
+    node.restart(abstention.rejoin_delay_ms)?;
+    node.set_config("lock.rejoin-delay", "0")?;
+    tally.injected();
+    abstention.is_kept(&mut node, protected, &held, killed_at, "start", tally)
+}
+
+/// The largest ttl bounds what a server may have granted before it forgot.
+pub static MAX_TTL: Scenario = Scenario {
+    fault: "CONFIG SET lock.max-ttl",
+    baseline: Baseline::None("it is to be refused"),
+    round: max_ttl,
+};
+
+fn max_ttl(_: Protected, tally: &mut Tally) -> Result<()> {
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", 2000))?;
+    for ms in ["1000", "3000", "2000"] {
+        tally.injected();
+        let is_set = node.set_config("lock.max-ttl", ms);
+        tally.must(is_set.is_err(), || format!("it was set to {ms}"));
+    }
+    let ttl = Duration::from_secs(2);
+    let granted = node.acquire(Way::Module, "key", "holder", ttl);
+    tally.must(granted.is_ok(), || format!("it has changed: {granted:?}"));
+    let granted = node.acquire(Way::Module, "other", "holder", ttl + Duration::from_millis(1));
+    tally.must(granted.is_err(), || format!("it has changed: {granted:?}"));
+    Ok(())
+}
+
+/// The keys of the locks stay, as ordinary strings.
+///
+/// A clock that is stepped now expires them, and no module protects the locks. When the module is
+/// loaded again it abstains.
+pub static UNLOAD_AND_LOAD: Scenario = Scenario {
+    fault: "MODULE UNLOAD, wall clock +60 s, MODULE LOAD",
+    baseline: Baseline::Harmed("rejoin-delay 0"),
+    round: unload_and_load,
+};
+
+fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let abstention = Abstention::of(protected);
+    let max_ttl_ms = abstention.max_ttl.as_millis().to_string();
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", &max_ttl_ms))?;
+    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
+    let unloaded_at = Instant::now();
+    tally.injected();
+    tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
+    let other = node.acquire(Way::SetNx, "key", "another", abstention.max_ttl)?;
+    tally.must(matches!(other, Answer::Refused), || format!("an old client was not refused: {other:?}"));
+
+    node.step_clock(MINUTE_S)?;
+    let path = module_path()?;
+    let path = path.to_str().context("a path that is text")?;
+    let rejoin_delay_ms = abstention.rejoin_delay_ms.to_string();
+    let arguments = ["MODULE", "LOAD", path, "max-ttl", &max_ttl_ms, "rejoin-delay", &rejoin_delay_ms];
+    let _: String = node.call(&arguments)?;
+    abstention.is_kept(&mut node, protected, &held, unloaded_at, "start", tally)
+}
+
+/// A module that alone knows of a lock cannot be unloaded.
+pub static UNLOAD_WITHOUT_MIRRORS: Scenario = Scenario {
+    fault: "MODULE UNLOAD while a lock's key is lost",
+    baseline: Baseline::None("it is to be refused"),
+    round: unload_without_mirrors,
+};
+
+fn unload_without_mirrors(_: Protected, tally: &mut Tally) -> Result<()> {
+    let mut node = Node::start(|builder| builder)?;
+    let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
+    let held = node.take(Way::Module, "key", "holder", Duration::from_secs(5))?;
+    node.step_clock(MINUTE_S)?;
+    // In one turn of the server, in which no mirror is written again: the key is found to have
+    // expired, and the module is asked to unload.
+    let unloaded = node.at_once(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
+    tally.injected();
+    tally.must(unloaded[1].is_err(), || "it was unloaded".into());
+    tally.must(node.extend(Way::Module, &held)?.is_some(), || "its holder could not extend it".into());
+    node.eventually("the key is written again", |node| node.exists("key"))?;
+    let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
+    tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
+    Ok(())
+}

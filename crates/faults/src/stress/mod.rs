@@ -1,0 +1,200 @@
+//! Clients that wait for locks of one server, and everything that can end a wait, all at once.
+//!
+//! - `client`: waits, and hangs up, runs out of time, or dies as a holder
+//! - `outcome`: what is counted, and what must not be left behind
+
+mod client;
+mod outcome;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use quorlock_testkit::Server;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use redis::{Connection, RedisResult, Value, cmd, from_redis_value, pipe};
+
+use self::client::Client;
+pub use self::outcome::StressOutcome;
+use self::outcome::{Intervention, Tally};
+
+/// Longest time between two interventions.
+const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
+/// Time between two observations of free locks.
+const OBSERVATION_PAUSE: Duration = Duration::from_micros(500);
+
+/// Clients that wait for locks on one server, and what happens to them.
+#[derive(Clone, Copy, Debug)]
+pub struct Stress {
+    /// How often a client asks for a lock and waits.
+    pub rounds: u64,
+    /// Number of clients, each in a thread of its own.
+    pub clients: usize,
+    /// Number of locks.
+    pub keys: usize,
+    /// Seed of all random numbers. Threads still interleave as they like.
+    pub seed: u64,
+}
+
+/// What the threads share.
+struct Shared<'a> {
+    stress: &'a Stress,
+    server: &'a Server,
+    /// Rounds that have begun.
+    begun: AtomicU64,
+    /// Whether no more rounds begin.
+    stop: &'a AtomicBool,
+    /// Whether all clients have ended.
+    over: AtomicBool,
+    /// The present wait of each client.
+    waits: Vec<Mutex<Option<Wait>>>,
+    tally: Tally,
+}
+
+/// A client that waits for a lock, or holds it.
+#[derive(Clone)]
+struct Wait {
+    /// The id of its connection on the server.
+    client_id: u64,
+    key: String,
+    token: String,
+}
+
+impl Stress {
+    /// Runs until all rounds are over, or `stop` is set.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer any more.
+    pub fn run(&self, server: &Server, stop: &AtomicBool) -> StressOutcome {
+        let shared = Shared {
+            stress: self,
+            server,
+            begun: AtomicU64::new(0),
+            stop,
+            over: AtomicBool::new(false),
+            waits: (0..self.clients).map(|_| Mutex::default()).collect(),
+            tally: Tally::default(),
+        };
+        let longest_free = thread::scope(|scope| {
+            let shared = &shared;
+            let observer = scope.spawn(|| shared.observe());
+            scope.spawn(|| shared.intervene());
+            let clients: Vec<_> = (0..self.clients)
+                .map(|index| scope.spawn(move || Client::new(shared, index).run()))
+                .collect();
+            let ended: Vec<_> = clients.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            shared.over.store(true, Ordering::Relaxed);
+            let longest_free = observer.join();
+            for client in ended {
+                client.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            }
+            longest_free.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        let rounds = shared.begun.load(Ordering::Relaxed).min(self.rounds);
+        StressOutcome::new(rounds, &shared.tally, longest_free, server)
+    }
+
+    fn key(index: usize) -> String {
+        format!("lock:{index}")
+    }
+}
+
+impl Shared<'_> {
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Begins another round, if one is left.
+    fn begin_round(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed) && self.begun.fetch_add(1, Ordering::Relaxed) < self.stress.rounds
+    }
+
+    fn set_wait(&self, client: usize, wait: Option<Wait>) {
+        *self.waits[client].lock().unwrap_or_else(PoisonError::into_inner) = wait;
+    }
+
+    fn wait(&self, client: usize) -> Option<Wait> {
+        self.waits[client].lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends waits and locks as operators and other clients can, until all clients have ended.
+    fn intervene(&self) {
+        let mut rng = SmallRng::seed_from_u64(!self.stress.seed);
+        let mut connection = self.server.connection();
+        while !self.is_over() {
+            let victim = rng.random_range(0..self.stress.clients);
+            if let Some(Wait { client_id, key, token }) = self.wait(victim) {
+                let unblock = |how: &str| cmd("CLIENT").arg("UNBLOCK").arg(client_id).arg(how).take();
+                let (intervention, command) = match rng.random_range(0..100) {
+                    0..40 => (Intervention::Kill, cmd("CLIENT").arg("KILL").arg("ID").arg(client_id).take()),
+                    40..55 => (Intervention::Unblock, unblock("TIMEOUT")),
+                    55..70 => (Intervention::Unblock, unblock("ERROR")),
+                    70..85 => (Intervention::Withdraw, cmd("LOCK.RELEASE").arg(&key).arg(&token).take()),
+                    _ => (Intervention::Delete, cmd("DEL").arg(&key).take()),
+                };
+                let done = command.query::<Value>(&mut connection).expect("no command kills this client");
+                // Only the withdrawal of a waiter is answered with 0 although it worked.
+                if intervention == Intervention::Withdraw || done == Value::Int(1) {
+                    self.tally.intervened(intervention);
+                }
+            }
+            thread::sleep(rng.random_range(Duration::ZERO..=INTERVENTION_PAUSE_MAX));
+        }
+    }
+
+    /// Returns the longest time for which a lock was free although a client waited for it.
+    ///
+    /// That is the time from the answer to the first observation of it to the request of the last
+    /// one in a row. A single observation counts as no time at all, since it may fall between the
+    /// end of a lock and the end of that turn of the server, when the next waiter is served.
+    ///
+    /// An observation is a transaction, and thus one moment of the server: `LOCK.INSPECT` gives the
+    /// number of waiters for each lock that is held, and `INFO lock` the number of all waiters. The
+    /// rest wait for a lock that is free.
+    fn observe(&self) -> Duration {
+        let mut connection = self.server.connection();
+        let mut first_seen: Option<Instant> = None;
+        let mut longest = Duration::ZERO;
+        while !self.is_over() {
+            let sent = Instant::now();
+            let has_forgotten_waiter = has_waiter_for_free_lock(&mut connection, self.stress.keys);
+            if has_forgotten_waiter.expect("no command kills this client") {
+                let since = *first_seen.get_or_insert_with(Instant::now);
+                longest = longest.max(sent.saturating_duration_since(since));
+            } else {
+                first_seen = None;
+            }
+            self.tally.observed();
+            thread::sleep(OBSERVATION_PAUSE);
+        }
+        longest
+    }
+}
+
+fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisResult<bool> {
+    let mut transaction = pipe();
+    transaction.atomic().add_command(cmd("INFO").arg("lock").take());
+    for index in 0..keys {
+        transaction.add_command(cmd("LOCK.INSPECT").arg(Stress::key(index)).take());
+    }
+    let mut answers = transaction.query::<Vec<Value>>(connection)?.into_iter();
+    let info: String = answers.next().map(from_redis_value).transpose()?.unwrap_or_default();
+    let waiters = info.lines().find_map(|line| line.strip_prefix("lock_waiters:"));
+    let waiters: u64 = waiters.and_then(|waiters| waiters.trim().parse().ok()).expect("INFO has it");
+    let for_held_locks: u64 = answers.map(|held| waiters_of(&held)).sum();
+    Ok(waiters > for_held_locks)
+}
+
+/// Returns the number of waiters for a lock, or 0 when it is free.
+fn waiters_of(inspected: &Value) -> u64 {
+    let Value::Array(fields) = inspected else { return 0 };
+    let name = |field: &[Value]| matches!(&field[0], Value::BulkString(name) if name == b"waiters");
+    let waiters = fields.chunks_exact(2).find(|field| name(field)).map(|field| &field[1]);
+    match waiters {
+        Some(Value::Int(waiters)) => u64::try_from(*waiters).unwrap_or_default(),
+        _ => panic!("LOCK.INSPECT answered {inspected:?}"),
+    }
+}

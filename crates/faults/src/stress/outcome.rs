@@ -1,0 +1,141 @@
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use quorlock_testkit::{Server, holds_within};
+
+use crate::harness::info;
+
+/// Time in which the last locks must end, and the last clients must be unblocked.
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Granted,
+    /// The time was over, or an intervention ended it early.
+    OutOfTime,
+    /// An intervention ended it with an error.
+    Unblocked,
+    /// The server closed the connection.
+    CutOff,
+    /// The client closed the connection.
+    HungUp,
+    /// The server did not answer, long after the time was over.
+    Unanswered,
+}
+
+/// What was done to a client or to a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Intervention {
+    Kill,
+    Unblock,
+    Withdraw,
+    Delete,
+}
+
+/// Counts what happens.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    ends: [AtomicU64; 6],
+    interventions: [AtomicU64; 4],
+    observations: AtomicU64,
+}
+
+/// The result of a [`Stress`](super::Stress).
+#[derive(Clone, Copy, Debug)]
+pub struct StressOutcome {
+    /// How often a client asked for a lock and waited.
+    pub rounds: u64,
+    /// Waits that were granted the lock.
+    pub granted: u64,
+    /// Waits that ran out of time, or that an operator or a release with their token ended.
+    pub out_of_time: u64,
+    /// Waits whose connection the server closed.
+    pub cut_off: u64,
+    /// Waits whose connection the client closed.
+    pub hung_up: u64,
+    /// Waits without an answer long after their time was over.
+    pub unanswered: u64,
+    /// Clients that were killed.
+    pub kills: u64,
+    /// Waits that were withdrawn, or unblocked with nil or an error.
+    pub ended_waits: u64,
+    /// Locks that were deleted while they were held.
+    pub deleted: u64,
+    /// Observations of free locks.
+    pub observations: u64,
+    /// The longest time for which a free lock had a waiter.
+    pub longest_free: Duration,
+    /// Waiters at the end, as the module counts them.
+    pub waiters_left: u64,
+    /// Blocked clients at the end, as the server counts them.
+    pub blocked_left: u64,
+    /// Locks at the end.
+    pub leases_left: u64,
+}
+
+impl Tally {
+    pub(super) fn count(&self, end: End) {
+        self.ends[end as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn intervened(&self, intervention: Intervention) {
+        self.interventions[intervention as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn observed(&self) {
+        self.observations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn ends(&self, end: End) -> u64 {
+        self.ends[end as usize].load(Ordering::Relaxed)
+    }
+
+    fn interventions(&self, intervention: Intervention) -> u64 {
+        self.interventions[intervention as usize].load(Ordering::Relaxed)
+    }
+}
+
+impl StressOutcome {
+    /// Looks at the server after all clients have ended.
+    pub(super) fn new(rounds: u64, tally: &Tally, longest_free: Duration, server: &Server) -> Self {
+        let mut connection = server.connection();
+        let mut left = || {
+            [("lock", "lock_waiters"), ("clients", "blocked_clients"), ("lock", "lock_leases")].map(
+                |(section, field)| info(&mut connection, section, field).expect("a running server answers"),
+            )
+        };
+        holds_within(SETTLE_LIMIT, || left() == [0; 3]);
+        let [waiters_left, blocked_left, leases_left] = left();
+        Self {
+            rounds,
+            granted: tally.ends(End::Granted),
+            out_of_time: tally.ends(End::OutOfTime) + tally.ends(End::Unblocked),
+            cut_off: tally.ends(End::CutOff),
+            hung_up: tally.ends(End::HungUp),
+            unanswered: tally.ends(End::Unanswered),
+            kills: tally.interventions(Intervention::Kill),
+            ended_waits: tally.interventions(Intervention::Unblock)
+                + tally.interventions(Intervention::Withdraw),
+            deleted: tally.interventions(Intervention::Delete),
+            observations: tally.observations.load(Ordering::Relaxed),
+            longest_free,
+            waiters_left,
+            blocked_left,
+            leases_left,
+        }
+    }
+
+    /// Returns whether all waits were answered, and the server has no waiter and no lock left.
+    pub fn leaves_nothing(&self) -> bool {
+        [self.unanswered, self.waiters_left, self.blocked_left, self.leases_left] == [0; 4]
+    }
+}
+
+impl fmt::Display for StressOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { granted, out_of_time, cut_off, hung_up, .. } = self;
+        write!(f, "{granted} granted, {out_of_time} ended without, {cut_off} cut off, {hung_up} hung up")
+    }
+}

@@ -1,0 +1,134 @@
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{BINARY_VARIABLE, MODULE_VARIABLE};
+
+/// Why no server program was found.
+#[derive(Debug, thiserror::Error)]
+pub enum BinaryError {
+    /// The environment names a program that does not exist.
+    #[error("{BINARY_VARIABLE} names {}, which is not a file: set it to the path of a redis-server or \
+             valkey-server, or unset it to take the one on PATH", path.display())]
+    NoSuchFile {
+        /// The value of the variable.
+        path: PathBuf,
+    },
+    /// Neither `redis-server` nor `valkey-server` is on `PATH`.
+    #[error(
+        "neither redis-server nor valkey-server is on PATH: install Redis 7 or Valkey 7.2 or newer (the packages \
+             are called redis-server and valkey-server), or set {BINARY_VARIABLE} to the path of one"
+    )]
+    NotInstalled,
+}
+
+/// Why no module was found or built.
+// Clone, because a process tries once to build the module, and remembers the result.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ModuleError {
+    /// The environment names a file that does not exist.
+    #[error("{MODULE_VARIABLE} names {}, which is not a file: set it to the path of the built module, or unset it \
+             to take the one of this workspace", path.display())]
+    NoSuchFile {
+        /// The value of the variable.
+        path: PathBuf,
+    },
+    /// The module is in none of the directories of a build, and cannot be built from here.
+    #[error(
+        "the module is neither at {}: install the package quorlock-module, or build it with \
+             `cargo build --release -p quorlock`, or set {MODULE_VARIABLE} to its path",
+        display_paths(searched)
+    )]
+    NotFound {
+        /// The paths that were tried.
+        searched: Vec<PathBuf>,
+    },
+    /// Cargo could not be run to build the module.
+    #[error(
+        "cargo could not be run to build the module: {source}; build it with `cargo build -p quorlock`, or set \
+             {MODULE_VARIABLE} to its path"
+    )]
+    NoCargo {
+        /// The error of the operating system.
+        source: Arc<io::Error>,
+    },
+    /// Cargo ran, and left no module at the expected path.
+    #[error("`cargo build -p quorlock` did not make {} ({status}): run it by hand and fix what it reports, or set \
+             {MODULE_VARIABLE} to the path of a built module\n{output_tail}", path.display())]
+    NotBuilt {
+        /// The expected path of the module.
+        path: PathBuf,
+        /// The exit status of cargo.
+        status: ExitStatus,
+        /// The last lines of the output of cargo.
+        output_tail: String,
+    },
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is no server program.
+    #[error(transparent)]
+    Binary(#[from] BinaryError),
+    /// There is no module to load.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// The directory or the log of the server cannot be created.
+    #[error("{} cannot be prepared for a server: {source}", path.display())]
+    Directory {
+        /// The directory or file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The path of the socket is longer than the operating system allows.
+    #[error("{} is {length_bytes} bytes long, and the path of a unix socket may have {limit_bytes}: choose a shorter \
+             directory, or let the server listen on TCP", path.display())]
+    SocketPathTooLong {
+        /// The path of the socket.
+        path: PathBuf,
+        /// Its length in bytes.
+        length_bytes: usize,
+        /// The limit in bytes.
+        limit_bytes: usize,
+    },
+    /// The port is in use, or no port is free.
+    #[error("port {port} of 127.0.0.1 is not available: {source}", port = port.map_or("any".into(), |port| port.to_string()))]
+    Port {
+        /// The requested port; `None` for any free port.
+        port: Option<u16>,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The program cannot be run.
+    #[error("{} cannot be run: {source}", binary.display())]
+    Spawn {
+        /// The program.
+        binary: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The server ended before it answered a PING.
+    #[error("the server ended before it answered a PING ({status}); the end of its log:\n{log_tail}")]
+    Exited {
+        /// Its exit status.
+        status: ExitStatus,
+        /// The last lines of its log.
+        log_tail: String,
+    },
+    /// The server runs, but does not answer a PING with PONG.
+    #[error("the server did not answer a PING within {} ms; the end of its log:\n{log_tail}", limit.as_millis())]
+    Silent {
+        /// How long the start waited for an answer.
+        limit: Duration,
+        /// The last lines of its log.
+        log_tail: String,
+    },
+}
+
+fn display_paths(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" nor at ")
+}

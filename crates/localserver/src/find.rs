@@ -1,0 +1,144 @@
+use std::env::{self, consts};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
+
+use crate::{BinaryError, ModuleError};
+
+/// Environment variable that names the server program to start.
+pub const BINARY_VARIABLE: &str = "QUORLOCK_SERVER";
+/// Environment variable that names the module to load.
+pub const MODULE_VARIABLE: &str = "QUORLOCK_MODULE";
+
+const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
+/// Lines of the output of cargo that an error quotes.
+const OUTPUT_TAIL_LINES: usize = 40;
+
+/// Returns the server program to start.
+///
+/// It is the one that `QUORLOCK_SERVER` names, else `redis-server`, else `valkey-server` on `PATH`.
+/// The path is absolute. Its symbolic links are kept, because these programs act by the name under
+/// which they were called.
+pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
+    if let Some(named) = env::var_os(BINARY_VARIABLE).filter(|named| !named.is_empty()) {
+        let path = PathBuf::from(named);
+        return match std::path::absolute(&path) {
+            Ok(absolute) if absolute.is_file() => Ok(absolute),
+            _ => Err(BinaryError::NoSuchFile { path }),
+        };
+    }
+    let search = env::var_os("PATH").unwrap_or_default();
+    PROGRAMS
+        .iter()
+        .flat_map(|program| env::split_paths(&search).map(move |directory| directory.join(program)))
+        .filter_map(|candidate| std::path::absolute(candidate).ok())
+        .find(|candidate| candidate.is_file())
+        .ok_or(BinaryError::NotInstalled)
+}
+
+/// Returns the path of the Quorlock module to load.
+///
+/// It is the one that `QUORLOCK_MODULE` names, else the one beside the running program.
+///
+/// A test or program that runs where cargo put it uses the module of the same target directory and
+/// profile, since one of another profile may be older. A missing module is built. Any other program
+/// uses the module in its own directory, else the installed one in `../lib/quorlock`, else the one of
+/// the workspace: the release build, else the debug build.
+///
+/// An existing module is used as it is, and never rebuilt.
+pub fn module_path() -> Result<PathBuf, ModuleError> {
+    // Searched once: all servers of one program load the same module.
+    static FOUND: OnceLock<Result<PathBuf, ModuleError>> = OnceLock::new();
+    FOUND.get_or_init(find_or_build).clone()
+}
+
+fn find_or_build() -> Result<PathBuf, ModuleError> {
+    if let Some(named) = env::var_os(MODULE_VARIABLE).filter(|named| !named.is_empty()) {
+        let path = PathBuf::from(named);
+        return match std::path::absolute(&path) {
+            Ok(absolute) if absolute.is_file() => Ok(absolute),
+            _ => Err(ModuleError::NoSuchFile { path }),
+        };
+    }
+    let executable = env::current_exe().unwrap_or_default();
+    let workspace = workspace();
+    let mut searched = Vec::new();
+    if let Some(beside) = output_directory(&executable) {
+        let module = beside.join(file_name());
+        if module.is_file() {
+            return Ok(module);
+        }
+        if beside.join("deps").is_dir() && workspace.join("Cargo.toml").is_file() {
+            build(&workspace, beside)?;
+            return Ok(module);
+        }
+        searched.push(module);
+        // /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so.
+        searched.extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
+    }
+    // An installed program is not on the machine that built it.
+    if workspace.join("Cargo.toml").is_file() {
+        // Documentation tests run from a separate directory.
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+        searched.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+    }
+    match searched.iter().find(|module| module.is_file()) {
+        Some(module) => Ok(module.clone()),
+        None => Err(ModuleError::NotFound { searched }),
+    }
+}
+
+fn workspace() -> PathBuf {
+    let this_crate = Path::new(env!("CARGO_MANIFEST_DIR"));
+    this_crate.ancestors().nth(2).unwrap_or(this_crate).to_path_buf()
+}
+
+fn file_name() -> String {
+    format!("{}quorlock{}", consts::DLL_PREFIX, consts::DLL_SUFFIX)
+}
+
+/// Returns the directory in which the build of `executable` leaves libraries.
+///
+/// Tests and examples are one level below it.
+fn output_directory(executable: &Path) -> Option<&Path> {
+    let directory = executable.parent()?;
+    match directory.file_name()?.to_str() {
+        Some("deps" | "examples") => directory.parent(),
+        _ => Some(directory),
+    }
+}
+
+fn build(workspace: &Path, output_directory: &Path) -> Result<(), ModuleError> {
+    let profile = match output_directory.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(profile) => profile,
+    };
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(workspace)
+        .args(["build", "--package", "quorlock", "--profile", profile, "--target-dir"])
+        .arg(output_directory.parent().unwrap_or(output_directory))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| ModuleError::NoCargo { source: Arc::new(source) })?;
+    let path = output_directory.join(file_name());
+    if output.status.success() && path.is_file() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = said.lines().collect();
+    let output_tail = lines[lines.len().saturating_sub(OUTPUT_TAIL_LINES)..].join("\n");
+    Err(ModuleError::NotBuilt { path, status: output.status, output_tail })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_example_and_program_share_one_output_directory() {
+        for executable in ["/t/debug/deps/claims-1f", "/t/debug/examples/tour", "/t/debug/quorlock"] {
+            assert_eq!(output_directory(Path::new(executable)), Some(Path::new("/t/debug")), "{executable}");
+        }
+    }
+}

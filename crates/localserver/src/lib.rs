@@ -1,0 +1,23 @@
+//! Starts local Redis and Valkey servers, and stops them.
+//!
+//! `quorlock up` starts its masters with this crate, and so do the tests and the benchmarks.
+//!
+//! - [`Server`]: one server in a directory of its own, which can be killed, paused and restarted
+//! - [`Masters`]: several independent servers with the Quorlock module
+//! - [`find_server_binary`] and [`module_path()`]: the program to start, and the module to load
+//! - [`StartHook`]: a change of the command, for programs that inject faults
+//! - [`holds_within`]: waits for a condition
+//!
+//! A value that is dropped takes along everything it started: processes, sockets and directories.
+
+mod error;
+mod find;
+mod masters;
+mod poll;
+mod server;
+
+pub use error::{BinaryError, ModuleError, StartError};
+pub use find::{BINARY_VARIABLE, MODULE_VARIABLE, find_server_binary, module_path};
+pub use masters::Masters;
+pub use poll::{POLL_INTERVAL, holds_within};
+pub use server::{Server, ServerBuilder, StartHook};

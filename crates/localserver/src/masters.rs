@@ -1,0 +1,116 @@
+use std::ops::{Index, IndexMut};
+use std::thread;
+use std::{slice, vec};
+
+use crate::{Server, ServerBuilder, StartError};
+
+/// Independent servers with the Quorlock module, over which a quorum is formed.
+#[derive(Debug)]
+pub struct Masters(Vec<Server>);
+
+impl Masters {
+    /// Largest number of masters. A larger number is a mistake.
+    pub const MAX: usize = 64;
+
+    /// Starts `n` masters at the same time.
+    ///
+    /// # Panics
+    ///
+    /// With the error of the first master that does not start; see [`Masters::start_with`].
+    #[track_caller]
+    pub fn start(n: usize) -> Self {
+        match Self::start_with(n, |_, builder| builder) {
+            Ok(masters) => masters,
+            Err(error) => panic!("{n} masters do not start: {error}"),
+        }
+    }
+
+    /// Starts `n` masters at the same time. `configure` sets up each by its number, from 0.
+    ///
+    /// When one of them does not start, all others have ended when this returns.
+    ///
+    /// # Panics
+    ///
+    /// When `n` is larger than [`Masters::MAX`].
+    pub fn start_with(
+        n: usize,
+        mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
+    ) -> Result<Self, StartError> {
+        assert!(n <= Self::MAX, "{n} masters are more than {}", Self::MAX);
+        let builders: Vec<_> = (0..n).map(|index| configure(index, Server::with_module())).collect();
+        let started: Vec<_> = thread::scope(|scope| {
+            let starting: Vec<_> =
+                builders.into_iter().map(|builder| scope.spawn(move || builder.start())).collect();
+            starting.into_iter().map(thread::ScopedJoinHandle::join).collect()
+        });
+        let servers =
+            started.into_iter().map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        servers.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Returns the number of masters, running or not.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there are no masters.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the address of each master, in order.
+    pub fn urls(&self) -> Vec<String> {
+        self.iter().map(Server::url).collect()
+    }
+
+    /// Iterates over all masters, in order.
+    pub fn iter(&self) -> slice::Iter<'_, Server> {
+        self.0.iter()
+    }
+
+    /// Iterates over all masters, in order, so that they can be killed and restarted.
+    pub fn iter_mut(&mut self) -> slice::IterMut<'_, Server> {
+        self.0.iter_mut()
+    }
+}
+
+impl Index<usize> for Masters {
+    type Output = Server;
+
+    fn index(&self, index: usize) -> &Server {
+        &self.0[index]
+    }
+}
+
+impl IndexMut<usize> for Masters {
+    fn index_mut(&mut self, index: usize) -> &mut Server {
+        &mut self.0[index]
+    }
+}
+
+impl IntoIterator for Masters {
+    type Item = Server;
+    type IntoIter = vec::IntoIter<Server>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Masters {
+    type Item = &'a Server;
+    type IntoIter = slice::Iter<'a, Server>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Masters {
+    type Item = &'a mut Server;
+    type IntoIter = slice::IterMut<'a, Server>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}

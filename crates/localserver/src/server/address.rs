@@ -1,0 +1,104 @@
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::TcpSocket;
+
+use crate::StartError;
+
+/// `sun_path` has 108 bytes on Linux, and the last is a zero.
+const SOCKET_PATH_MAX_BYTES: usize = 107;
+
+/// Time limit of one PING, after which the process is checked again.
+const PING_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Where a server listens. It is the same for all restarts.
+#[derive(Debug)]
+pub(super) enum Address {
+    Unix(PathBuf),
+    Tcp {
+        port: u16,
+        /// The caller did not choose the port, so another may replace it until it is known.
+        any: bool,
+        /// Bound and never listening. No other program gets the port while the server is down, and
+        /// the server can bind it, because both sockets allow the address to be reused. Only Linux
+        /// works this way.
+        _reserved: Option<TcpSocket>,
+    },
+}
+
+impl Address {
+    pub(super) fn unix_in(directory: &Path) -> Result<Self, StartError> {
+        let path = directory.join("s");
+        let length_bytes = path.as_os_str().len();
+        if length_bytes > SOCKET_PATH_MAX_BYTES {
+            return Err(StartError::SocketPathTooLong {
+                path,
+                length_bytes,
+                limit_bytes: SOCKET_PATH_MAX_BYTES,
+            });
+        }
+        Ok(Self::Unix(path))
+    }
+
+    /// Listens on `port`, or on any free port.
+    pub(super) fn tcp(port: Option<u16>) -> Result<Self, StartError> {
+        let any = port.is_none();
+        let reserve = || -> io::Result<(TcpSocket, u16)> {
+            let socket = TcpSocket::new_v4()?;
+            socket.set_reuseaddr(true)?;
+            socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port.unwrap_or(0))))?;
+            let port = socket.local_addr()?.port();
+            Ok((socket, port))
+        };
+        let (socket, port) = reserve().map_err(|source| StartError::Port { port, source })?;
+        Ok(Self::Tcp { port, any, _reserved: cfg!(target_os = "linux").then_some(socket) })
+    }
+
+    pub(super) fn is_any_port(&self) -> bool {
+        matches!(self, Self::Tcp { any: true, .. })
+    }
+
+    pub(super) fn url(&self) -> String {
+        match self {
+            Self::Unix(path) => format!("redis+unix://{}", path.display()),
+            Self::Tcp { port, .. } => format!("redis://127.0.0.1:{port}/"),
+        }
+    }
+
+    /// Returns the directives that make a server listen here.
+    pub(super) fn directives(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Unix(path) => vec![("port", "0".into()), ("unixsocket", path.display().to_string())],
+            Self::Tcp { port, .. } => vec![("port", port.to_string()), ("bind", "127.0.0.1".into())],
+        }
+    }
+
+    /// Returns whether a server answers here and has loaded its data.
+    pub(super) fn answers_ping(&self) -> bool {
+        let answered = match self {
+            Self::Unix(path) => UnixStream::connect(path).and_then(|stream| {
+                stream.set_read_timeout(Some(PING_TIMEOUT))?;
+                ping(stream)
+            }),
+            Self::Tcp { port, .. } => {
+                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
+                TcpStream::connect_timeout(&address, PING_TIMEOUT).and_then(|stream| {
+                    stream.set_read_timeout(Some(PING_TIMEOUT))?;
+                    ping(stream)
+                })
+            }
+        };
+        answered.unwrap_or(false)
+    }
+}
+
+fn ping(mut stream: impl Read + Write) -> io::Result<bool> {
+    stream.write_all(b"PING\r\n")?;
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer)?;
+    // A server with a password answers NOAUTH. It runs, and the caller has the password.
+    Ok(matches!(&answer, b"+PONG" | b"-NOAU"))
+}

@@ -1,0 +1,153 @@
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::address::Address;
+use super::directory::Directory;
+use super::settings::{Settings, StartHook, absolute};
+use crate::{Server, StartError, find_server_binary, module_path};
+
+/// The settings of a [`Server`]; made by [`Server::builder`] and [`Server::with_module`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "nothing runs until `start` is called"]
+pub struct ServerBuilder {
+    binary: Option<PathBuf>,
+    module: Module,
+    module_args: Vec<String>,
+    config_file: Option<PathBuf>,
+    directives: Vec<(String, String)>,
+    environment: Vec<(OsString, OsString)>,
+    hooks: Vec<Arc<dyn StartHook>>,
+    directory: Option<PathBuf>,
+    listen: Listen,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Module {
+    #[default]
+    None,
+    /// The module of [`module_path()`]. It is searched, and perhaps built, at the start.
+    Quorlock,
+    At(PathBuf),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Listen {
+    #[default]
+    Unix,
+    Tcp {
+        port: Option<u16>,
+    },
+}
+
+impl ServerBuilder {
+    /// Runs this server program instead of the one of [`find_server_binary`].
+    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
+        self.binary = Some(path.into());
+        self
+    }
+
+    /// Loads this module.
+    pub fn module(mut self, path: impl Into<PathBuf>) -> Self {
+        self.module = Module::At(path.into());
+        self
+    }
+
+    /// Loads the Quorlock module that [`module_path()`] finds at the start.
+    pub fn quorlock_module(mut self) -> Self {
+        self.module = Module::Quorlock;
+        self
+    }
+
+    /// Loads no module, and drops the configuration of the Quorlock module.
+    pub fn without_module(mut self) -> Self {
+        self.module = Module::None;
+        // A server refuses the configuration of a module that it does not load.
+        self.directives.retain(|(name, _)| !name.starts_with("lock."));
+        self
+    }
+
+    /// Adds an argument of the module.
+    pub fn module_arg(mut self, word: impl Into<String>) -> Self {
+        self.module_args.push(word.into());
+        self
+    }
+
+    /// Sets a directive of redis.conf, given as `--name value`.
+    ///
+    /// It replaces an earlier one of that name and the default. The address has setters of its own:
+    /// see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
+    pub fn arg(mut self, name: impl Into<String>, value: impl ToString) -> Self {
+        self.directives.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// Uses a redis.conf of the caller, which `CONFIG REWRITE` writes.
+    ///
+    /// The server reads it first, so all other settings override it.
+    pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.config_file = Some(path.into());
+        self
+    }
+
+    /// Sets a variable of the server's environment.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Runs `hook` at each start, and keeps it for as long as the server can be started again.
+    pub fn on_start(mut self, hook: Arc<dyn StartHook>) -> Self {
+        self.hooks.push(hook);
+        self
+    }
+
+    /// Keeps the files of the server in this directory instead of a temporary one.
+    ///
+    /// It is created when it does not exist, and stays when the server ends.
+    pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = Some(path.into());
+        self
+    }
+
+    /// Listens on a free port of 127.0.0.1, instead of on a unix socket in its directory.
+    pub fn tcp(mut self) -> Self {
+        self.listen = Listen::Tcp { port: None };
+        self
+    }
+
+    /// Listens on this port of 127.0.0.1, instead of on a unix socket in its directory.
+    pub fn tcp_port(mut self, port: u16) -> Self {
+        self.listen = Listen::Tcp { port: Some(port) };
+        self
+    }
+
+    /// Starts the server, and returns when it answers a PING with PONG.
+    ///
+    /// When it does not answer within 10 s, or ends before, the error quotes the end of its log.
+    pub fn start(self) -> Result<Server, StartError> {
+        let binary = match self.binary {
+            Some(path) => path,
+            None => find_server_binary()?,
+        };
+        let module = match self.module {
+            Module::None => None,
+            Module::Quorlock => Some(module_path()?),
+            Module::At(path) => Some(path),
+        };
+        let directory = Directory::prepare(self.directory)?;
+        let address = match self.listen {
+            Listen::Unix => Address::unix_in(directory.path())?,
+            Listen::Tcp { port } => Address::tcp(port)?,
+        };
+        let mut settings = Settings::new(binary, module, self.module_args);
+        settings.config_file = self.config_file.map(absolute);
+        settings.environment = self.environment;
+        settings.hooks = self.hooks;
+        for (name, value) in self.directives {
+            settings.set(name, value);
+        }
+        Server::start(directory, address, settings)
+    }
+}

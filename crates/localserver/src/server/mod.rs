@@ -1,0 +1,234 @@
+//! One server.
+//!
+//! - `builder`: the settings that a caller chooses
+//! - `settings`: the command line, the same for all restarts but for what the caller changes
+//! - `address`: where the server listens, the same for all restarts
+//! - `directory`: its files and its log
+//! - `process`: the child process and its signals
+
+mod address;
+mod builder;
+mod directory;
+mod process;
+mod settings;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use self::address::Address;
+pub use self::builder::ServerBuilder;
+use self::directory::Directory;
+use self::process::Process;
+use self::settings::Settings;
+pub use self::settings::StartHook;
+use crate::{POLL_INTERVAL, StartError};
+
+/// Time limit of a start, loading the data included.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// Attempts of a start whose port another program takes in between.
+const START_ATTEMPTS_MAX: u32 = 5;
+
+/// Longer than the ten seconds for which a server that ends waits for its replicas.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+
+/// Time limit of each operation on a connection of [`Server::connection`].
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A Redis or Valkey server that runs until it is dropped.
+///
+/// It keeps its address and its directory over [`Server::kill`] and [`Server::restart`]. A server
+/// that is dropped is killed and reaped, and its temporary directory is removed.
+#[derive(Debug)]
+pub struct Server {
+    // Before the directory: fields are dropped in order, and the process writes there until it
+    // ends.
+    process: Option<Process>,
+    settings: Settings,
+    address: Address,
+    directory: Directory,
+}
+
+impl Server {
+    /// Name of the log in the directory of a server.
+    pub const LOG_NAME: &str = "server.log";
+
+    /// A server without any module, on a unix socket, that keeps nothing on disk.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// A server with the Quorlock module of [`module_path()`](crate::module_path()).
+    ///
+    /// It votes at once, as is right for a brand-new server. After a restart that is wrong: see
+    /// [`Server::set_arg`].
+    pub fn with_module() -> ServerBuilder {
+        ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
+    }
+
+    fn start(directory: Directory, address: Address, settings: Settings) -> Result<Self, StartError> {
+        let mut server = Self { process: None, settings, address, directory };
+        for _ in 1..START_ATTEMPTS_MAX {
+            match server.launch() {
+                Err(StartError::Exited { log_tail, .. })
+                    if log_tail.contains("Address already in use") && server.address.is_any_port() =>
+                {
+                    server.address = Address::tcp(None)?;
+                }
+                launched => return launched.map(|()| server),
+            }
+        }
+        server.launch().map(|()| server)
+    }
+
+    /// Returns its address, running or not: `redis://127.0.0.1:port/` or `redis+unix:///path`.
+    pub fn url(&self) -> String {
+        self.address.url()
+    }
+
+    /// Returns the id of its process.
+    ///
+    /// # Panics
+    ///
+    /// When the server was killed or shut down.
+    #[track_caller]
+    pub fn pid(&self) -> u32 {
+        self.process().id()
+    }
+
+    /// Returns the directory of its files.
+    pub fn dir(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Returns what all its processes have written so far, or the last 4 MiB of it.
+    pub fn log(&self) -> String {
+        self.directory.log()
+    }
+
+    /// Returns a new connection, with a limit of 5 s for each read and write.
+    ///
+    /// # Panics
+    ///
+    /// When the server cannot be reached; see [`Server::try_connection`].
+    #[track_caller]
+    pub fn connection(&self) -> redis::Connection {
+        match self.try_connection() {
+            Ok(connection) => connection,
+            Err(error) => panic!("no connection to {}: {error}", self.url()),
+        }
+    }
+
+    /// Returns a new connection, with a limit of 5 s for each read and write, or the reason.
+    pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
+        let connection = redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
+        connection.set_read_timeout(Some(CONNECTION_TIMEOUT))?;
+        connection.set_write_timeout(Some(CONNECTION_TIMEOUT))?;
+        Ok(connection)
+    }
+
+    /// Returns whether its process exists. A paused one does.
+    pub fn is_running(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| !process.has_exited())
+    }
+
+    /// Sends SIGKILL, and returns when the process is reaped.
+    ///
+    /// A paused process ends without running again.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Sends SIGSTOP, and returns when all threads have stopped.
+    ///
+    /// # Panics
+    ///
+    /// When the server is not running.
+    #[track_caller]
+    pub fn pause(&self) {
+        if let Err(error) = self.process().stop() {
+            panic!("the server at {} cannot be paused: {error}", self.url());
+        }
+    }
+
+    /// Sends SIGCONT. The server now answers what it was sent while it was paused.
+    ///
+    /// # Panics
+    ///
+    /// When the server is not running.
+    #[track_caller]
+    pub fn resume(&self) {
+        if let Err(error) = self.process().resume() {
+            panic!("the server at {} cannot be resumed: {error}", self.url());
+        }
+    }
+
+    /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
+    ///
+    /// Returns whether it ended by itself. A process that has not ended within 15 s is killed.
+    pub fn shutdown(&mut self) -> bool {
+        self.process.take().is_some_and(|process| process.terminate(SHUTDOWN_LIMIT))
+    }
+
+    /// Starts the server again with the same directory and address. Kills it first if it runs.
+    pub fn restart(&mut self) -> Result<(), StartError> {
+        self.kill();
+        self.launch()
+    }
+
+    /// Sets a directive of redis.conf for the next [`Server::restart`].
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
+    pub fn set_arg(&mut self, name: impl Into<String>, value: impl ToString) {
+        self.settings.set(name.into(), value.to_string());
+    }
+
+    #[track_caller]
+    fn process(&self) -> &Process {
+        match &self.process {
+            Some(process) => process,
+            None => panic!("the server at {} is not running", self.url()),
+        }
+    }
+
+    fn launch(&mut self) -> Result<(), StartError> {
+        self.process = Some(self.launch_process()?);
+        Ok(())
+    }
+
+    fn launch_process(&self) -> Result<Process, StartError> {
+        let log = self.directory.log_for_appending()?;
+        let log_again = self.directory.log_for_appending()?;
+        let mut command = self.settings.command(&self.address);
+        command.current_dir(self.dir()).stdin(Stdio::null()).stdout(log).stderr(log_again);
+        let process = Process::spawn(&mut command)
+            .map_err(|source| StartError::Spawn { binary: self.settings.binary().to_path_buf(), source })?;
+        self.wait_for_answer(process)
+    }
+
+    fn wait_for_answer(&self, process: Process) -> Result<Process, StartError> {
+        let started = Instant::now();
+        loop {
+            let time_is_up = started.elapsed() >= START_LIMIT;
+            if process.has_exited() {
+                let status = process.wait();
+                let status = status.map_err(|source| StartError::Spawn {
+                    binary: self.settings.binary().to_path_buf(),
+                    source,
+                })?;
+                return Err(StartError::Exited { status, log_tail: directory::tail(&self.log()) });
+            }
+            if self.address.answers_ping() {
+                return Ok(process);
+            }
+            if time_is_up {
+                return Err(StartError::Silent {
+                    limit: START_LIMIT,
+                    log_tail: directory::tail(&self.log()),
+                });
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}

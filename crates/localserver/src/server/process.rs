@@ -1,0 +1,78 @@
+use std::io;
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use crate::holds_within;
+
+/// A signal takes effect within microseconds on an idle machine; this is for a busy one.
+const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
+
+/// A child process that is killed and reaped when it is dropped.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+}
+
+impl Process {
+    pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
+        Ok(Self { child: command.spawn()? })
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Checks without reaping, so that the id belongs to this child until it is dropped.
+    pub(super) fn has_exited(&self) -> bool {
+        self.is_in_state(WaitIdOptions::EXITED)
+    }
+
+    /// Returns when all threads of the process have stopped.
+    pub(super) fn stop(&self) -> io::Result<()> {
+        kill_process(self.pid(), Signal::STOP)?;
+        // The system reports a child as stopped when the last of its threads is.
+        let stopped =
+            holds_within(SIGNAL_LIMIT, || self.is_in_state(WaitIdOptions::STOPPED) || self.has_exited());
+        if !stopped {
+            return Err(io::Error::other(format!("it did not stop within {} ms", SIGNAL_LIMIT.as_millis())));
+        }
+        if self.has_exited() { Err(io::Error::other("it has ended")) } else { Ok(()) }
+    }
+
+    pub(super) fn resume(&self) -> io::Result<()> {
+        Ok(kill_process(self.pid(), Signal::CONT)?)
+    }
+
+    /// Sends SIGTERM, and returns whether the process has ended within `limit`.
+    pub(super) fn terminate(&self, limit: Duration) -> bool {
+        // A stopped process handles the signal only when it continues.
+        kill_process(self.pid(), Signal::TERM).is_ok()
+            && self.resume().is_ok()
+            && holds_within(limit, || self.has_exited())
+    }
+
+    /// Reaps a process that has ended.
+    pub(super) fn wait(mut self) -> io::Result<ExitStatus> {
+        self.child.wait()
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn is_in_state(&self, state: WaitIdOptions) -> bool {
+        let look = WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        matches!(waitid(WaitId::Pid(self.pid()), state | look), Ok(Some(_)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A stopped process is killed too, without running again. Neither call can fail for a child
+        // that was not reaped, and a failure does not matter for one that was.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

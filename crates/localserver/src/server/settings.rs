@@ -1,0 +1,89 @@
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use super::address::Address;
+
+/// Directives of a server unless the caller sets others: it keeps nothing, stays in the foreground,
+/// and allows the commands that tests need.
+const DEFAULT_DIRECTIVES: [(&str, &str); 6] = [
+    ("save", ""),
+    ("appendonly", "no"),
+    ("daemonize", "no"),
+    ("enable-debug-command", "yes"),
+    ("enable-module-command", "yes"),
+    ("loglevel", "notice"),
+];
+
+/// A change of a server's command, made at each of its starts: faults are injected this way.
+pub trait StartHook: fmt::Debug + Send + Sync {
+    /// Changes the command, which is complete otherwise.
+    fn prepare(&self, command: &mut Command);
+}
+
+/// The command line but for the address. Kept, so that a restart repeats it.
+#[derive(Debug)]
+pub(super) struct Settings {
+    binary: PathBuf,
+    module: Option<PathBuf>,
+    module_args: Vec<String>,
+    directives: Vec<(String, String)>,
+    pub(super) config_file: Option<PathBuf>,
+    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) hooks: Vec<Arc<dyn StartHook>>,
+}
+
+/// The server runs in another directory than the caller.
+pub(super) fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
+impl Settings {
+    pub(super) fn new(binary: PathBuf, module: Option<PathBuf>, module_args: Vec<String>) -> Self {
+        let directives = DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into();
+        let is_on_path = binary.components().count() == 1 && !binary.exists();
+        Self {
+            binary: if is_on_path { binary } else { absolute(binary) },
+            module: module.map(absolute),
+            module_args,
+            directives,
+            config_file: None,
+            environment: Vec::new(),
+            hooks: Vec::new(),
+        }
+    }
+
+    pub(super) fn set(&mut self, name: String, value: String) {
+        match self.directives.iter_mut().find(|(existing, _)| existing.eq_ignore_ascii_case(&name)) {
+            Some((_, existing)) => *existing = value,
+            None => self.directives.push((name, value)),
+        }
+    }
+
+    pub(super) fn binary(&self) -> &Path {
+        &self.binary
+    }
+
+    pub(super) fn command(&self, address: &Address) -> Command {
+        let mut command = Command::new(&self.binary);
+        // The server reads a configuration file only as its first argument.
+        command.args(&self.config_file);
+        // Of a repeated directive the server uses the last, so the caller's follow the address.
+        for (name, value) in address.directives() {
+            command.arg(format!("--{name}")).arg(value);
+        }
+        for (name, value) in &self.directives {
+            command.arg(format!("--{name}")).arg(value);
+        }
+        if let Some(module) = &self.module {
+            command.arg("--loadmodule").arg(module).args(&self.module_args);
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        for hook in &self.hooks {
+            hook.prepare(&mut command);
+        }
+        command
+    }
+}

@@ -1,0 +1,256 @@
+//! Servers that are killed, paused and restarted.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use quorlock_localserver::{Masters, Server, StartError, find_server_binary};
+use quorlock_testkit::eventually;
+use tokio::net::TcpSocket;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn ping(server: &Server) -> String {
+    redis::cmd("PING").query(&mut server.connection()).expect("the server answers")
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+#[test]
+fn started_server_answers_on_its_unix_socket() {
+    let server = Server::builder().start().unwrap();
+    assert!(server.url().starts_with("redis+unix:///"), "{}", server.url());
+    assert_eq!(ping(&server), "PONG");
+}
+
+#[test]
+fn started_server_answers_on_its_tcp_port() {
+    let server = Server::builder().tcp().start().unwrap();
+    assert!(server.url().starts_with("redis://127.0.0.1:"), "{}", server.url());
+    assert_eq!(ping(&server), "PONG");
+}
+
+#[test]
+fn killed_server_restarts_with_its_address_and_directory() {
+    for builder in [Server::builder(), Server::builder().tcp()] {
+        let mut server = builder.start().unwrap();
+        let (url, dir, pid) = (server.url(), server.dir().to_path_buf(), server.pid());
+        server.kill();
+        assert!(!server.is_running() && !is_alive(pid));
+        assert!(server.try_connection().is_err(), "no server may listen at {url}");
+        server.restart().unwrap();
+        assert_ne!(server.pid(), pid);
+        assert_eq!((server.url(), server.dir()), (url, dir.as_path()));
+        assert_eq!(ping(&server), "PONG");
+    }
+}
+
+#[test]
+fn running_server_is_killed_by_its_restart() {
+    let mut server = Server::builder().start().unwrap();
+    let pid = server.pid();
+    server.restart().unwrap();
+    assert!(!is_alive(pid) && server.is_running());
+}
+
+#[test]
+fn port_of_a_server_that_is_down_stays_reserved() {
+    let mut server = Server::builder().tcp().start().unwrap();
+    let port = server.url().trim_end_matches('/').rsplit(':').next().unwrap().parse().unwrap();
+    server.kill();
+    // A program that asks for any port does not allow the address to be reused.
+    let stranger = TcpSocket::new_v4().unwrap();
+    let refused = stranger.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+    server.restart().unwrap();
+    assert_eq!(ping(&server), "PONG");
+}
+
+#[test]
+fn paused_server_does_not_answer_until_it_is_resumed() {
+    let server = Server::builder().start().unwrap();
+    let mut connection = server.connection();
+    server.pause();
+    server.pause();
+    let state = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
+    assert_eq!(state.rsplit(") ").next().unwrap().chars().next(), Some('T'), "{state}");
+    assert!(server.is_running());
+    connection.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    connection.send_packed_command(&redis::cmd("PING").get_packed_command()).unwrap();
+    assert!(connection.recv_response().unwrap_err().is_timeout());
+
+    server.resume();
+    let mut connection = server.connection();
+    assert_eq!(redis::cmd("PING").query::<String>(&mut connection).unwrap(), "PONG");
+}
+
+#[test]
+fn paused_server_can_be_killed_shut_down_and_dropped() {
+    let mut server = Server::builder().start().unwrap();
+    server.pause();
+    server.kill();
+    server.restart().unwrap();
+    server.pause();
+    assert!(server.shutdown(), "it ends by itself");
+    server.restart().unwrap();
+    let pid = server.pid();
+    server.pause();
+    drop(server);
+    assert!(!is_alive(pid));
+}
+
+#[test]
+fn server_that_is_shut_down_says_so_in_its_log() {
+    let mut server = Server::builder().start().unwrap();
+    assert!(server.shutdown());
+    assert!(!server.is_running());
+    assert!(server.log().contains("bye bye"), "{}", server.log());
+}
+
+#[test]
+fn server_that_ends_by_itself_is_not_running() {
+    let server = Server::builder().start().unwrap();
+    let mut connection = server.connection();
+    let _ = redis::cmd("SHUTDOWN").arg("NOSAVE").query::<()>(&mut connection);
+    eventually(LIMIT, "the server has ended", || !server.is_running());
+}
+
+#[test]
+fn dropped_server_takes_its_process_and_temporary_directory() {
+    let server = Server::builder().start().unwrap();
+    let (pid, dir) = (server.pid(), server.dir().to_path_buf());
+    assert!(is_alive(pid) && dir.is_dir());
+    drop(server);
+    assert!(!is_alive(pid) && !dir.exists());
+}
+
+#[test]
+fn chosen_directory_stays_with_its_files() {
+    let chosen = tempfile::tempdir().unwrap();
+    let dir = chosen.path().join("made");
+    let server = Server::builder().dir(&dir).start().unwrap();
+    redis::cmd("SET").arg("key").arg("kept").exec(&mut server.connection()).unwrap();
+    redis::cmd("SAVE").exec(&mut server.connection()).unwrap();
+    drop(server);
+    let server = Server::builder().dir(&dir).start().unwrap();
+    assert_eq!(redis::cmd("GET").arg("key").query::<String>(&mut server.connection()).unwrap(), "kept");
+}
+
+#[test]
+fn directives_override_defaults_and_can_change_between_restarts() {
+    let policy = |server: &Server| {
+        let answer = redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut server.connection());
+        let [_, value]: [String; 2] = answer.expect("the server answers");
+        value
+    };
+    let mut server = Server::builder().arg("appendonly", "yes").start().unwrap();
+    assert_eq!(policy(&server), "yes");
+    server.set_arg("appendonly", "no");
+    assert_eq!(policy(&server), "yes");
+    server.restart().unwrap();
+    assert_eq!(policy(&server), "no");
+}
+
+#[test]
+fn server_has_the_environment_that_it_was_given() {
+    // Not read from /proc: servers overwrite that with their title.
+    let server = Server::builder().env("LD_PRELOAD", "/nowhere/preloaded.so").start().unwrap();
+    assert!(server.log().contains("/nowhere/preloaded.so"), "the loader complains: {}", server.log());
+}
+
+#[test]
+fn server_that_is_still_loading_is_not_yet_started() {
+    let mut server = Server::builder().start().unwrap();
+    let mut connection = server.connection();
+    redis::cmd("DEBUG").arg("POPULATE").arg(2000).exec(&mut connection).unwrap();
+    redis::cmd("SAVE").exec(&mut connection).unwrap();
+    // 2000 keys at 100 us each.
+    server.set_arg("key-load-delay", 100);
+    server.set_arg("loading-process-events-interval-bytes", 1024);
+    let started = Instant::now();
+    server.restart().unwrap();
+    assert!(started.elapsed() >= Duration::from_millis(200), "it did load for a while");
+    assert_eq!(redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).unwrap(), 2000);
+}
+
+#[test]
+fn unknown_directive_is_reported_with_the_log() {
+    let started = Instant::now();
+    let error = Server::builder().arg("no-such-directive", "1").start().unwrap_err();
+    let StartError::Exited { status, log_tail } = &error else { panic!("{error}") };
+    assert!(!status.success());
+    assert!(log_tail.contains("no-such-directive"), "{log_tail}");
+    assert!(error.to_string().contains("no-such-directive"), "{error}");
+    assert!(started.elapsed() < LIMIT, "an end is noticed, not waited out");
+}
+
+#[test]
+fn missing_module_is_reported_with_the_log() {
+    let error = Server::builder().module("/nowhere/libmissing.so").start().unwrap_err();
+    assert!(error.to_string().contains("libmissing.so"), "{error}");
+}
+
+#[test]
+fn port_that_is_taken_is_reported() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let error = Server::builder().tcp_port(port).start().unwrap_err();
+    assert!(error.to_string().contains(&port.to_string()), "{error}");
+}
+
+#[test]
+fn directory_too_deep_for_a_socket_is_reported() {
+    let chosen = tempfile::tempdir().unwrap();
+    let error = Server::builder().dir(chosen.path().join("d".repeat(100))).start().unwrap_err();
+    assert!(matches!(error, StartError::SocketPathTooLong { .. }), "{error}");
+}
+
+#[test]
+fn program_that_does_not_exist_is_reported() {
+    let error = Server::builder().binary("/nowhere/redis-server").start().unwrap_err();
+    assert!(matches!(error, StartError::Spawn { .. }), "{error}");
+}
+
+#[test]
+fn server_program_is_found_by_its_own_name() {
+    let binary = find_server_binary().unwrap();
+    assert!(binary.is_absolute() && binary.is_file(), "{}", binary.display());
+}
+
+#[test]
+fn masters_are_independent_and_each_has_an_address() {
+    let mut masters = Masters::start_with(3, |_, builder| builder.without_module()).unwrap();
+    assert_eq!(masters.len(), 3);
+    let mut urls = masters.urls();
+    urls.sort();
+    urls.dedup();
+    assert_eq!(urls.len(), 3);
+    masters[1].kill();
+    let running: Vec<_> = masters.iter().map(Server::is_running).collect();
+    assert_eq!(running, [true, false, true]);
+    for master in &mut masters {
+        master.restart().unwrap();
+    }
+    assert!(masters.iter().all(Server::is_running));
+}
+
+#[test]
+fn masters_that_cannot_all_start_are_reported_and_stopped() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let error = Masters::start_with(2, |index, builder| {
+        let builder = builder.without_module().dir(dirs[index].path());
+        if index == 1 { builder.arg("no-such-directive", "1") } else { builder }
+    });
+    assert!(matches!(error, Err(StartError::Exited { .. })));
+    assert!(std::os::unix::net::UnixStream::connect(dirs[0].path().join("s")).is_err());
+}
+
+#[test]
+fn server_can_be_sent_to_another_thread() {
+    let server = Server::builder().start().unwrap();
+    std::thread::spawn(move || assert_eq!(ping(&server), "PONG")).join().unwrap();
+}
