@@ -56,8 +56,8 @@
 //! **[Blocking](blocking).** The same API for programs without tokio.
 //!
 //! All of them lock several keys as one with [`Quorum::lock_all`]: all of them or none, without
-//! deadlock, in any order of the keys. [`LockBuilder::shared`] is for readers, [`Quorum::semaphore`]
-//! for at most n holders, and [`Quorum::lock_any`] for one of several keys.
+//! deadlock, in any order of the keys. [`LockBuilder::shared`] is for readers,
+//! [`Quorum::semaphore`] for at most n holders, and [`Quorum::lock_any`] for one of several keys.
 //!
 //! # What to choose
 //!
@@ -160,11 +160,11 @@ mod transport;
 
 pub use api::{
     AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
-    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo, ListedLock, Lock,
-    LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer, NodeError, NodeHealth,
-    NodeInspection, NodeRevocation, Nodes, Ownership, Quorum, QuorumBuilder, ReleaseError, Released,
-    Revocation, RevocationReport, RevocationState, RevokeError, RevokedNode, RunError, ScanError, Stale,
-    WaiterInfo,
+    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo,
+    ListedLock, Lock, LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer,
+    NodeError, NodeHealth, NodeInspection, NodeRevocation, Nodes, Ownership, Quorum, QuorumBuilder,
+    ReleaseError, Released, Revocation, RevocationReport, RevocationState, RevokeError,
+    RevokedNode, RunError, ScanError, Stale, WaiterInfo,
 };
 pub use quorlock_core::{Fence, InvalidFence};
 

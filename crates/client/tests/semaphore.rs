@@ -31,9 +31,11 @@ fn info(masters: &Masters, field: &str) -> u64 {
 /// How often these commands were called, on all masters together.
 fn calls(masters: &Masters, names: &[&str]) -> u64 {
     let of = |master: &quorlock_testkit::Server| {
-        let text: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+        let text: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
         let of_name = |name: &&str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+            let line =
+                text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
             line.map_or(0, |rest| rest.split(',').next().unwrap().parse::<u64>().unwrap())
         };
         names.iter().map(of_name).sum::<u64>()
@@ -42,7 +44,8 @@ fn calls(masters: &Masters, names: &[&str]) -> u64 {
 }
 
 async fn until_waiting(masters: &Masters, count: u64) {
-    eventually_async(PATIENCE, "clients wait", async || info(masters, "lock_waiters") == count).await;
+    eventually_async(PATIENCE, "clients wait", async || info(masters, "lock_waiters") == count)
+        .await;
 }
 
 #[tokio::test]

@@ -27,7 +27,8 @@ fn waiters(masters: &Masters) -> u64 {
         let mut connection = master.connection();
         let map: redis::Value = redis::cmd("LOCK.INSPECT").arg(K).query(&mut connection).unwrap();
         let redis::Value::Array(fields) = map else { return 0 };
-        let at = fields.iter().position(|field| *field == redis::Value::BulkString(b"waiters".to_vec()));
+        let at =
+            fields.iter().position(|field| *field == redis::Value::BulkString(b"waiters".to_vec()));
         redis::from_redis_value(fields[at.unwrap() + 1].clone()).unwrap()
     };
     masters.iter().filter(|master| master.is_running()).map(of).max().unwrap_or_default()
@@ -181,8 +182,10 @@ async fn a_reader_is_repaired_on_a_master_that_forgot_it() {
     assert_eq!(deleted, 1);
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
-    let mode: Vec<redis::Value> =
-        redis::cmd("LOCK.INSPECT").arg(K).query(&mut masters.iter().next().unwrap().connection()).unwrap();
+    let mode: Vec<redis::Value> = redis::cmd("LOCK.INSPECT")
+        .arg(K)
+        .query(&mut masters.iter().next().unwrap().connection())
+        .unwrap();
     assert!(mode.contains(&redis::Value::BulkString(b"shared".to_vec())), "{mode:?}");
 }
 

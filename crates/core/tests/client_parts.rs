@@ -115,7 +115,8 @@ fn sharers_at_the_head_of_a_line_go_together() {
 fn sharers_pass_a_writer_that_gave_up() {
     let mut line = Line::new(1);
     assert_eq!(line.enter_to_share(), Entry::Place);
-    let (Entry::InLine(writer), Entry::InLine(reader)) = (line.enter(), line.enter_to_share()) else {
+    let (Entry::InLine(writer), Entry::InLine(reader)) = (line.enter(), line.enter_to_share())
+    else {
         panic!("they wait")
     };
     assert_eq!(line.give_up(writer).as_deref(), Some(&[reader][..]));

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, Keys, Mode, Mutant, NodeError, NodeStatus,
-    Outcome, Random, Request, RequestId, Response, Spec, Topology, break_rule,
+    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, Keys, Mode, Mutant, NodeError,
+    NodeStatus, Outcome, Random, Request, RequestId, Response, Spec, Topology, break_rule,
 };
 use quorlock_core::node::Reply;
 use quorlock_core::quorum::{Majority, Moment};
@@ -156,7 +156,11 @@ impl World {
 
     fn semaphore(permits: usize) -> Arc<Spec> {
         let slots: Keys = (0..permits).map(|slot| format!("s:{slot:02}")).collect();
-        Arc::new(Spec { keys: slots.clone(), any: Some(slots), ..(*Self::spec(Mode::Exclusive)).clone() })
+        Arc::new(Spec {
+            keys: slots.clone(),
+            any: Some(slots),
+            ..(*Self::spec(Mode::Exclusive)).clone()
+        })
     }
 
     /// One attempt.
@@ -197,7 +201,8 @@ impl World {
                 acquire.handle_timeout(&mut self.ctx());
                 continue;
             }
-            let is_quick = |(id, ..): &(RequestId, Request, Arc<Spec>)| Some(id.node) != self.slowest;
+            let is_quick =
+                |(id, ..): &(RequestId, Request, Arc<Spec>)| Some(id.node) != self.slowest;
             let first = sends.iter().position(is_quick).unwrap_or(0);
             let (id, request, spec) = sends.remove(first);
             let response = self.answer(id.node, &spec, &request);
@@ -231,7 +236,10 @@ impl World {
 
     fn shares(&mut self, node: usize) -> bool {
         let is_shared = |inspected: quorlock_core::node::Inspected| {
-            matches!(inspected.holder, quorlock_core::node::Holder::Lease { mode: Mode::Shared, .. })
+            matches!(
+                inspected.holder,
+                quorlock_core::node::Holder::Lease { mode: Mode::Shared, .. }
+            )
         };
         self.nodes[node].inspect_whole(K).is_some_and(is_shared)
     }
@@ -259,8 +267,8 @@ fn a_writer_that_shares_its_lock_lets_readers_in_and_no_writer() {
     assert!(world.acquire(World::spec(Mode::Exclusive)).is_none());
 }
 
-/// A node gets a lock again whose downgrade was carried out, and not confirmed. Returns whether that
-/// node lets readers in.
+/// A node gets a lock again whose downgrade was carried out, and not confirmed. Returns whether
+/// that node lets readers in.
 fn repaired_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
@@ -293,18 +301,20 @@ fn a_lock_is_repaired_as_shared_after_a_downgrade_that_nobody_confirmed() {
 /// How many of `wanted` clients hold a permit at once, as a semaphore of keys admits them.
 fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut world = World::new(nodes);
-    let held: Vec<_> = (0..wanted).filter_map(|_| world.acquire(World::semaphore(permits))).collect();
+    let held: Vec<_> =
+        (0..wanted).filter_map(|_| world.acquire(World::semaphore(permits))).collect();
     let slots: HashSet<_> = held.iter().map(|hold| hold.spec().slot().unwrap()).collect();
     assert_eq!(slots.len(), held.len(), "no two have a slot");
     held.len()
 }
 
-/// The same with a counter on each node, where a permit is a majority of the nodes. Clients reach the
-/// nodes that have room.
+/// The same with a counter on each node, where a permit is a majority of the nodes. Clients reach
+/// the nodes that have room.
 fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut counters = vec![0; nodes];
     let admit = |_: &usize| {
-        let mut nodes_with_room: Vec<_> = (0..nodes).filter(|&node| counters[node] < permits).collect();
+        let mut nodes_with_room: Vec<_> =
+            (0..nodes).filter(|&node| counters[node] < permits).collect();
         nodes_with_room.sort_by_key(|&node| counters[node]);
         nodes_with_room.truncate(nodes / 2 + 1);
         let admits = nodes_with_room.len() > nodes / 2;
@@ -325,8 +335,8 @@ fn a_semaphore_admits_as_many_as_it_has_permits_and_counters_admit_more() {
     assert_eq!(admitted_by_counters(3, 4, 6), 6);
 }
 
-/// The node that decides does not know of two of the slots that others hold. Whether a call that does
-/// not wait finds the only free one.
+/// The node that decides does not know of two of the slots that others hold. Whether a call that
+/// does not wait finds the only free one.
 fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let spec = World::semaphore(4);
@@ -347,8 +357,8 @@ fn a_slot_that_only_others_hold_is_left_out() {
     assert!(!finds_the_free_slot(Some(Mutant::TakenSlotAskedAgain)));
 }
 
-/// A writer waits behind a reader on the queue node, which answers last. Whether another reader is let in
-/// before the writer.
+/// A writer waits behind a reader on the queue node, which answers last. Whether another reader is
+/// let in before the writer.
 fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();

@@ -38,7 +38,8 @@ pub struct Coverage {
 pub enum Released {
     /// The lock was held until this release.
     Released,
-    /// The lock had ended before on too many nodes to exclude another client. Its deadline passed, an operator ended it, or nodes were restarted.
+    /// The lock had ended before on too many nodes to exclude another client. Its deadline passed,
+    /// an operator ended it, or nodes were restarted.
     AlreadyOver,
 }
 
@@ -57,8 +58,8 @@ impl Lock {
         self.inner().spec.keys.iter()
     }
 
-    /// Of a [permit](crate::Quorum::semaphore), the number of its slot, from 0. Of a lock on
-    /// [one of several keys](crate::Quorum::lock_any), the place of its key among them in byte order.
+    /// Of a [permit](crate::Quorum::semaphore), the number of its slot, from 0. Of a lock on [one
+    /// of several keys](crate::Quorum::lock_any), the place of its key among them in byte order.
     ///
     /// None for other locks, also for one that was attached.
     pub fn slot(&self) -> Option<usize> {
@@ -132,8 +133,8 @@ impl Lock {
     /// - [`ExtendError::Lost`]: the lock is not held any more.
     /// - [`ExtendError::NoQuorum`]: too few nodes answer. The lock is still held for
     ///   [`remaining`](Self::remaining).
-    /// - [`ExtendError::Revoked`]: an operator [revoked](crate::Quorum::revoke) the lock. It is still
-    ///   held for `remaining`.
+    /// - [`ExtendError::Revoked`]: an operator [revoked](crate::Quorum::revoke) the lock. It is
+    ///   still held for `remaining`.
     /// - [`ExtendError::HeldTooLong`]: the lock has reached its
     ///   [`max_hold`](crate::LockBuilder::max_hold). It is still held for `remaining`.
     ///
@@ -145,7 +146,9 @@ impl Lock {
     }
 
     /// The same as a future that does not borrow the lock, for another thread to await.
-    pub(crate) fn extension(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
+    pub(crate) fn extension(
+        &mut self,
+    ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
         async move { extend(&inner).await }
     }
@@ -166,26 +169,29 @@ impl Lock {
         self.take().release().await
     }
 
-    /// Turns an exclusive lock into a shared one, and extends it. Clients that wait to share the lock
-    /// get it at once, and no writer comes between. The fence stays.
+    /// Turns an exclusive lock into a shared one, and extends it. Clients that wait to share the
+    /// lock get it at once, and no writer comes between. The fence stays.
     ///
-    /// There is no way back. From the call on the lock counts as shared, whatever the nodes answer: some
-    /// may have let others in. After an error, the lock is held as [`ownership`](Self::ownership) says,
-    /// and each later extension repeats the request. On a shared lock this is [`extend`](Self::extend).
+    /// There is no way back. From the call on the lock counts as shared, whatever the nodes answer:
+    /// some may have let others in. After an error, the lock is held as
+    /// [`ownership`](Self::ownership) says, and each later extension repeats the request. On a
+    /// shared lock this is [`extend`](Self::extend).
     ///
     /// # Errors
     /// Those of [`extend`](Self::extend), and [`ExtendError::NotShareable`], which leaves the lock
     /// exclusive.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing: the downgrade continues in the background. A future that
-    /// was never polled leaves the lock exclusive.
+    /// Dropping the future changes nothing: the downgrade continues in the background. A future
+    /// that was never polled leaves the lock exclusive.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
         self.downgrading().await
     }
 
     /// The same, apart from the borrow of the lock.
-    pub(crate) fn downgrading(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
+    pub(crate) fn downgrading(
+        &mut self,
+    ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
         async move { downgrade(&inner).await }
     }

@@ -75,11 +75,11 @@ impl LockBuilder {
     /// exclusive one, and read again. A writer becomes a reader with
     /// [`Lock::downgrade`](crate::Lock::downgrade).
     ///
-    /// Fences of readers that hold the lock at the same time may be equal. Each is larger than that of
-    /// every earlier exclusive holder, and smaller than that of every later one.
+    /// Fences of readers that hold the lock at the same time may be equal. Each is larger than that
+    /// of every earlier exclusive holder, and smaller than that of every later one.
     ///
-    /// A lock of [several keys](crate::Quorum::lock_all), and a permit, cannot be shared: acquiring one is
-    /// [`AcquireError::InvalidRequest`].
+    /// A lock of [several keys](crate::Quorum::lock_all), and a permit, cannot be shared: acquiring
+    /// one is [`AcquireError::InvalidRequest`].
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self

@@ -11,9 +11,10 @@ use tokio::time::timeout;
 use super::lock_builder::{Kind, PERMITS_MAX};
 use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
-    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo,
-    ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth, NodeInspection,
-    NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError, ScanError, clock,
+    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
+    LeaseInfo, ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth,
+    NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError,
+    ScanError, clock,
 };
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their
@@ -42,7 +43,9 @@ impl Quorum {
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
-    pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
+    pub async fn connect<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, ConnectError> {
         Self::builder().nodes(urls).connect().await
     }
 
@@ -122,9 +125,9 @@ impl Quorum {
 
     /// Describes a lock on one of these keys, at most 64: on the first that becomes free.
     ///
-    /// Use it to take one of several resources that do the same work. [`Lock::key`](crate::Lock::key)
-    /// says which. The lock is an ordinary lock of that key, and excludes every other lock on it. All
-    /// clients should name the same keys, in any order.
+    /// Use it to take one of several resources that do the same work.
+    /// [`Lock::key`](crate::Lock::key) says which. The lock is an ordinary lock of that key, and
+    /// excludes every other lock on it. All clients should name the same keys, in any order.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -139,13 +142,13 @@ impl Quorum {
 
     /// Describes a permit of a semaphore: at most `permits` of them are held at a time, 1 to 64.
     ///
-    /// A permit is an ordinary lock, with a deadline, a majority and a fence of its own: on one of the
-    /// keys `name:00`, `name:01` and so on, its [slot](crate::Lock::slot). A holder that dies loses
-    /// it by its deadline. Fences grow for each slot, and say nothing about those of other slots. All
-    /// clients must use the same number: one with a larger number admits so many.
+    /// A permit is an ordinary lock, with a deadline, a majority and a fence of its own: on one of
+    /// the keys `name:00`, `name:01` and so on, its [slot](crate::Lock::slot). A holder that dies
+    /// loses it by its deadline. Fences grow for each slot, and say nothing about those of other
+    /// slots. All clients must use the same number: one with a larger number admits so many.
     ///
-    /// A call asks for a slot that is likely free. When that is taken, it waits on one node for any of
-    /// them, in the order of arrival.
+    /// A call asks for a slot that is likely free. When that is taken, it waits on one node for any
+    /// of them, in the order of arrival.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -256,7 +259,8 @@ impl Quorum {
     pub async fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
         let leases = driver::inspect(&self.shared, key.as_ref()).await;
         if leases.iter().all(Result::is_err) {
-            let answers: Vec<_> = leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
+            let answers: Vec<_> =
+                leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
             return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
         }
         let state = summarize(self.shared.fleet.majority, &leases);
@@ -264,9 +268,14 @@ impl Quorum {
     }
 
     /// The answers with the names of the nodes.
-    fn name(&self, state: LockState, leases: Vec<Result<Option<LeaseInfo>, NodeError>>) -> Inspection {
+    fn name(
+        &self,
+        state: LockState,
+        leases: Vec<Result<Option<LeaseInfo>, NodeError>>,
+    ) -> Inspection {
         let named = self.shared.nodes.iter().zip(leases);
-        let nodes = named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
+        let nodes =
+            named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
         Inspection { state, nodes: nodes.collect() }
     }
 
@@ -277,9 +286,10 @@ impl Quorum {
     /// of several keys is revoked on all of them. Waiters stay in their queues: the first of them
     /// acquires the lock when it is over.
     ///
-    /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock with a
-    /// ttl of 10 s where this is longer. [`Revocation::report`] sums up the answers, and says how long the lock may
-    /// last. [`Revocation::ended`] waits for its end, and asks silent nodes again.
+    /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock
+    /// with a ttl of 10 s where this is longer. [`Revocation::report`] sums up the answers, and
+    /// says how long the lock may last. [`Revocation::ended`] waits for its end, and asks silent
+    /// nodes again.
     ///
     /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
     ///
@@ -307,13 +317,14 @@ impl Quorum {
         self.begin_revocation(key.as_ref(), RevokeMode::AtDeadline).await
     }
 
-    /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known to
-    /// be dead.
+    /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known
+    /// to be dead.
     ///
     /// **A holder that is alive may run on beside the next one**, until its validity is over or it
-    /// tries to extend the lock. [`RevocationReport::remaining`](crate::RevocationReport::remaining)
-    /// says for how long. Otherwise this is the same as [`revoke`](Self::revoke): the lock is first
-    /// revoked on all nodes and then ended, so that no node is given the lock again meanwhile.
+    /// tries to extend the lock.
+    /// [`RevocationReport::remaining`](crate::RevocationReport::remaining) says for how long.
+    /// Otherwise this is the same as [`revoke`](Self::revoke): the lock is first revoked on all
+    /// nodes and then ended, so that no node is given the lock again meanwhile.
     ///
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
@@ -324,7 +335,11 @@ impl Quorum {
         self.begin_revocation(key.as_ref(), RevokeMode::Now).await
     }
 
-    async fn begin_revocation(&self, key: &[u8], mode: RevokeMode) -> Result<Revocation, RevokeError> {
+    async fn begin_revocation(
+        &self,
+        key: &[u8],
+        mode: RevokeMode,
+    ) -> Result<Revocation, RevokeError> {
         let mut revocation = Revocation { revoking: Revoking::start(&self.shared, key, mode) };
         revocation.settle().await;
         let failed = |result: &NodeRevocation| match result {
@@ -333,7 +348,9 @@ impl Quorum {
         };
         let failures: Option<Vec<_>> = revocation.revoking.machine.nodes().map(failed).collect();
         match failures {
-            Some(answers) => Err(RevokeError::NoAnswer { nodes: self.shared.report(answers.iter()) }),
+            Some(answers) => {
+                Err(RevokeError::NoAnswer { nodes: self.shared.report(answers.iter()) })
+            }
             None => Ok(revocation),
         }
     }
@@ -354,7 +371,11 @@ impl Quorum {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
+    pub async fn scan(
+        &self,
+        pattern: impl AsRef<[u8]>,
+        limit: usize,
+    ) -> Result<LockList, ScanError> {
         let limit = limit.min(limits::LISTED_MAX);
         let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
         let failures: Vec<_> = listing.failures().collect();
@@ -365,7 +386,8 @@ impl Quorum {
         let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
         let locks = listing.merge(self.shared.fleet.majority).into_iter();
-        let locks = locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
+        let locks =
+            locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
         Ok(LockList { locks: locks.collect(), is_truncated, nodes })
     }
 

@@ -55,7 +55,11 @@ pub(crate) async fn acquire(
 }
 
 /// Swaps the token of a lock that another process detached.
-pub(crate) async fn attach(shared: &Arc<Shared>, spec: Spec, old: Token) -> Result<Arc<LockInner>, Failure> {
+pub(crate) async fn attach(
+    shared: &Arc<Shared>,
+    spec: Spec,
+    old: Token,
+) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::attach(Arc::new(spec), old, ctx));
     Box::new(Call::new(shared, machine)).finish().await
 }
@@ -119,7 +123,9 @@ impl Call {
     }
 
     /// Runs the call to its end. Also returns whether the lock is contended.
-    async fn finish_with_contention(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
+    async fn finish_with_contention(
+        mut self: Box<Self>,
+    ) -> (Result<Arc<LockInner>, Failure>, bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed = None;
@@ -184,12 +190,15 @@ impl Call {
 
     fn send(&mut self, id: RequestId, connection: u64, request: &Request) {
         let outgoing = match &self.last_built {
-            Some((built, spec, outgoing)) if built == request && Arc::ptr_eq(spec, self.machine.spec()) => {
+            Some((built, spec, outgoing))
+                if built == request && Arc::ptr_eq(spec, self.machine.spec()) =>
+            {
                 outgoing.clone()
             }
             _ => {
                 let outgoing = Outgoing::new(self.machine.spec(), request);
-                self.last_built = Some((*request, Arc::clone(self.machine.spec()), outgoing.clone()));
+                self.last_built =
+                    Some((*request, Arc::clone(self.machine.spec()), outgoing.clone()));
                 outgoing
             }
         };

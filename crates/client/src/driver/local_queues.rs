@@ -10,8 +10,8 @@ use super::shared::SystemRandom;
 /// Into how many parts the keys are divided, so that calls for different locks rarely meet.
 const SHARDS: usize = 16;
 
-/// The calls of one program that want the same lock: one of them at a time is on the network, or all
-/// at the head of the queue that share the lock.
+/// The calls of one program that want the same lock: one of them at a time is on the network, or
+/// all at the head of the queue that share the lock.
 ///
 /// The same lock is the same key, or all of the same keys. Locks that only share a key meet on the
 /// servers: a call that blocked the others of a program on one key while it waits for another could
@@ -30,8 +30,8 @@ struct Queue {
     slots: SlotMemory,
 }
 
-/// The permit of a call to use the network, or its place in the line for one. Dropping it passes the
-/// permit to the next call.
+/// The permit of a call to use the network, or its place in the line for one. Dropping it passes
+/// the permit to the next call.
 pub(crate) struct Permit {
     queues: Arc<LocalQueues>,
     keys: Keys,
@@ -146,7 +146,8 @@ impl Queue {
     fn call(&mut self, numbers: Called) {
         for number in numbers {
             if let Some(call) = self.called.remove(&number) {
-                // Its receiver lives until it has left the line, which takes the lock of this queue.
+                // Its receiver lives until it has left the line, which takes the lock of this
+                // queue.
                 let _ = call.send(());
             }
         }

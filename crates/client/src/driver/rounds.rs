@@ -44,9 +44,9 @@ pub(crate) async fn downgrade(lock: &Arc<LockInner>) -> Result<(), ExtendError> 
 async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     let lost = |lost: LostError| match lost {
         LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
-        LostError::Ended { nodes } | LostError::Expired { nodes } | LostError::Revoked { nodes } => {
-            ExtendError::Lost { nodes }
-        }
+        LostError::Ended { nodes }
+        | LostError::Expired { nodes }
+        | LostError::Revoked { nodes } => ExtendError::Lost { nodes },
     };
     // A lock that has ended here is not extended: another client may hold it by now.
     if !lock.is_extensible().map_err(lost)? {
@@ -162,7 +162,9 @@ impl Round {
             let shared = Arc::clone(&self.shared);
             self.answers.push(Box::pin(async move {
                 let failed = |error: NodeError| {
-                    ids.iter().map(|&(index, id)| (index, id, Response::Failed(error.clone()))).collect()
+                    ids.iter()
+                        .map(|&(index, id)| (index, id, Response::Failed(error.clone())))
+                        .collect()
                 };
                 let Some(connection) = found else { return failed(NodeError::connection_lost()) };
                 let asked = Instant::now();

@@ -41,7 +41,8 @@ impl Outgoing {
             }
             _ => Packet::One(Arc::new(build(spec, request))),
         };
-        let asks_for_any = matches!(request.command, Command::AcquireAny { .. } | Command::Wait { .. });
+        let asks_for_any =
+            matches!(request.command, Command::AcquireAny { .. } | Command::Wait { .. });
         let any = (asks_for_any && spec.any.is_some()).then(|| spec.keys.clone());
         Self { packet, command: request.command, any }
     }
@@ -80,9 +81,10 @@ impl Outgoing {
             Err(error) => return Response::Failed(read_error(&error)),
         };
         match (self.command, value) {
-            (Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. }, value) => {
-                read_fence(value)
-            }
+            (
+                Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. },
+                value,
+            ) => read_fence(value),
             (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_))
                 if self.any.is_some() =>
             {
@@ -120,7 +122,8 @@ impl Outgoing {
         Some(Response::AnyAfterWait { fence: Fence::new(fence)?, waited, key })
     }
 
-    /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first failure.
+    /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first
+    /// failure.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut all = Response::No;
         // All of them are taken from the replies, whatever they are.
@@ -159,7 +162,9 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
         Command::Release => on_keys(&spec.keys, "LOCK.RELEASE", "LOCK.MRELEASE"),
     };
     match command {
-        Command::Acquire { fence } | Command::AcquireAny { fence } | Command::Wait { fence, .. } => {
+        Command::Acquire { fence }
+        | Command::AcquireAny { fence }
+        | Command::Wait { fence, .. } => {
             cmd.arg(token).arg(ttl_ms);
             if let Command::Wait { wait, .. } = command {
                 let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
@@ -250,7 +255,9 @@ pub(crate) fn read_error(error: &RedisError) -> NodeError {
             None => NodeError::UnexpectedReply,
         },
         Some("READONLY") => NodeError::Replica,
-        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => NodeError::Denied { reason: words(code) },
+        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => {
+            NodeError::Denied { reason: words(code) }
+        }
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
         Some(code) => NodeError::refused(words(code)),
         None if error.is_io_error() || error.is_unrecoverable_error() => {

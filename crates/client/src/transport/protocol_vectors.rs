@@ -72,9 +72,10 @@ fn command(mut case: Fields) {
     let token = case.token("token");
     let command = match &name[..] {
         "acquire" | "share" => Command::Acquire { fence: case.fence() },
-        "wait" | "wait to share" | "wait for any" => {
-            Command::Wait { fence: case.fence(), wait: Duration::from_millis(case.number("wait_ms")) }
-        }
+        "wait" | "wait to share" | "wait for any" => Command::Wait {
+            fence: case.fence(),
+            wait: Duration::from_millis(case.number("wait_ms")),
+        },
         "acquire any" => Command::AcquireAny { fence: case.fence() },
         "extend" | "become shared" => Command::Extend { fence: None },
         "tell fence" => Command::Extend { fence: Some(case.fence()) },
@@ -109,7 +110,9 @@ fn outgoing(name: &str) -> Outgoing {
     let fence = Fence::new(7).unwrap();
     let command = match name {
         "acquire" | "share" => Command::Acquire { fence },
-        "wait" | "wait to share" | "wait for any" => Command::Wait { fence, wait: Duration::from_secs(1) },
+        "wait" | "wait to share" | "wait for any" => {
+            Command::Wait { fence, wait: Duration::from_secs(1) }
+        }
         "acquire any" => Command::AcquireAny { fence },
         "extend" | "become shared" => Command::Extend { fence: None },
         "tell fence" => Command::Extend { fence: Some(fence) },

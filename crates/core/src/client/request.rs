@@ -3,7 +3,8 @@ use std::time::Duration;
 use super::{Answer, NodeError, Token};
 use crate::Fence;
 
-/// Tells the requests of one machine apart, so that a response reaches the round that it belongs to.
+/// Tells the requests of one machine apart, so that a response reaches the round that it belongs
+/// to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
     /// The round of its machine.
@@ -29,7 +30,8 @@ pub enum Command {
         /// The proposed fence.
         fence: Fence,
     },
-    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for one of several keys, on a connection that nothing else uses.
+    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for one of several keys, on a
+    /// connection that nothing else uses.
     Wait {
         /// The proposed fence.
         fence: Fence,
@@ -93,9 +95,10 @@ impl Response {
     /// Whether the token holds the lock, or held it until this RELEASE; `None` without an answer.
     pub fn holds(&self) -> Option<bool> {
         match self {
-            Self::Fence(_) | Self::FenceAfterWait { .. } | Self::AnyAfterWait { .. } | Self::Yes => {
-                Some(true)
-            }
+            Self::Fence(_)
+            | Self::FenceAfterWait { .. }
+            | Self::AnyAfterWait { .. }
+            | Self::Yes => Some(true),
             Self::No => Some(false),
             Self::Failed(_) => None,
         }
@@ -104,9 +107,9 @@ impl Response {
     /// The same for reports.
     pub fn to_answer(&self) -> Answer {
         match self {
-            Self::Fence(fence) | Self::FenceAfterWait { fence, .. } | Self::AnyAfterWait { fence, .. } => {
-                Answer::Granted(Some(*fence))
-            }
+            Self::Fence(fence)
+            | Self::FenceAfterWait { fence, .. }
+            | Self::AnyAfterWait { fence, .. } => Answer::Granted(Some(*fence)),
             Self::Yes => Answer::Granted(None),
             Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),

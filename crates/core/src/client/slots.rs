@@ -91,8 +91,8 @@ pub struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// A slot of so many to ask for first: the one that was released last, or else one at random that
-    /// this program does not hold.
+    /// A slot of so many to ask for first: the one that was released last, or else one at random
+    /// that this program does not hold.
     pub fn propose(&mut self, slots: usize, random: &mut dyn Random) -> usize {
         let is_free = |slot: &usize| self.held & bit(*slot) == 0;
         let freed = self.freed.take().filter(|&slot| slot < slots && is_free(&slot));
