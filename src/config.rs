@@ -26,9 +26,11 @@ const AS_MAX_TTL: i64 = -1;
 /// The largest ttl of a lock, in milliseconds.
 static MAX_TTL_MS: Number = number(c"max-ttl", 60_000, 1, WEEK_MS, true, |_| ());
 /// How long the node abstains after the module was loaded, in milliseconds.
-static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, false, |_| ());
+static REJOIN_DELAY_MS: Number =
+    number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, false, |_| ());
 /// How far ahead of the server's wall clock a proposed fence may lie, in milliseconds.
-static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, false, set_max_clock_skew);
+static MAX_CLOCK_SKEW_MS: Number =
+    number(c"max-clock-skew", 60_000, 0, DAY_MS, false, set_max_clock_skew);
 
 /// How many clients may wait, for all locks together.
 static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, false, set_max_waiters);
@@ -84,7 +86,8 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
         index += 2;
     }
     let set = CString::new(set.map_or_else(String::new, |set| set.to_string())).unwrap_or_default();
-    let registered = NUMBERS.iter().zip(defaults).all(|(number, default)| number.register(ctx, default));
+    let registered =
+        NUMBERS.iter().zip(defaults).all(|(number, default)| number.register(ctx, default));
     let registered = registered && SET.register(ctx, &set);
     if registered && config::load(ctx) { Ok(()) } else { Err(ConfigError::Refused) }
 }
@@ -123,7 +126,8 @@ pub(crate) fn node_set() -> Option<NodeSet> {
 }
 
 pub(crate) fn max_ttl() -> Ttl {
-    Ttl::from_ms(MAX_TTL_MS.value().unsigned_abs()).expect("the limits of lock.max-ttl are those of a ttl")
+    Ttl::from_ms(MAX_TTL_MS.value().unsigned_abs())
+        .expect("the limits of lock.max-ttl are those of a ttl")
 }
 
 pub(crate) fn rejoin_delay_ms() -> u64 {
@@ -178,7 +182,10 @@ impl fmt::Display for ConfigError {
                 number.max
             ),
             Self::NoSet => {
-                write!(f, "the module argument set has no value; write set NAME ID MEMBERS, or leave it out")
+                write!(
+                    f,
+                    "the module argument set has no value; write set NAME ID MEMBERS, or leave it out"
+                )
             }
             Self::InvalidSet(error) => error.fmt(f),
             Self::Refused => {

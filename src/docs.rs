@@ -3,10 +3,12 @@
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
 
 const LOGARITHMIC: &std::ffi::CStr = c"O(1) without waiters, O(log N) with N waiting clients";
-const FOR_EACH_KEY: &std::ffi::CStr = c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
+const FOR_EACH_KEY: &std::ffi::CStr =
+    c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
 const SINCE: &std::ffi::CStr = c"0.1.0";
 
-const KEY: ArgSpec = ArgSpec { name: c"key", kind: ArgKind::Key, summary: c"The lock", option: None };
+const KEY: ArgSpec =
+    ArgSpec { name: c"key", kind: ArgKind::Key, summary: c"The lock", option: None };
 const NUMKEYS: ArgSpec = ArgSpec {
     name: c"numkeys",
     kind: ArgKind::Integer,

@@ -55,7 +55,9 @@ impl From<TtlError> for CommandError {
 impl From<node::CommandError> for CommandError {
     fn from(error: node::CommandError) -> Self {
         match error {
-            node::CommandError::Abstaining { reason, left_ms } => Self::Abstaining { reason, left_ms },
+            node::CommandError::Abstaining { reason, left_ms } => {
+                Self::Abstaining { reason, left_ms }
+            }
             node::CommandError::WrongType => Self::WrongType,
             node::CommandError::OtherKeys => Self::OtherKeys,
             node::CommandError::BadFence(error) => Self::Fence(error),
@@ -75,7 +77,10 @@ impl fmt::Display for CommandError {
             Self::Arity => write!(f, "ERR wrong number of arguments"),
             Self::NotAnInteger => write!(f, "ERR value is not an integer or out of range"),
             Self::NumKeys => {
-                write!(f, "ERR numkeys must be between 1 and {KEYS_MAX}: it says how many keys follow")
+                write!(
+                    f,
+                    "ERR numkeys must be between 1 and {KEYS_MAX}: it says how many keys follow"
+                )
             }
             Self::OtherKeys => write!(
                 f,
@@ -92,10 +97,16 @@ impl fmt::Display for CommandError {
             Self::OwnerLength => {
                 write!(f, "ERR OWNER must be at most 256 bytes: it is a label for people to read")
             }
-            Self::OwnerNotText => write!(f, "ERR OWNER must be UTF-8: it is a label for people to read"),
+            Self::OwnerNotText => {
+                write!(f, "ERR OWNER must be UTF-8: it is a label for people to read")
+            }
             Self::FenceRange => write!(f, "ERR FENCE must be between 1 and 9007199254740991"),
             Self::WaitRange => {
-                write!(f, "ERR WAIT must be between 0 and {} milliseconds", crate::request::WAIT_MS_MAX)
+                write!(
+                    f,
+                    "ERR WAIT must be between 0 and {} milliseconds",
+                    crate::request::WAIT_MS_MAX
+                )
             }
             Self::QueueFull { max_waiters } => write!(
                 f,
@@ -106,12 +117,19 @@ impl fmt::Display for CommandError {
                 write!(f, "ERR syntax error: only {takes} may follow the {after}")
             }
             Self::Cursor => {
-                write!(f, "ERR invalid cursor: begin with 0, and continue with the cursor of the last reply")
+                write!(
+                    f,
+                    "ERR invalid cursor: begin with 0, and continue with the cursor of the last reply"
+                )
             }
             Self::PatternLength => write!(f, "ERR MATCH must be at most {PATTERN_BYTES_MAX} bytes"),
             Self::CountRange => write!(f, "ERR COUNT must be between 1 and {SCAN_COUNT_MAX}"),
-            Self::RepeatedOption => write!(f, "ERR syntax error: an option is repeated; name each once"),
-            Self::WrongType => write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value"),
+            Self::RepeatedOption => {
+                write!(f, "ERR syntax error: an option is repeated; name each once")
+            }
+            Self::WrongType => {
+                write!(f, "WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
             Self::Abstaining { reason, left_ms } => {
                 let why = match reason {
                     Reason::Start => "started recently",
@@ -149,7 +167,9 @@ impl fmt::Display for CommandError {
                 f,
                 "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL"
             ),
-            Self::NotWritten => write!(f, "ERR the server refused to write the key; nothing was locked"),
+            Self::NotWritten => {
+                write!(f, "ERR the server refused to write the key; nothing was locked")
+            }
         }
     }
 }

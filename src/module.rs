@@ -16,7 +16,9 @@ pub(crate) const VERSION: i32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
     + number(env!("CARGO_PKG_VERSION_PATCH"));
 
 const fn number(digits: &str) -> i32 {
-    let Ok(number) = i32::from_str_radix(digits, 10) else { panic!("Cargo checks that it is a number") };
+    let Ok(number) = i32::from_str_radix(digits, 10) else {
+        panic!("Cargo checks that it is a number")
+    };
     number
 }
 
@@ -76,7 +78,8 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     }
     let set = config::node_set();
     if let Some(set) = &set {
-        let line = format!("lock: this is node {} of the set {}: {}", set.id(), set.name(), set.members());
+        let line =
+            format!("lock: this is node {} of the set {}: {}", set.id(), set.name(), set.members());
         ctx.log(LogLevel::Notice, &line);
     }
     *STATE.get().borrow_mut() = Some(State { node, timer, set, check_eviction_policy: true });
@@ -88,7 +91,10 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         );
     }
     server_events::log_abstention(ctx);
-    ctx.log(LogLevel::Notice, &format!("lock: ready; the largest ttl is {} ms", config::max_ttl().ms()));
+    ctx.log(
+        LogLevel::Notice,
+        &format!("lock: ready; the largest ttl is {} ms", config::max_ttl().ms()),
+    );
     true
 }
 

@@ -75,8 +75,14 @@ pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
 
 /// `command key token`
 pub(crate) fn named(args: Args<'_>) -> Result<Named<'_, [Name<'_>; 1]>, CommandError> {
-    let (Some(key), Some(token)) = (args.get(1), args.get(2)) else { return Err(CommandError::Arity) };
-    Ok(Named { keys: [key.into()], token: checked_token(token)?.into(), rest: Rest { args, from: 3 } })
+    let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {
+        return Err(CommandError::Arity);
+    };
+    Ok(Named {
+        keys: [key.into()],
+        token: checked_token(token)?.into(),
+        rest: Rest { args, from: 3 },
+    })
 }
 
 /// `command numkeys key [key ...] token`: the keys in the order of their bytes, each once.
@@ -107,7 +113,8 @@ struct Counted<'a> {
 }
 
 fn counted(args: Args<'_>) -> Result<Counted<'_>, CommandError> {
-    let count = args.get(1).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
+    let count =
+        args.get(1).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
     let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
     let token_at = 2 + count.ok_or(CommandError::NumKeys)?;
     let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?.into();
@@ -117,7 +124,11 @@ fn counted(args: Args<'_>) -> Result<Counted<'_>, CommandError> {
 
 fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
     let Rest { args, from } = rest;
-    let ms = args.get(from).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
+    let ms = args
+        .get(from)
+        .ok_or(CommandError::Arity)?
+        .to_integer()
+        .ok_or(CommandError::NotAnInteger)?;
     Ok(Ttl::at_most(u64::try_from(ms).unwrap_or(0), max.ms())?)
 }
 
@@ -235,11 +246,17 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
         |_| Ok(false),
         |name, value| {
             if name.eq_ignore_ascii_case(b"MATCH") {
-                once(&mut pattern, Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?)
+                once(
+                    &mut pattern,
+                    Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?,
+                )
             } else if name.eq_ignore_ascii_case(b"COUNT") {
                 once(&mut count, checked_count(value)?)
             } else {
-                Err(CommandError::UnknownOption { after: "cursor", takes: "MATCH pattern and COUNT n" })
+                Err(CommandError::UnknownOption {
+                    after: "cursor",
+                    takes: "MATCH pattern and COUNT n",
+                })
             }
         },
     )?;
@@ -248,7 +265,10 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
 
 fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
     let n = count.to_integer().ok_or(CommandError::NotAnInteger)?;
-    u32::try_from(n).ok().filter(|n| (1..=SCAN_COUNT_MAX).contains(n)).ok_or(CommandError::CountRange)
+    u32::try_from(n)
+        .ok()
+        .filter(|n| (1..=SCAN_COUNT_MAX).contains(n))
+        .ok_or(CommandError::CountRange)
 }
 
 /// Calls `take` for each option and its value after the argument at `from`.

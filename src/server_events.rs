@@ -13,15 +13,19 @@ use crate::ffi::{Arg, Ctx, Key, LogLevel, MainThread, clock};
 use crate::module::{self, State};
 
 /// Events that arrived while the node was busy.
-static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> = MainThread::new(RefCell::new(VecDeque::new()));
+static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
+    MainThread::new(RefCell::new(VecDeque::new()));
 
 /// The name and the key of the keyspace event that the node is sending about its own write.
-static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> = MainThread::new(RefCell::new(None));
+static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> =
+    MainThread::new(RefCell::new(None));
 
 /// Handles a change of a key: the keyspace event of this name.
 pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
-    let is_own =
-        OWN.get().borrow_mut().take_if(|(own, own_key)| *own == name && own_key.as_bytes() == key.as_bytes());
+    let is_own = OWN
+        .get()
+        .borrow_mut()
+        .take_if(|(own, own_key)| *own == name && own_key.as_bytes() == key.as_bytes());
     if is_own.is_some() {
         return;
     }
@@ -41,7 +45,8 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
         }
         event => event,
     };
-    let hear = |state: &mut State| state.node.hear_key(clock::monotonic(), db, key.as_bytes(), event);
+    let hear =
+        |state: &mut State| state.node.hear_key(clock::monotonic(), db, key.as_bytes(), event);
     if module::with(hear).is_none() {
         postpone(ServerEvent::Key { db, key: KeyBytes::new(key.as_bytes()), event });
     }
@@ -97,8 +102,8 @@ pub(crate) fn ignoring_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnc
 pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
     let abstains = module::with(|state| state.node.abstains(clock::monotonic()));
     let Some(Some((reason, left_ms))) = abstains else { return };
-    let how_long =
-        left_ms.map_or_else(|| "while this server is a replica".into(), |ms| format!("for {ms} ms"));
+    let how_long = left_ms
+        .map_or_else(|| "while this server is a replica".into(), |ms| format!("for {ms} ms"));
     let line = format!(
         "lock: abstaining {how_long} ({reason}): a lock granted before may still be held. \
          Until then LOCK.ACQUIRE replies -ABSTAIN; LOCK.EXTEND and LOCK.RELEASE work"

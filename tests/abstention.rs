@@ -32,7 +32,10 @@ fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
         "promotion" => "was a replica until recently",
         "swapdb" => "two databases were swapped recently",
         _ => {
-            assert_eq!((reason, sentence), ("replica", "is a replica; grants no locks; ask its master"));
+            assert_eq!(
+                (reason, sentence),
+                ("replica", "is a replica; grants no locks; ask its master")
+            );
             return (ms.parse().expect("a number"), reason.to_owned());
         }
     };
@@ -60,8 +63,9 @@ fn votes_again_after(connection: &mut Connection, since: Instant, delay: Duratio
 
 fn state(connection: &mut Connection) -> Vec<String> {
     let info: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
-    let lines =
-        info.lines().filter(|line| line.starts_with("lock_state") || line.starts_with("lock_abstain_"));
+    let lines = info
+        .lines()
+        .filter(|line| line.starts_with("lock_state") || line.starts_with("lock_abstain_"));
     lines.map(|line| line.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned()).collect()
 }
 
@@ -82,7 +86,11 @@ fn node_abstains_after_its_start_and_says_so_at_both_ends() {
     assert!(!server.log().contains("voting again"));
 
     votes_again_after(connection, begun, DELAY);
-    assert!(server.log().contains("lock: voting again; the abstention (start) is over"), "{}", server.log());
+    assert!(
+        server.log().contains("lock: voting again; the abstention (start) is over"),
+        "{}",
+        server.log()
+    );
     assert_eq!(state(connection), ["lock_state:voting"]);
 }
 
@@ -139,18 +147,29 @@ fn abstention_is_measured_on_a_clock_that_never_steps() {
         let (before_ms, _) = abstains(connection, "k");
         clock.step_ms(step_ms);
         let (after_ms, _) = abstains(connection, "k");
-        assert!(after_ms <= before_ms && before_ms - after_ms < 1000, "{before_ms} and then {after_ms}");
+        assert!(
+            after_ms <= before_ms && before_ms - after_ms < 1000,
+            "{before_ms} and then {after_ms}"
+        );
         votes_again_after(connection, begun, DELAY);
     }
 }
 
 #[test]
 fn surviving_lock_is_extended_and_released_while_all_are_refused() {
-    let mut server =
-        Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
+    let mut server = Server::with_module()
+        .arg("appendonly", "yes")
+        .arg("appendfsync", "always")
+        .start()
+        .unwrap();
     for key in ["extended", "released", "left alone"] {
         assert!(acquire(&mut server.connection(), key, "token").unwrap().is_some());
-        cmd("LOCK.EXTEND").arg(key).arg("token").arg(60_000).exec(&mut server.connection()).unwrap();
+        cmd("LOCK.EXTEND")
+            .arg(key)
+            .arg("token")
+            .arg(60_000)
+            .exec(&mut server.connection())
+            .unwrap();
     }
     server.kill();
     server.set_arg("lock.rejoin-delay", LONG_MS);
@@ -194,7 +213,12 @@ fn node_abstains_within_a_transaction_and_a_script_as_well() {
 #[test]
 fn mistake_in_a_command_is_reported_rather_than_that_the_node_abstains() {
     let server = abstaining(LONG_MS).start().unwrap();
-    let error = cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(0).exec(&mut server.connection()).unwrap_err();
+    let error = cmd("LOCK.ACQUIRE")
+        .arg("k")
+        .arg("token")
+        .arg(0)
+        .exec(&mut server.connection())
+        .unwrap_err();
     assert!(error.to_string().contains("ttl must be"), "{error}");
 }
 
@@ -224,8 +248,11 @@ fn replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
     let master = Server::with_module().tcp().start().unwrap();
     let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
     // A delay of 0 is about starts. After a promotion, no operator can know what was forgotten.
-    let server =
-        Server::with_module().arg("lock.max-ttl", 2000).arg("replica-read-only", "no").start().unwrap();
+    let server = Server::with_module()
+        .arg("lock.max-ttl", 2000)
+        .arg("replica-read-only", "no")
+        .start()
+        .unwrap();
     let connection = &mut server.connection();
     assert!(acquire(connection, "k", "token").unwrap().is_some());
     cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(connection).unwrap();
@@ -242,7 +269,8 @@ fn replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
 
 #[test]
 fn server_that_starts_as_a_replica_says_so() {
-    let builder = Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
+    let builder =
+        Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
     let server = builder.start().unwrap();
     assert_eq!(abstains(&mut server.connection(), "k").1, "replica");
     assert!(

@@ -24,8 +24,10 @@ const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
 /// A documented user, as the words of `ACL SETUSER`.
 fn documented(name: &str) -> Vec<&'static str> {
-    let line =
-        SECURITY.lines().find(|line| line.starts_with(&format!("user {name} "))).expect("there is one");
+    let line = SECURITY
+        .lines()
+        .find(|line| line.starts_with(&format!("user {name} ")))
+        .expect("there is one");
     line.split(' ').skip(1).collect()
 }
 
@@ -94,10 +96,12 @@ fn documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
         set_user(connection, &["nobody", "on", "nopass"]);
         may_run(connection, "nobody", "orders/1")
     };
-    let allowed: Vec<_> = may_run(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
+    let allowed: Vec<_> =
+        may_run(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
     // The client checks the server's identity, and its liveness.
     assert_eq!(allowed, [&["info"], &LOCK_COMMANDS[..], &["ping"]].concat());
-    let elsewhere: Vec<_> = may_run(connection, user[0], "other/1").difference(&for_all).cloned().collect();
+    let elsewhere: Vec<_> =
+        may_run(connection, user[0], "other/1").difference(&for_all).cloned().collect();
     assert_eq!(elsewhere, ["info", "lock.help", "ping"]);
     for command in &for_all {
         assert!(["auth", "hello", "quit", "reset"].contains(&command.as_str()), "{command}");
@@ -115,7 +119,8 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
     ] {
         set_user(connection, &documented(name));
         let allowed = may_run(connection, name, "orders/1");
-        let of_locks: Vec<_> = allowed.iter().filter(|command| command.starts_with("lock.")).collect();
+        let of_locks: Vec<_> =
+            allowed.iter().filter(|command| command.starts_with("lock.")).collect();
         assert_eq!(of_locks, lock_commands, "{name}");
         assert!(allowed.contains("info") && allowed.contains("ping"), "{name}: {allowed:?}");
         assert_eq!(allowed.contains("set"), name == "legacy", "{name}: {allowed:?}");
@@ -132,11 +137,19 @@ fn documented_user_locks() {
     let password = user.iter().find_map(|word| word.strip_prefix('>')).expect("it has a password");
     cmd("AUTH").arg(user[0]).arg(password).exec(connection).unwrap();
 
-    let line =
-        |words: &[&str]| -> Cmd { words.iter().fold(Cmd::new(), |mut all, word| all.arg(word).take()) };
-    let fence: i64 = line(&["LOCK.ACQUIRE", "orders/1", "token", "9000"]).query(connection).unwrap();
-    assert_eq!(line(&["LOCK.EXTEND", "orders/1", "token", "9000"]).query::<i64>(connection).unwrap(), fence);
-    assert!(matches!(line(&["LOCK.INSPECT", "orders/1"]).query(connection).unwrap(), Value::Array(_)));
+    let line = |words: &[&str]| -> Cmd {
+        words.iter().fold(Cmd::new(), |mut all, word| all.arg(word).take())
+    };
+    let fence: i64 =
+        line(&["LOCK.ACQUIRE", "orders/1", "token", "9000"]).query(connection).unwrap();
+    assert_eq!(
+        line(&["LOCK.EXTEND", "orders/1", "token", "9000"]).query::<i64>(connection).unwrap(),
+        fence
+    );
+    assert!(matches!(
+        line(&["LOCK.INSPECT", "orders/1"]).query(connection).unwrap(),
+        Value::Array(_)
+    ));
     assert!(line(&["LOCK.RELEASE", "orders/1", "token"]).query::<bool>(connection).unwrap());
     for forbidden in [
         &["LOCK.ACQUIRE", "other/1", "token", "9000"][..],
@@ -158,7 +171,8 @@ fn documented_user_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     let by_category = "user by-category on nopass ~orders/* +@lock";
-    let knows_categories = has_module_categories(&mut Server::with_module().start().unwrap().connection());
+    let knows_categories =
+        has_module_categories(&mut Server::with_module().start().unwrap().connection());
     let mut lines = format!("user {}\n", documented_user().join(" "));
     if knows_categories {
         lines += by_category;
@@ -166,8 +180,11 @@ fn documented_user_can_be_written_into_redis_conf() {
     std::fs::write(&file, lines).unwrap();
     let server = Server::with_module().config_file(&file).start().unwrap();
     let connection = &mut server.connection();
-    for user in
-        documented_user().first().copied().into_iter().chain(knows_categories.then_some("by-category"))
+    for user in documented_user()
+        .first()
+        .copied()
+        .into_iter()
+        .chain(knows_categories.then_some("by-category"))
     {
         let may: Vec<_> = may_run(connection, user, "orders/1").into_iter().collect();
         assert!(
@@ -228,7 +245,13 @@ fn category_outlives_an_unload_and_the_module_is_loaded_again() {
     for _ in 0..3 {
         cmd("MODULE").arg("UNLOAD").arg("lock").exec(connection).unwrap();
         let module = quorlock_testkit::module_path().unwrap();
-        cmd("MODULE").arg("LOAD").arg(module.to_str()).arg("rejoin-delay").arg(0).exec(connection).unwrap();
+        cmd("MODULE")
+            .arg("LOAD")
+            .arg(module.to_str())
+            .arg("rejoin-delay")
+            .arg(0)
+            .exec(connection)
+            .unwrap();
         cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
         // A key that is not removed yet would prevent the unload.
         cmd("LOCK.RELEASE").arg("k").arg("token").exec(connection).unwrap();

@@ -57,9 +57,12 @@ fn fence_is_proposed_as_for_any_lock() {
 
 #[test]
 fn first_key_that_ends_goes_to_the_waiter_and_no_other() {
-    for (end, key) in
-        [("LOCK.RELEASE a x", "a"), ("LOCK.RELEASE c x", "c"), ("DEL b", "b"), ("PEXPIRE theirs 1", "theirs")]
-    {
+    for (end, key) in [
+        ("LOCK.RELEASE a x", "a"),
+        ("LOCK.RELEASE c x", "c"),
+        ("DEL b", "b"),
+        ("PEXPIRE theirs 1", "theirs"),
+    ] {
         let (server, mut cli) = server_and_cli();
         for key in ["a", "b", "c"] {
             cli.ask::<i64>(&format!("LOCK.ACQUIRE {key} x 60000"));
@@ -67,7 +70,8 @@ fn first_key_that_ends_goes_to_the_waiter_and_no_other() {
         cli.reply("SET theirs x PX 60000");
         let waiter = Waiter::new(&server, "LOCK.ACQUIREANY 4 c a b theirs t 60000 WAIT 30000");
         for key in ["a", "b", "c", "theirs"] {
-            let shown: std::collections::HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {key}"));
+            let shown: std::collections::HashMap<String, Value> =
+                cli.ask(&format!("LOCK.INSPECT {key}"));
             assert_eq!(shown["waiters"], Int(1), "{key}");
         }
         assert_eq!(cli.reply(end), Int(1));
@@ -110,8 +114,11 @@ fn waiter_leaves_all_queues() {
     {
         let mut gone = Cli::new(&server);
         let line = command("LOCK.ACQUIREANY 2 a b t 60000 WAIT 30000");
-        redis::ConnectionLike::req_packed_command(&mut gone.0, &command("PING").get_packed_command())
-            .unwrap();
+        redis::ConnectionLike::req_packed_command(
+            &mut gone.0,
+            &command("PING").get_packed_command(),
+        )
+        .unwrap();
         gone.0.send_packed_command(&line.get_packed_command()).unwrap();
         eventually(PATIENCE, "the client waits", || info(&server, "lock_waiters") == 1);
     }
@@ -131,7 +138,8 @@ fn nothing_blocks_in_transactions_and_scripts() {
     cli.reply("LOCK.ACQUIREANY 2 a b u 60000 WAIT 5000");
     let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
     assert!(matches!(&replies[..], [Array(fields), Nil] if fields.len() == 3), "{replies:?}");
-    let script = "return redis.call('LOCK.ACQUIREANY', 2, KEYS[1], KEYS[2], 'v', 60000, 'WAIT', 5000)";
+    let script =
+        "return redis.call('LOCK.ACQUIREANY', 2, KEYS[1], KEYS[2], 'v', 60000, 'WAIT', 5000)";
     let reply: Value = cli.run(command("EVAL").arg(script).arg(2).arg("a").arg("c"));
     assert_eq!(granted(reply).1, "c");
     assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(2).arg("a").arg("c")), Nil);
@@ -155,9 +163,14 @@ fn limits_are_those_of_other_commands() {
         assert_eq!(granted(cli.reply(&format!("LOCK.ACQUIREANY 64 {all} t 60000"))).1, *key);
     }
     assert_eq!(cli.reply(&format!("LOCK.ACQUIREANY 64 {all} t 60000")), Nil);
-    assert!(cli.error(&format!("LOCK.ACQUIREANY 65 {all} l t 60000")).starts_with("ERR numkeys must be"));
+    assert!(
+        cli.error(&format!("LOCK.ACQUIREANY 65 {all} l t 60000"))
+            .starts_with("ERR numkeys must be")
+    );
     cli.reply("CONFIG SET lock.max-waiters 0");
-    assert!(cli.error(&format!("LOCK.ACQUIREANY 64 {all} t 60000 WAIT 1000")).starts_with("QUEUEFULL "));
+    assert!(
+        cli.error(&format!("LOCK.ACQUIREANY 64 {all} t 60000 WAIT 1000")).starts_with("QUEUEFULL ")
+    );
     cli.reply("CONFIG SET maxmemory 1");
     assert!(cli.error("LOCK.ACQUIREANY 1 free t 60000").starts_with("OOM "));
     let started = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();

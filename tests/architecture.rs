@@ -23,7 +23,8 @@ fn root() -> &'static Path {
 fn pages() -> Vec<PathBuf> {
     let fixed = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/glossary.md"];
     let records = fs::read_dir(root().join("docs/adr")).expect("docs/adr is a folder");
-    let records = records.map(|entry| Path::new("docs/adr").join(entry.expect("an entry").file_name()));
+    let records =
+        records.map(|entry| Path::new("docs/adr").join(entry.expect("an entry").file_name()));
     let mut pages: Vec<_> = fixed.iter().map(PathBuf::from).chain(records).collect();
     pages.sort();
     pages
@@ -46,7 +47,8 @@ fn definition(line: &str) -> Option<(&str, &str)> {
 
 /// All links of a page: `[text](target)` and `[text][name]`.
 fn links(page: &str) -> Vec<Link> {
-    let definitions: BTreeMap<_, _> = prose(page).filter_map(|(_, line)| definition(line)).collect();
+    let definitions: BTreeMap<_, _> =
+        prose(page).filter_map(|(_, line)| definition(line)).collect();
     let mut links = Vec::new();
     for (number, line) in prose(page).filter(|(_, line)| definition(line).is_none()) {
         for (at, _) in line.match_indices("](").chain(line.match_indices("][")) {
@@ -119,7 +121,9 @@ fn is_path(code: &str) -> bool {
 
 /// Text in code outside of links.
 fn code(page: &str) -> impl Iterator<Item = (usize, &str)> {
-    prose(page).flat_map(|(number, line)| line.split('`').skip(1).step_by(2).map(move |code| (number, code)))
+    prose(page).flat_map(|(number, line)| {
+        line.split('`').skip(1).step_by(2).map(move |code| (number, code))
+    })
 }
 
 fn complaints(page: &Path, text: &str, targets: &BTreeSet<&str>) -> Vec<String> {
@@ -156,7 +160,8 @@ fn contributors_pages_name_only_what_exists() {
     let mut wrong = Vec::new();
     let mut references = 0;
     for page in pages() {
-        let text = fs::read_to_string(root().join(&page)).unwrap_or_else(|_| panic!("{}", page.display()));
+        let text =
+            fs::read_to_string(root().join(&page)).unwrap_or_else(|_| panic!("{}", page.display()));
         references += links(&text).len();
         wrong.extend(complaints(&page, &text, &targets));
     }
@@ -166,7 +171,8 @@ fn contributors_pages_name_only_what_exists() {
 
 #[test]
 fn page_that_names_what_is_missing_is_noticed() {
-    let page = "See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
+    let page =
+        "See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
 `make nothing`, [`Phase::Absent`](crates/core/src/client/acquire.rs).
 ```text
 `src/in_a_block.rs`

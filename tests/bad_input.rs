@@ -19,12 +19,14 @@ const OWNER_NOT_TEXT: &str = "ERR OWNER must be UTF-8: it is a label for people 
 const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
 const UNKNOWN_TO_ACQUIRE: &str =
     "ERR syntax error: only SHARED, WAIT ms, FENCE n and OWNER label may follow the ttl";
-const UNKNOWN_TO_EXTEND: &str = "ERR syntax error: only SHARED, FENCE n and TOKEN new may follow the ttl";
+const UNKNOWN_TO_EXTEND: &str =
+    "ERR syntax error: only SHARED, FENCE n and TOKEN new may follow the ttl";
 const REPEATED: &str = "ERR syntax error: an option is repeated; name each once";
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// Bytes that confuse bytes with text, one line with two, or a format with its arguments.
-const ODD_BYTES: [&[u8]; 6] = [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
+const ODD_BYTES: [&[u8]; 6] =
+    [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
 
 /// Checks that the server refuses a command with this error.
 ///
@@ -50,7 +52,10 @@ fn all_refused(lines: &[&str], expected: &str) {
 #[test]
 fn wrong_number_of_arguments_is_refused_in_the_servers_words() {
     let lines = [
-        ("acquire", vec!["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"]),
+        (
+            "acquire",
+            vec!["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"],
+        ),
         ("extend", vec!["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
         ("release", vec!["", " k", " k s3cret 1000"]),
         ("inspect", vec!["", " k s3cret"]),
@@ -98,7 +103,8 @@ fn invalid_number_is_refused() {
         for name in ["LOCK.ACQUIRE", "LOCK.EXTEND"] {
             let ttl = refused(&mut cli, command(name).arg("k").arg("s3cret").arg(number));
             assert_eq!(ttl, NOT_AN_INTEGER, "{name} {number:?}");
-            let fence = command(name).arg("k").arg("s3cret").arg(1000).arg("FENCE").arg(number).clone();
+            let fence =
+                command(name).arg("k").arg("s3cret").arg(1000).arg("FENCE").arg(number).clone();
             assert_eq!(refused(&mut cli, &fence), NOT_AN_INTEGER, "{name} FENCE {number:?}");
         }
     }
@@ -165,7 +171,10 @@ fn unknown_option_is_refused() {
         &["LOCK.ACQUIRE k s3cret 1000 NX 1", "LOCK.ACQUIRE k s3cret 1000 TOKEN s3cret2"],
         UNKNOWN_TO_ACQUIRE,
     );
-    all_refused(&["LOCK.EXTEND k s3cret 1000 XX 1", "LOCK.EXTEND k s3cret 1000 OWNER me"], UNKNOWN_TO_EXTEND);
+    all_refused(
+        &["LOCK.EXTEND k s3cret 1000 XX 1", "LOCK.EXTEND k s3cret 1000 OWNER me"],
+        UNKNOWN_TO_EXTEND,
+    );
 }
 
 #[test]
@@ -186,11 +195,18 @@ fn refused_extension_leaves_the_lock_as_it_was() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE held a 30000");
     let expires_at = cli.expires_at_ms("held");
-    for line in
-        ["held a 60001", "held a 60000 FENCE 0", "held a 60000 TOKEN b TOKEN c", "held a 60000 TOKEN b X 1"]
-    {
+    for line in [
+        "held a 60001",
+        "held a 60000 FENCE 0",
+        "held a 60000 TOKEN b TOKEN c",
+        "held a 60000 TOKEN b X 1",
+    ] {
         refused(&mut cli, &command(&format!("LOCK.EXTEND {line}")));
-        assert_eq!((cli.fence("held"), cli.expires_at_ms("held")), (Some(fence), expires_at), "{line}");
+        assert_eq!(
+            (cli.fence("held"), cli.expires_at_ms("held")),
+            (Some(fence), expires_at),
+            "{line}"
+        );
     }
     assert_eq!(cli.reply("LOCK.RELEASE held a"), Int(1));
 }
@@ -205,7 +221,10 @@ fn any_bytes_are_a_key_and_a_token() {
             let prefix = &token[..token.len() - 1];
             for other in [prefix, &[token, b"\0"].concat()] {
                 if !other.is_empty() {
-                    assert_eq!(cli.run::<Value>(command("LOCK.RELEASE").arg(key).arg(other)), Int(0));
+                    assert_eq!(
+                        cli.run::<Value>(command("LOCK.RELEASE").arg(key).arg(other)),
+                        Int(0)
+                    );
                 }
             }
             cli.run::<i64>(command("LOCK.EXTEND").arg(key).arg(token).arg(60_000));
@@ -278,7 +297,9 @@ fn replica_refuses_all_but_inspect() {
     cli.reply("SET held s3cret PX 60000");
     // No master answers at this port, so the server keeps its keys.
     cli.reply("REPLICAOF 127.0.0.1 1");
-    for line in ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret", "REVOKE held"] {
+    for line in
+        ["ACQUIRE k s3cret 1000", "EXTEND held s3cret 1000", "RELEASE held s3cret", "REVOKE held"]
+    {
         assert_eq!(
             refused(&mut cli, &command(&format!("LOCK.{line}"))),
             "READONLY You can't write against a read only replica."
@@ -322,8 +343,9 @@ fn huge_arguments_are_refused_without_being_copied() {
     let copied_every_time = (0..4).all(|_| costs(send_refused) > received + HUGE_BYTES / 2);
     assert!(!copied_every_time);
 
-    let copied =
-        costs(|cli, huge| assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len()));
+    let copied = costs(|cli, huge| {
+        assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len())
+    });
     assert!(copied > HUGE_BYTES / 2, "a copy is seen");
 }
 

@@ -24,7 +24,10 @@ fn lock_is_a_string_with_its_token_that_expires_when_the_lock_ends() {
     assert!(fence > 0);
     assert_eq!(cli.reply("GET k"), text("a"));
     let expires_at = cli.expires_at_ms("k");
-    assert!((before + 30_000..=after + 30_000).contains(&expires_at), "{before} {expires_at} {after}");
+    assert!(
+        (before + 30_000..=after + 30_000).contains(&expires_at),
+        "{before} {expires_at} {after}"
+    );
     assert!((1..=30_000).contains(&cli.ask::<i64>("PTTL k")));
 }
 
@@ -81,7 +84,10 @@ fn extension_moves_the_deadline_forward_and_never_back() {
     assert_eq!(cli.reply("LOCK.EXTEND k a 40000"), Int(fence), "the lock is the same");
     let after = cli.now_ms();
     let expires_at = cli.expires_at_ms("k");
-    assert!((before + 40_000..=after + 40_000).contains(&expires_at), "{before} {expires_at} {after}");
+    assert!(
+        (before + 40_000..=after + 40_000).contains(&expires_at),
+        "{before} {expires_at} {after}"
+    );
 
     assert_eq!(cli.reply("LOCK.EXTEND k a 1"), Int(fence));
     assert_eq!(cli.expires_at_ms("k"), expires_at);
@@ -108,8 +114,12 @@ fn inspect_shows_everything_but_the_token() {
     let fence = resp2.ask::<i64>("LOCK.ACQUIRE k a 60000 OWNER worker-7");
     let Map(lock) = resp3.reply("LOCK.INSPECT k") else { panic!("a map in RESP3") };
     let names: Vec<_> = lock.iter().map(|(name, _)| name.clone()).collect();
-    let fields = ["owner", "fence", "ttl", "held", "mode", "holders", "waiters", "queue", "clients", "keys"];
-    assert_eq!(names, [&fields[..], &["revoked"]].concat().into_iter().map(text).collect::<Vec<_>>());
+    let fields =
+        ["owner", "fence", "ttl", "held", "mode", "holders", "waiters", "queue", "clients", "keys"];
+    assert_eq!(
+        names,
+        [&fields[..], &["revoked"]].concat().into_iter().map(text).collect::<Vec<_>>()
+    );
     let [(_, owner), (_, shown), (_, Int(ttl)), (_, Int(held)), rest @ ..] = &lock[..] else {
         panic!("{lock:?}")
     };
@@ -142,12 +152,18 @@ fn inspect_names_the_first_ten_waiters_in_order() {
         });
     }
     let Map(shown) = Cli::resp3(&server).reply("LOCK.INSPECT k") else { panic!("a map in RESP3") };
-    let field = |name: &str| shown.iter().find(|(field, _)| *field == text(name)).unwrap().1.clone();
-    let owners = (0..10).map(|index| if index == 1 { Nil } else { text(&format!("worker-{index}")) });
+    let field =
+        |name: &str| shown.iter().find(|(field, _)| *field == text(name)).unwrap().1.clone();
+    let owners =
+        (0..10).map(|index| if index == 1 { Nil } else { text(&format!("worker-{index}")) });
     assert_eq!(field("queue"), Array(owners.collect()));
     let client = |index| {
         let name = text(&format!("app-{index}"));
-        Map(vec![(text("client"), name), (text("user"), text("default")), (text("address"), text("unix"))])
+        Map(vec![
+            (text("client"), name),
+            (text("user"), text("default")),
+            (text("address"), text("unix")),
+        ])
     };
     assert_eq!(field("clients"), Array((0..10).map(client).collect()));
     drop(waiters);
@@ -162,13 +178,15 @@ fn inspect_names_the_address_of_a_waiter() {
     let server = Server::with_module().tcp().start().unwrap();
     let (mut cli, mut waiter) = (Cli::new(&server), Cli::new(&server));
     let address: String = waiter.ask("CLIENT INFO");
-    let address = address.split(' ').find_map(|field| field.strip_prefix("addr=")).unwrap().to_owned();
+    let address =
+        address.split(' ').find_map(|field| field.strip_prefix("addr=")).unwrap().to_owned();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let line = command("LOCK.ACQUIRE k b 60000 WAIT 60000");
     waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
     eventually(PATIENCE, "it waits", || {
         let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
-        let clients = Vec::<HashMap<String, Value>>::from_redis_value(shown["clients"].clone()).unwrap();
+        let clients =
+            Vec::<HashMap<String, Value>>::from_redis_value(shown["clients"].clone()).unwrap();
         clients.first().is_some_and(|client| {
             assert_eq!((&client["address"], &client["client"]), (&text(&address), &Nil));
             true
@@ -232,7 +250,8 @@ fn extend_raises_the_fence_of_the_lock_and_of_all_after_it() {
     let (_server, mut cli) = server_and_cli();
     let raised = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
     eventually(PATIENCE, "the clock has come near enough", || {
-        let answer = command(&format!("LOCK.EXTEND k a 60000 FENCE {raised}")).query::<i64>(&mut cli.0);
+        let answer =
+            command(&format!("LOCK.EXTEND k a 60000 FENCE {raised}")).query::<i64>(&mut cli.0);
         answer.is_ok_and(|fence| fence == raised)
     });
     assert_eq!(cli.fence("k"), Some(raised));
@@ -241,7 +260,11 @@ fn extend_raises_the_fence_of_the_lock_and_of_all_after_it() {
         Int(raised),
         "it may be repeated"
     );
-    assert_eq!(cli.reply(&format!("LOCK.EXTEND k b 60000 FENCE {raised}")), Nil, "only the holder may");
+    assert_eq!(
+        cli.reply(&format!("LOCK.EXTEND k b 60000 FENCE {raised}")),
+        Nil,
+        "only the holder may"
+    );
     cli.ask::<i64>("LOCK.RELEASE k a");
     assert!(cli.ask::<i64>("LOCK.ACQUIRE k a 60000") > raised);
 }
@@ -261,7 +284,11 @@ fn fence_never_goes_down_nor_far_ahead_of_the_clock() {
     );
     let largest: i64 = largest.and_then(|largest| largest.parse().ok()).expect(&error);
     assert!(largest <= (cli.now_ms() + 60_001) * 1000, "{largest}");
-    assert_eq!((cli.fence("k"), cli.expires_at_ms("k")), (Some(fence), expires_at), "nothing was changed");
+    assert_eq!(
+        (cli.fence("k"), cli.expires_at_ms("k")),
+        (Some(fence), expires_at),
+        "nothing was changed"
+    );
 }
 
 #[test]
@@ -341,8 +368,12 @@ fn all_commands_work_in_a_script() {
         local extended = redis.call('LOCK.EXTEND', KEYS[1], 'a', 60000)
         local shown = redis.call('LOCK.INSPECT', KEYS[1])
         return {fence == extended, refused == false, fence, shown[4], redis.call('LOCK.RELEASE', KEYS[1], 'a')}";
-    let Array(replies) = cli.run(command("EVAL").arg(script).arg(1).arg("k")) else { panic!("an array") };
-    let [extended, refused, Int(fence), shown, released] = &replies[..] else { panic!("{replies:?}") };
+    let Array(replies) = cli.run(command("EVAL").arg(script).arg(1).arg("k")) else {
+        panic!("an array")
+    };
+    let [extended, refused, Int(fence), shown, released] = &replies[..] else {
+        panic!("{replies:?}")
+    };
     assert_eq!([extended, refused, shown, released], [&Int(1), &Int(1), &Int(*fence), &Int(1)]);
     assert_eq!(cli.reply("EXISTS k"), Int(0));
 

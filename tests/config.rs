@@ -109,7 +109,8 @@ fn redis_conf_overrides_module_arguments_of_the_same_meaning() {
         eventually(PATIENCE, "it votes", || {
             cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(2000).exec(connection).is_ok()
         });
-        let error = cmd("LOCK.ACQUIRE").arg("j").arg("token").arg(2001).exec(connection).unwrap_err();
+        let error =
+            cmd("LOCK.ACQUIRE").arg("j").arg("token").arg(2001).exec(connection).unwrap_err();
         assert!(error.to_string().contains("between 1 and 2000"), "{error}");
     }
 }
@@ -121,13 +122,22 @@ fn wrong_argument_is_named_with_the_right_ones() {
             &["colour", "blue"][..],
             "unknown module argument; the arguments are: max-ttl rejoin-delay max-clock-skew",
         ),
-        (&["max-ttl"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
-        (&["max-ttl", "0"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
+        (
+            &["max-ttl"],
+            "the module argument max-ttl must be a whole number between 1 and 604800000",
+        ),
+        (
+            &["max-ttl", "0"],
+            "the module argument max-ttl must be a whole number between 1 and 604800000",
+        ),
         (
             &["max-ttl", "604800001"],
             "the module argument max-ttl must be a whole number between 1 and 604800000",
         ),
-        (&["max-ttl", "60s"], "the module argument max-ttl must be a whole number between 1 and 604800000"),
+        (
+            &["max-ttl", "60s"],
+            "the module argument max-ttl must be a whole number between 1 and 604800000",
+        ),
         (
             &["rejoin-delay", "-2"],
             "the module argument rejoin-delay must be a whole number between -1 and 604800000",
@@ -137,7 +147,10 @@ fn wrong_argument_is_named_with_the_right_ones() {
             "the module argument max-clock-skew must be a whole number",
         ),
         (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is given twice"),
-        (&["max-ttl", "1000", "lock.max-ttl", "1000"], "the module argument max-ttl is given twice"),
+        (
+            &["max-ttl", "1000", "lock.max-ttl", "1000"],
+            "the module argument max-ttl is given twice",
+        ),
         (&["max-ttl", "1000", "rejoin"], "unknown module argument"),
     ] {
         let log = refused(with_arguments(words));
@@ -211,7 +224,13 @@ fn proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
     let raise_by_s = |connection: &mut Connection, seconds: u64| {
         let [now_s, _]: [u64; 2] = cmd("TIME").query(connection).expect("it tells the time");
         let fence = (now_s + seconds) * 1_000_000;
-        cmd("LOCK.EXTEND").arg("k").arg("token").arg(60_000).arg("FENCE").arg(fence).exec(connection)
+        cmd("LOCK.EXTEND")
+            .arg("k")
+            .arg("token")
+            .arg(60_000)
+            .arg("FENCE")
+            .arg(fence)
+            .exec(connection)
     };
     raise_by_s(connection, 600).unwrap_err();
     set(connection, "lock.max-clock-skew", "1200000").unwrap();

@@ -64,14 +64,23 @@ impl Documented {
 
 impl From<HashMap<String, Value>> for Argument {
     fn from(mut fields: HashMap<String, Value>) -> Self {
-        let mut text = |field| fields.remove(field).map(|value| String::from_redis_value(value).unwrap());
-        let (name, kind, summary, option) = (text("name"), text("type"), text("summary"), text("token"));
-        let flags = fields.remove("flags").map(|flags| Vec::<String>::from_redis_value(flags).unwrap());
+        let mut text =
+            |field| fields.remove(field).map(|value| String::from_redis_value(value).unwrap());
+        let (name, kind, summary, option) =
+            (text("name"), text("type"), text("summary"), text("token"));
+        let flags =
+            fields.remove("flags").map(|flags| Vec::<String>::from_redis_value(flags).unwrap());
         let flags = flags.unwrap_or_default();
         let has = |flag: &str| flags.iter().any(|other| other == flag);
         assert_eq!(option.is_some(), has("optional"), "{name:?}");
         let multiple = has("multiple");
-        Self { name: name.unwrap(), kind: kind.unwrap(), summary: summary.unwrap(), option, multiple }
+        Self {
+            name: name.unwrap(),
+            kind: kind.unwrap(),
+            summary: summary.unwrap(),
+            option,
+            multiple,
+        }
     }
 }
 
@@ -111,12 +120,17 @@ fn help_names_each_command_with_its_arguments_and_what_it_is_for() {
     let lines: Vec<String> = cli.ask("LOCK.HELP");
     let (title, lines) = lines.split_first().unwrap();
     assert!(title.starts_with("LOCK.<command> "), "{title}");
-    let commands: Vec<_> = lines.iter().step_by(2).map(|line| line.replace(['<', '>'], "")).collect();
+    let commands: Vec<_> =
+        lines.iter().step_by(2).map(|line| line.replace(['<', '>'], "")).collect();
     let of = |name: &str| commands.iter().find(|line| line.split(' ').next() == Some(name));
     for syntax in SYNTAX {
         let (name, arguments) = syntax.split_once(' ').unwrap_or((syntax, ""));
         let expected = format!("{} {arguments}", name.to_uppercase());
-        assert_eq!(of(&name.to_uppercase()).map(String::as_str), Some(expected.trim_end()), "{name}");
+        assert_eq!(
+            of(&name.to_uppercase()).map(String::as_str),
+            Some(expected.trim_end()),
+            "{name}"
+        );
         let docs = Documented::of(&mut cli, name);
         assert!(lines.iter().any(|line| *line == format!("    {}.", docs.summary)), "{name}");
     }
@@ -129,7 +143,8 @@ fn module_list_has_the_version_of_the_package() {
     let (_server, mut cli) = server_and_cli();
     // Some servers include modules of their own.
     let modules: Vec<HashMap<String, Value>> = cli.ask("MODULE LIST");
-    let is_ours = |module: &&HashMap<String, Value>| module["name"] == Value::BulkString("lock".into());
+    let is_ours =
+        |module: &&HashMap<String, Value>| module["name"] == Value::BulkString("lock".into());
     let module = modules.iter().find(is_ours).expect("it is loaded");
     let mut version = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<i64>().unwrap());
     let [major, minor, patch] = std::array::from_fn(|_| version.next().unwrap());
@@ -143,7 +158,8 @@ fn documented_calls_are_accepted() {
         let name = syntax.split(' ').next().unwrap();
         let arguments = Documented::of(&mut cli, name).arguments;
         // Without any option, with each alone, and with all of them.
-        let options: Vec<_> = arguments.iter().filter_map(|argument| argument.option.clone()).collect();
+        let options: Vec<_> =
+            arguments.iter().filter_map(|argument| argument.option.clone()).collect();
         let mut choices: Vec<_> = options.iter().map(std::slice::from_ref).collect();
         choices.extend([&[][..], &options]);
         for chosen in choices {
@@ -214,8 +230,13 @@ fn key_is_found_in_each_command() {
         ("LOCK.REVOKE the-key NOW", ["RW", "access", "update"]),
     ];
     for (line, flags) in expected {
-        assert_eq!(cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")), ["the-key"], "{line}");
-        let [(key, known)]: [(String, Vec<String>); 1] = cli.ask(&format!("COMMAND GETKEYSANDFLAGS {line}"));
+        assert_eq!(
+            cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")),
+            ["the-key"],
+            "{line}"
+        );
+        let [(key, known)]: [(String, Vec<String>); 1] =
+            cli.ask(&format!("COMMAND GETKEYSANDFLAGS {line}"));
         assert_eq!(key, "the-key");
         assert!(known.iter().eq(flags.iter().filter(|flag| !flag.is_empty())), "{line}: {known:?}");
     }
@@ -230,9 +251,16 @@ fn keys_are_found_where_there_are_several() {
         ("LOCK.MEXTEND 3 k1 k2 k3 a 1000 TOKEN b", "update"),
         ("LOCK.MRELEASE 3 k1 k2 k3 a", "delete"),
     ] {
-        assert_eq!(cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")), ["k1", "k2", "k3"], "{line}");
+        assert_eq!(
+            cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")),
+            ["k1", "k2", "k3"],
+            "{line}"
+        );
         let known: Vec<(String, Vec<String>)> = cli.ask(&format!("COMMAND GETKEYSANDFLAGS {line}"));
-        assert!(known.iter().all(|(_, flags)| *flags == ["RW", "access", flag]), "{line}: {known:?}");
+        assert!(
+            known.iter().all(|(_, flags)| *flags == ["RW", "access", flag]),
+            "{line}: {known:?}"
+        );
     }
 }
 
@@ -241,7 +269,8 @@ fn example_configuration_starts_a_lock_master_as_it_is_shipped() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("redis.conf.example");
     let shipped = fs::read_to_string(shipped).unwrap();
     let module = module_path().unwrap();
-    let installed = shipped.replace("./target/release/libquorlock.so", &module.display().to_string());
+    let installed =
+        shipped.replace("./target/release/libquorlock.so", &module.display().to_string());
     assert_ne!(installed, shipped, "the path of the module, and nothing else, is another");
 
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");

@@ -12,9 +12,20 @@ fn every_error_is_documented_word_for_word() {
     redis::cmd("LPUSH").arg("list").arg("x").exec(connection).expect("a list");
     redis::cmd("LOCK.ACQUIRE").arg("held").arg("token").arg(9000).exec(connection).expect("a lock");
     let mut two = redis::cmd("LOCK.MACQUIRE");
-    two.arg(2).arg("one").arg("two").arg("token").arg(9000).exec(connection).expect("a lock of two keys");
+    two.arg(2)
+        .arg("one")
+        .arg("two")
+        .arg("token")
+        .arg(9000)
+        .exec(connection)
+        .expect("a lock of two keys");
 
-    redis::cmd("LOCK.ACQUIRE").arg("revoked").arg("token").arg(9000).exec(connection).expect("a lock");
+    redis::cmd("LOCK.ACQUIRE")
+        .arg("revoked")
+        .arg("token")
+        .arg(9000)
+        .exec(connection)
+        .expect("a lock");
     redis::cmd("LOCK.REVOKE").arg("revoked").exec(connection).expect("it is revoked");
     redis::cmd("SET").arg("data").arg("x").exec(connection).expect("a string");
 
@@ -80,13 +91,21 @@ fn every_error_is_documented_word_for_word() {
         }
         is_documented(&ask, connection);
     }
-    redis::cmd("CONFIG").arg("SET").arg("lock.max-waiters").arg(0).exec(connection).expect("it can be set");
+    redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("lock.max-waiters")
+        .arg(0)
+        .exec(connection)
+        .expect("it can be set");
     is_documented(
         redis::cmd("LOCK.ACQUIRE").arg("held").arg("other").arg(1000).arg("WAIT").arg(1000),
         connection,
     );
     let started = Server::with_module().arg("lock.rejoin-delay", -1).start().expect("a server");
-    is_documented(redis::cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1000), &mut started.connection());
+    is_documented(
+        redis::cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1000),
+        &mut started.connection(),
+    );
 
     let mut not_text = redis::cmd("LOCK.ACQUIRE");
     not_text.arg("k").arg("token").arg(1000).arg("OWNER").arg(b"\xff".as_slice());
@@ -118,7 +137,8 @@ fn code(error: &redis::RedisError) -> &str {
 /// Replaces the variable parts of an error as the documentation does.
 fn generic(word: &str) -> String {
     let number = word.trim_end_matches(':');
-    let is_fence = number.len() > 10 && number != "9007199254740991" && number.parse::<u64>().is_ok();
+    let is_fence =
+        number.len() > 10 && number != "9007199254740991" && number.parse::<u64>().is_ok();
     if is_fence {
         word.replace(number, "7")
     } else if word.starts_with("'lock.") {

@@ -127,7 +127,8 @@ fn key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
     let server = server();
     // Another value writes the string anew, which the server reports as a new key.
     let writes_anew = |line: &str| line.contains("TOKEN") || line == "LOCK.REVOKE k";
-    for (before, ours, theirs) in EQUIVALENTS.into_iter().filter(|(_, ours, _)| !writes_anew(ours)) {
+    for (before, ours, theirs) in EQUIVALENTS.into_iter().filter(|(_, ours, _)| !writes_anew(ours))
+    {
         let expected = published(&server, NEW_KEYS, before, theirs);
         assert_eq!(published(&server, NEW_KEYS, before, ours), expected, "{ours}");
     }
@@ -146,7 +147,8 @@ fn only_the_kinds_that_were_asked_for_are_published() {
         cli.reply("CONFIG SET notify-keyspace-events Ex");
         cli.reply("LOCK.RELEASE k a");
         cli.reply("PUBLISH end .");
-        let messages = [(); 2].map(|()| listener.get_message().unwrap().get_payload::<String>().unwrap());
+        let messages =
+            [(); 2].map(|()| listener.get_message().unwrap().get_payload::<String>().unwrap());
         assert_eq!(messages, [expected, "."], "{kinds}");
     }
 }
@@ -179,7 +181,8 @@ const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k
 
 /// Runs a line of [`FENCE_CHANGES`], which raises the lock's fence by `by`.
 fn raise_fence(cli: &mut Cli, line: &str, by: i64) -> String {
-    let acquire = if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
+    let acquire =
+        if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
     cli.reply("FLUSHALL");
     let fence: i64 = cli.ask(acquire);
     line.replace('@', &(fence + by).to_string())
@@ -215,7 +218,9 @@ fn told_of_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
     cache.cli.reply("GET k");
     let mut waiter = Cli::new(server);
     let waiter = std::thread::spawn(move || waiter.reply("LOCK.ACQUIRE k b 60000 WAIT 4000"));
-    eventually(PATIENCE, "the client waits", || cli.ask::<String>("INFO lock").contains("lock_waiters:1"));
+    eventually(PATIENCE, "the client waits", || {
+        cli.ask::<String>("INFO lock").contains("lock_waiters:1")
+    });
     assert_eq!(cache.cli.reply("LOCK.RELEASE k a"), Int(1));
     assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
     let told = cache.invalidated();
@@ -304,8 +309,15 @@ fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
             (message.get_channel_name().to_owned(), message.get_payload::<String>().unwrap())
         });
         let expected = [("__keyspace@0__:k", "expired"), ("__keyevent@0__:expired", "k")];
-        assert_eq!(messages, expected.map(|(channel, payload)| (channel.to_owned(), payload.to_owned())));
-        assert_eq!(cli.reply("DBSIZE"), Int(1), "the plain key is still there, so the server did not do it");
+        assert_eq!(
+            messages,
+            expected.map(|(channel, payload)| (channel.to_owned(), payload.to_owned()))
+        );
+        assert_eq!(
+            cli.reply("DBSIZE"),
+            Int(1),
+            "the plain key is still there, so the server did not do it"
+        );
     }
 }
 

@@ -36,13 +36,15 @@ fn tell(connection: &mut Connection, line: &str) {
 }
 
 fn documented() -> BTreeSet<String> {
-    let names = CONFIGURATION.lines().filter_map(|line| line.strip_prefix("| `lock_")?.split_once('`'));
+    let names =
+        CONFIGURATION.lines().filter_map(|line| line.strip_prefix("| `lock_")?.split_once('`'));
     names.map(|(name, _)| name.to_owned()).collect()
 }
 
 #[test]
 fn every_field_is_documented_and_every_documented_field_is_there() {
-    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).arg("lock.set", "eu 1 1,2,3");
+    let abstaining =
+        Server::with_module().arg("lock.rejoin-delay", -1).arg("lock.set", "eu 1 1,2,3");
     let abstaining = abstaining.start().unwrap();
     let fields: BTreeSet<_> = info(&mut abstaining.connection()).into_keys().collect();
     assert_eq!(fields, documented());
@@ -52,7 +54,10 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
         let fields: BTreeSet<_> = info(&mut voting.connection()).into_keys().collect();
         documented().difference(&fields).cloned().collect()
     };
-    assert_eq!(sometimes, ["abstain_left_ms", "abstain_reason", "set_id", "set_members", "set_name"]);
+    assert_eq!(
+        sometimes,
+        ["abstain_left_ms", "abstain_reason", "set_id", "set_members", "set_name"]
+    );
 }
 
 #[test]
@@ -75,8 +80,11 @@ fn section_is_in_info_lock_and_in_info_everything() {
 
 #[test]
 fn info_shows_the_settings_in_force() {
-    let server =
-        Server::with_module().arg("lock.max-ttl", 7000).arg("lock.rejoin-delay", -1).start().unwrap();
+    let server = Server::with_module()
+        .arg("lock.max-ttl", 7000)
+        .arg("lock.rejoin-delay", -1)
+        .start()
+        .unwrap();
     let connection = &mut server.connection();
     assert_eq!(number(connection, "max_ttl_ms"), 7000);
     assert_eq!(number(connection, "rejoin_delay_ms"), 7000, "-1 stands for the largest ttl");
@@ -92,7 +100,8 @@ fn everything_that_happens_to_locks_is_counted_once() {
     let counted = |connection: &mut Connection| {
         let mut counters = info(connection);
         counters.retain(|name, value| {
-            !["version", "state", "max_ttl_ms", "rejoin_delay_ms"].contains(&name.as_str()) && value != "0"
+            !["version", "state", "max_ttl_ms", "rejoin_delay_ms"].contains(&name.as_str())
+                && value != "0"
         });
         counters.into_iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>()
     };
@@ -124,7 +133,9 @@ fn everything_that_happens_to_locks_is_counted_once() {
     eventually(PATIENCE, "the lock ends", || number(connection, "ended_by_deadline") == 1);
     tell(connection, "LOCK.ACQUIRE e token 60000");
     clock.step_ms(120_000);
-    eventually(PATIENCE, "the step is noticed", || number(connection, "saved_from_clock_step") == 1);
+    eventually(PATIENCE, "the step is noticed", || {
+        number(connection, "saved_from_clock_step") == 1
+    });
     let all = [
         "ended_by_deadline 1",
         "ended_by_operator 2",
@@ -143,7 +154,8 @@ fn everything_that_happens_to_locks_is_counted_once() {
     // that.
     let cron = |connection: &mut Connection| -> u64 {
         let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
-        let us = info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
+        let us =
+            info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
         us.parse::<u64>().expect("a number") / 250_000
     };
     let before = cron(connection);

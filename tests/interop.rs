@@ -107,7 +107,10 @@ fn extend_makes_their_lock_a_lease() {
     assert_eq!(cli.reply("GET k"), BulkString("theirs".into()));
 
     cli.reply("PERSIST k");
-    assert!(matches!(cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["ttl"], Int(1..=40_000)), "a lease");
+    assert!(
+        matches!(cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["ttl"], Int(1..=40_000)),
+        "a lease"
+    );
     assert_eq!(their_release(&mut cli, "k", "theirs"), Int(1));
     assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
 }

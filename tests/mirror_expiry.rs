@@ -33,7 +33,10 @@ fn mirror_of_a_lock_in_a_slow_transaction_expires_with_it() {
         let Value::Array(replies) = cli.reply("EXEC") else { panic!("{lines:?}: executed") };
         assert!(matches!(replies[1], Int(_)), "{lines:?}: {replies:?}");
         let expires_at_ms = cli.expires_at_ms("k");
-        assert!(expires_at_ms >= began_at_ms + BUSY_MS + TTL_MS, "{lines:?}: {began_at_ms}, {expires_at_ms}");
+        assert!(
+            expires_at_ms >= began_at_ms + BUSY_MS + TTL_MS,
+            "{lines:?}: {began_at_ms}, {expires_at_ms}"
+        );
     }
 }
 
@@ -62,8 +65,14 @@ fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
 fn lock_in_a_slow_transaction_excludes_plain_clients() {
     let (_server, mut cli) = server_and_cli();
     // The lock is shorter than the transaction before it.
-    let lines =
-        ["MULTI", "DEBUG SLEEP 1.1", "LOCK.ACQUIRE k a 1000", "EXEC", "SET k theirs NX", "LOCK.EXTEND k a 1"];
+    let lines = [
+        "MULTI",
+        "DEBUG SLEEP 1.1",
+        "LOCK.ACQUIRE k a 1000",
+        "EXEC",
+        "SET k theirs NX",
+        "LOCK.EXTEND k a 1",
+    ];
     let mut pipeline = redis::pipe();
     for line in lines {
         pipeline.add_command(command(line));

@@ -39,7 +39,9 @@ fn transaction(cli: &mut Cli, lines: &[&str]) {
 fn field(cli: &mut Cli, name: &str) -> u64 {
     let info: String = cli.ask("INFO lock");
     let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
+    field
+        .and_then(|field| field.trim().parse().ok())
+        .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
 /// Checks that an operator's command has ended the first lock on the key, and that the key is free.
@@ -72,7 +74,9 @@ fn expiry_of_the_mirror_alone_leaves_the_lock() {
         assert_ne!(cli.reply(ACQUIRE), Nil);
         let fence = cli.fence("k");
         transaction(&mut cli, expiry);
-        eventually(PATIENCE, "the mirror has expired and is written again", || cli.ask::<i64>("PTTL k") > 20);
+        eventually(PATIENCE, "the mirror has expired and is written again", || {
+            cli.ask::<i64>("PTTL k") > 20
+        });
         assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "{expiry:?}");
         assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{expiry:?}");
         assert_eq!(cli.fence("k"), fence, "{expiry:?}");

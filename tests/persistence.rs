@@ -68,7 +68,9 @@ fn appended(server: &Server) -> Vec<Vec<String>> {
     let files = fs::read_dir(server.dir().join("appendonlydir")).unwrap();
     let paths = files.map(|file| file.unwrap().path());
     let mut increments = paths.filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
-    let (Some(path), None) = (increments.next(), increments.next()) else { panic!("one increment") };
+    let (Some(path), None) = (increments.next(), increments.next()) else {
+        panic!("one increment")
+    };
     let text = fs::read_to_string(path).unwrap();
     // "*2", and then the length and the bytes of each of the two words.
     let mut lines = text.split_terminator("\r\n");
@@ -166,7 +168,8 @@ fn replica_without_the_module_has_the_same_keys() {
         on_replica.ask::<String>("INFO replication").contains("master_link_status:up")
     });
     make_locks(&mut cli);
-    let in_step = |cli: &mut Cli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
+    let in_step =
+        |cli: &mut Cli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
     in_step(&mut cli);
     let locks = keys(&mut cli);
     assert!(locks.contains_key("before-it-came"));
@@ -193,7 +196,10 @@ fn master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
     cli.reply("REPLICAOF NO ONE");
     assert_eq!(keys(&mut cli), locks);
     for (key, (token, _)) in &locks {
-        assert!(cli.error(&format!("LOCK.ACQUIRE {key} next 60000")).starts_with("ABSTAIN "), "{key}");
+        assert!(
+            cli.error(&format!("LOCK.ACQUIRE {key} next 60000")).starts_with("ABSTAIN "),
+            "{key}"
+        );
         assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} next")), Int(0), "{key}");
         assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} {token}")), Int(1), "{key}");
     }
@@ -268,7 +274,8 @@ fn transactions_and_scripts_append_the_same() {
         cli.reply(line);
     }
     assert_ne!(cli.reply("EXEC"), Nil);
-    let script: String = lines.map(|line| format!("redis.call('{}')\n", line.replace(' ', "', '"))).concat();
+    let script: String =
+        lines.map(|line| format!("redis.call('{}')\n", line.replace(' ', "', '"))).concat();
     cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k"));
     let appended = appended(&server);
     let names: Vec<_> = appended.iter().map(|words| &words[0][..]).collect();
@@ -311,8 +318,16 @@ fn every_change_counts_towards_save_points() {
         ] {
             assert_eq!(changes_by(&mut cli, line), 100, "{line}, appendonly {appendonly}");
         }
-        assert_eq!(changes_by(&mut cli, "LOCK.MACQUIRE 2 k@ l@ a 50000"), 200, "appendonly {appendonly}");
-        assert_eq!(changes_by(&mut cli, "LOCK.MEXTEND 2 k@ l@ a 60000"), 200, "appendonly {appendonly}");
+        assert_eq!(
+            changes_by(&mut cli, "LOCK.MACQUIRE 2 k@ l@ a 50000"),
+            200,
+            "appendonly {appendonly}"
+        );
+        assert_eq!(
+            changes_by(&mut cli, "LOCK.MEXTEND 2 k@ l@ a 60000"),
+            200,
+            "appendonly {appendonly}"
+        );
         assert_eq!(changes_by(&mut cli, "LOCK.MRELEASE 2 k@ l@ a"), 200, "appendonly {appendonly}");
     }
 }
@@ -328,8 +343,7 @@ fn changes_in_transactions_and_scripts_count_towards_save_points() {
     cli.reply("LOCK.RELEASE k a");
     assert_ne!(cli.reply("EXEC"), Nil);
     assert_eq!(changes(&mut cli) - before, 2);
-    let script =
-        "redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000) return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
+    let script = "redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000) return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
     assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k")), Int(1));
     assert_eq!(changes(&mut cli) - before, 4);
 }

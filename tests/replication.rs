@@ -43,7 +43,8 @@ fn replication(cli: &mut Cli, name: &str) -> String {
 }
 
 fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
-    replication(cli, "master_port") == port(master) && replication(cli, "master_link_status") == "up"
+    replication(cli, "master_port") == port(master)
+        && replication(cli, "master_link_status") == "up"
 }
 
 /// Returns when the replica has the data of the master and follows it.
@@ -90,7 +91,11 @@ fn propagates(master: &mut Cli, replica: &mut Cli) {
     }
     replicated_to(1, master);
     for key in ["one", "two", "three"] {
-        assert_eq!(replica.ask::<Option<String>>(&format!("GET {key}")).as_deref(), Some("a"), "{key}");
+        assert_eq!(
+            replica.ask::<Option<String>>(&format!("GET {key}")).as_deref(),
+            Some("a"),
+            "{key}"
+        );
     }
 }
 
@@ -101,7 +106,8 @@ fn promoted_replica_propagates_locks_to_its_former_master() {
     replicate(&mut on_promoted, &former);
     on_former.reply("FAILOVER");
     eventually(PATIENCE, "the roles are exchanged", || {
-        replication(&mut on_promoted, "role") == "master" && is_replica_of(&mut on_former, &promoted)
+        replication(&mut on_promoted, "role") == "master"
+            && is_replica_of(&mut on_former, &promoted)
     });
     let syncs: String = on_promoted.ask("INFO stats");
     assert!(syncs.contains("sync_full:0"), "the former master resynchronises partially");
@@ -169,7 +175,11 @@ fn locks_granted_during_a_full_synchronisation_arrive() {
     replicated_to(1, &mut on_master);
     // The last ones are young, so that none of them has ended.
     for key in keys.max(10) - 10..keys {
-        assert_eq!(on_replica.ask::<Option<String>>(&format!("GET k{key}")).as_deref(), Some("a"), "k{key}");
+        assert_eq!(
+            on_replica.ask::<Option<String>>(&format!("GET k{key}")).as_deref(),
+            Some("a"),
+            "k{key}"
+        );
     }
 }
 

@@ -13,8 +13,7 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
 
-const NO_EXPIRY: &str =
-    "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL";
+const NO_EXPIRY: &str = "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL";
 
 /// The milliseconds in the error of an EXTEND of a revoked lock.
 #[track_caller]
@@ -38,7 +37,9 @@ fn is_unknown(value: &str) {
 fn field(cli: &mut Cli, name: &str) -> u64 {
     let info: String = cli.ask("INFO lock");
     let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
+    field
+        .and_then(|field| field.trim().parse().ok())
+        .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
 /// A client that waits, and the time of its answer. Returns when the client is in the queue.
@@ -108,7 +109,8 @@ fn now_ends_the_lock_at_once_and_serves_the_queue() {
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
     assert_eq!(
-        ["revoked", "ended_by_operator", "handovers"].map(|name| field(&mut cli, &format!("lock_{name}"))),
+        ["revoked", "ended_by_operator", "handovers"]
+            .map(|name| field(&mut cli, &format!("lock_{name}"))),
         [1, 1, 1]
     );
 }
@@ -166,7 +168,11 @@ fn crash_does_not_undo_a_revocation() {
     cli.ask::<i64>("LOCK.EXTEND kept a 60000");
     for key in ["revoked", "one", "two", "theirs"] {
         assert_eq!(cli.reply(&format!("LOCK.EXTEND {key} a 60000")), Nil, "{key}");
-        assert_eq!(cli.reply(&format!("LOCK.ACQUIRE {key} b 60000")), Nil, "{key}: its holder relies on it");
+        assert_eq!(
+            cli.reply(&format!("LOCK.ACQUIRE {key} b 60000")),
+            Nil,
+            "{key}: its holder relies on it"
+        );
     }
     assert_eq!(cli.reply("LOCK.MEXTEND 2 one two a 60000"), Nil);
     assert_eq!(cli.expires_at_ms("revoked"), expires_at);
@@ -195,7 +201,11 @@ fn replica_has_the_value_of_a_revoked_lock() {
     assert_eq!(on_replica.reply("EXISTS ended"), Int(0));
     assert!(on_replica.error("LOCK.REVOKE k").starts_with("READONLY "));
     on_replica.reply("REPLICAOF NO ONE");
-    assert_eq!(on_replica.reply("LOCK.EXTEND k a 60000"), Nil, "a promoted replica does not undo it");
+    assert_eq!(
+        on_replica.reply("LOCK.EXTEND k a 60000"),
+        Nil,
+        "a promoted replica does not undo it"
+    );
     assert_eq!(on_replica.reply("LOCK.REVOKE k"), Int(1), "a node that abstains revokes");
 }
 
@@ -214,7 +224,8 @@ fn transactions_and_scripts_revoke() {
     }
     let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
     assert!(matches!(replies[..], [Int(_), Int(1), Nil, Int(1), Int(_)]), "{replies:?}");
-    let script = "redis.call('LOCK.REVOKE', KEYS[1]) return redis.pcall('LOCK.EXTEND', KEYS[1], 'b', 60000)";
+    let script =
+        "redis.call('LOCK.REVOKE', KEYS[1]) return redis.pcall('LOCK.EXTEND', KEYS[1], 'b', 60000)";
     let error = cli.error_of(command("EVAL").arg(script).arg(1).arg("k"));
     assert!(error.starts_with("REVOKED "), "{error}");
 }

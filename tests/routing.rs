@@ -40,7 +40,8 @@ fn wrong_number_of_keys_is_refused_by_the_command() {
                 cli.reply(&line);
                 assert!(cli.error("EXEC").starts_with(expected), "{line}");
             }
-            let keys = command(&format!("COMMAND GETKEYS {line}")).query::<Vec<String>>(&mut admin.0);
+            let keys =
+                command(&format!("COMMAND GETKEYS {line}")).query::<Vec<String>>(&mut admin.0);
             assert!(keys.is_err(), "{line}: {keys:?}");
         }
     }

@@ -64,7 +64,8 @@ fn scan_lists_every_lock_with_what_inspect_says() {
         let mut shown: Lock = cli.ask(&format!("LOCK.INSPECT {key}"));
         lock.remove("key");
         for passing in ["ttl", "held"] {
-            let (Some(Int(then)), Some(Int(now))) = (lock.remove(passing), shown.remove(passing)) else {
+            let (Some(Int(then)), Some(Int(now))) = (lock.remove(passing), shown.remove(passing))
+            else {
                 panic!("{passing}")
             };
             assert!(then.abs_diff(now) < 5000);
@@ -79,7 +80,10 @@ fn scan_lists_every_lock_with_what_inspect_says() {
 fn scan_replies_with_maps_in_resp3_and_flat_arrays_in_resp2() {
     let server = server();
     let (mut resp2, mut resp3) = (Cli::new(&server), Cli::resp3(&server));
-    assert_eq!(resp2.reply("LOCK.SCAN 0"), Array(vec![BulkString(b"0".to_vec()), Array(Vec::new())]));
+    assert_eq!(
+        resp2.reply("LOCK.SCAN 0"),
+        Array(vec![BulkString(b"0".to_vec()), Array(Vec::new())])
+    );
     resp2.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let Array(reply) = resp3.reply("LOCK.SCAN 0") else { panic!("an array") };
     let [BulkString(cursor), Array(locks)] = &reply[..] else { panic!("{reply:?}") };
@@ -138,7 +142,8 @@ fn locks_that_stay_are_listed_while_others_come_and_go() {
         round += 1;
     }
     assert!(round > 10);
-    let missed: Vec<_> = (1..500).step_by(2).filter(|n| !listed.contains(&format!("key/{n}"))).collect();
+    let missed: Vec<_> =
+        (1..500).step_by(2).filter(|n| !listed.contains(&format!("key/{n}"))).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
 
@@ -154,7 +159,8 @@ fn pattern_of_any_shape_is_matched_in_linear_time() {
     let before = Instant::now();
     for pattern in ["*a".repeat(127), "*?a".repeat(84), "*[a-z]".repeat(42)] {
         let pattern = pattern + "b";
-        let reply: (String, Vec<Lock>) = cli.run(command("LOCK.SCAN 0 COUNT 1000 MATCH").arg(&pattern));
+        let reply: (String, Vec<Lock>) =
+            cli.run(command("LOCK.SCAN 0 COUNT 1000 MATCH").arg(&pattern));
         assert_eq!(reply.1.len(), 0, "{pattern}");
     }
     assert!(before.elapsed() < AT_ONCE, "{:?}", before.elapsed());
@@ -171,7 +177,10 @@ fn transactions_and_scripts_scan() {
     let script = "return redis.call('LOCK.SCAN', 0)[2][1][2]";
     assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(0)), BulkString(b"k".to_vec()));
     let read_only = "return redis.call('LOCK.SCAN', 0)[1]";
-    assert_eq!(cli.run::<Value>(command("EVAL_RO").arg(read_only).arg(0)), BulkString(b"0".to_vec()));
+    assert_eq!(
+        cli.run::<Value>(command("EVAL_RO").arg(read_only).arg(0)),
+        BulkString(b"0".to_vec())
+    );
 }
 
 #[test]

@@ -68,7 +68,8 @@ fn send_all(cli: &mut Cli) {
 fn wait_and_release(server: &Server, cli: &mut Cli) {
     let mut waiter = Cli::new(server);
     cli.reply("LOCK.ACQUIRE waited s3cret-1 60000");
-    let granted = thread::spawn(move || waiter.reply("LOCK.ACQUIRE waited s3cret-2 60000 WAIT 60000"));
+    let granted =
+        thread::spawn(move || waiter.reply("LOCK.ACQUIRE waited s3cret-2 60000 WAIT 60000"));
     let waits = |cli: &mut Cli| cli.ask::<String>("INFO lock").contains("lock_waiters:1");
     eventually(PATIENCE, "the client waits", || waits(cli));
     cli.reply("LOCK.RELEASE waited s3cret-1");
@@ -136,7 +137,11 @@ fn monitor_shows_what_is_no_token() {
 
 #[test]
 fn redacted_token_is_the_one_that_holds_the_lock() {
-    let server = Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
+    let server = Server::with_module()
+        .arg("appendonly", "yes")
+        .arg("appendfsync", "always")
+        .start()
+        .unwrap();
     let mut cli = Cli::new(&server);
     for (line, token) in [
         ("LOCK.ACQUIRE k first 60000", "first"),

@@ -14,7 +14,8 @@ use redis::{RedisResult, cmd};
 
 /// The fence, the ttl and the number of keys that `LOCK.INSPECT` shows for a key.
 fn inspect(cli: &mut Cli, key: &str) -> Option<(i64, i64, i64)> {
-    let shown: Option<std::collections::HashMap<String, Value>> = cli.ask(&format!("LOCK.INSPECT {key}"));
+    let shown: Option<std::collections::HashMap<String, Value>> =
+        cli.ask(&format!("LOCK.INSPECT {key}"));
     let field = |shown: &std::collections::HashMap<String, Value>, name: &str| match shown[name] {
         Int(value) => value,
         ref other => panic!("{name}: {other:?}"),
@@ -150,13 +151,19 @@ fn lock_of_one_key_is_the_same_by_either_command() {
 
 #[test]
 fn end_of_one_key_ends_all_and_serves_all_queues() {
-    for end in
-        ["LOCK.RELEASE b t", "LOCK.MRELEASE 1 b t", "DEL b", "UNLINK b", "RENAME b d", "GETDEL b", "FLUSHALL"]
-    {
+    for end in [
+        "LOCK.RELEASE b t",
+        "LOCK.MRELEASE 1 b t",
+        "DEL b",
+        "UNLINK b",
+        "RENAME b d",
+        "GETDEL b",
+        "FLUSHALL",
+    ] {
         let (server, mut cli) = server_and_cli();
         cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 60000");
-        let waiters =
-            ["a", "c"].map(|key| Waiter::new(&server, &format!("LOCK.ACQUIRE {key} u 60000 WAIT 60000")));
+        let waiters = ["a", "c"]
+            .map(|key| Waiter::new(&server, &format!("LOCK.ACQUIRE {key} u 60000 WAIT 60000")));
         assert_ne!(cli.reply(end), Int(0), "{end}");
         assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil, "{end}");
         for waiter in waiters {
@@ -230,7 +237,11 @@ fn error_of_one_key_leaves_the_others_alone() {
     assert!(cli.error("LOCK.MACQUIRE 2 a b t").starts_with("ERR wrong number of arguments"));
     let many = |count: usize| {
         let mut macquire = cmd("LOCK.MACQUIRE");
-        macquire.arg(count).arg((0..count).map(|n| format!("k{n}")).collect::<Vec<_>>()).arg("t").arg(60_000);
+        macquire
+            .arg(count)
+            .arg((0..count).map(|n| format!("k{n}")).collect::<Vec<_>>())
+            .arg("t")
+            .arg(60_000);
         macquire
     };
     cli.run::<i64>(&many(64));
@@ -255,7 +266,8 @@ fn listeners_hear_of_each_key() {
         let messages = std::iter::from_fn(|| {
             let message = listener.get_message().unwrap();
             let event = message.get_channel_name().rsplit(':').next().unwrap().to_owned();
-            (event != "end").then(|| format!("{event} {}", message.get_payload::<String>().unwrap()))
+            (event != "end")
+                .then(|| format!("{event} {}", message.get_payload::<String>().unwrap()))
         });
         messages.collect::<Vec<_>>()
     };
@@ -281,7 +293,9 @@ fn replica_receives_and_loses_all_keys_together() {
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     eventually(PATIENCE, "both are there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
     cli.ask::<i64>("LOCK.MEXTEND 2 a b t 59000 TOKEN u");
-    eventually(PATIENCE, "the new token is there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
+    eventually(PATIENCE, "the new token is there", || {
+        copy.reply("MGET a b") == cli.reply("MGET a b")
+    });
     for key in ["a", "b"] {
         assert_eq!(copy.expires_at_ms(key), cli.expires_at_ms(key));
     }
@@ -291,8 +305,11 @@ fn replica_receives_and_loses_all_keys_together() {
 
 #[test]
 fn keys_after_a_restart_are_one_lock_again_by_their_token() {
-    let mut server =
-        Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always").start().unwrap();
+    let mut server = Server::with_module()
+        .arg("appendonly", "yes")
+        .arg("appendfsync", "always")
+        .start()
+        .unwrap();
     let mut cli = Cli::new(&server);
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 60000");
     server.restart().unwrap();
@@ -334,7 +351,10 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     cli.reply("LOCK.RELEASE a x");
     one.granted();
     cli.reply("LOCK.RELEASE b y");
-    assert!(matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)), "a free key is anybody's");
+    assert!(
+        matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)),
+        "a free key is anybody's"
+    );
     cli.reply("LOCK.RELEASE a u");
     assert!(both.waits());
     assert_eq!(cli.reply("DEL b"), Int(1));
@@ -394,7 +414,9 @@ fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
         .exec(&mut cli.0)
         .unwrap();
     drop(both.answer.join());
-    eventually(PATIENCE, "it is given back, or was never granted", || exist(&mut cli, "a b") == Int(0));
+    eventually(PATIENCE, "it is given back, or was never granted", || {
+        exist(&mut cli, "a b") == Int(0)
+    });
     assert_eq!(field(&server, "lock_leases"), 0);
 }
 
@@ -426,12 +448,19 @@ fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
                 let (fence, _): (i64, i64) = command(&acquire).query(&mut connection).unwrap();
                 for key in keys.split(' ').skip(1) {
                     // A later writer has a larger fence; otherwise two clients held the key.
-                    let before: Option<i64> =
-                        cmd("GETSET").arg(format!("seen:{key}")).arg(fence).query(&mut connection).unwrap();
-                    assert!(before.is_none_or(|before| before < fence), "{key}: {before:?} {fence}");
+                    let before: Option<i64> = cmd("GETSET")
+                        .arg(format!("seen:{key}"))
+                        .arg(fence)
+                        .query(&mut connection)
+                        .unwrap();
+                    assert!(
+                        before.is_none_or(|before| before < fence),
+                        "{key}: {before:?} {fence}"
+                    );
                 }
-                let released: i64 =
-                    command(&format!("LOCK.MRELEASE {keys} {token}")).query(&mut connection).unwrap();
+                let released: i64 = command(&format!("LOCK.MRELEASE {keys} {token}"))
+                    .query(&mut connection)
+                    .unwrap();
                 assert_eq!(released, 1);
             }
         })

@@ -74,7 +74,10 @@ fn key_holds_an_unknown_value_and_expires_with_the_last_reader() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 SHARED");
     let unknown = value(&mut cli, "k");
-    assert!(unknown.len() == 32 && unknown.bytes().all(|digit| digit.is_ascii_hexdigit()), "{unknown}");
+    assert!(
+        unknown.len() == 32 && unknown.bytes().all(|digit| digit.is_ascii_hexdigit()),
+        "{unknown}"
+    );
     let first = cli.expires_at_ms("k");
     cli.ask::<i64>("LOCK.ACQUIRE k b 60000 SHARED");
     assert!(cli.expires_at_ms("k") >= first + 39_000);
@@ -93,7 +96,9 @@ fn waiting_writer_is_not_passed_and_readers_behind_it_go_together() {
     let writer = Waiter::new(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000 SHARED"), Nil);
     let readers: Vec<_> = ["b", "c"]
-        .map(|token| Waiter::new(&server, &format!("LOCK.ACQUIRE k {token} 60000 SHARED WAIT 30000")))
+        .map(|token| {
+            Waiter::new(&server, &format!("LOCK.ACQUIRE k {token} 60000 SHARED WAIT 30000"))
+        })
         .into();
     let second_writer = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
     assert!(writer.waits() && readers.iter().all(Waiter::waits));
@@ -112,8 +117,11 @@ fn waiting_writer_is_not_passed_and_readers_behind_it_go_together() {
 #[test]
 fn reader_that_waits_for_nothing_is_answered_at_once() {
     let (_server, mut cli) = server_and_cli();
-    for line in ["LOCK.ACQUIRE k a 60000 SHARED WAIT 1000", "LOCK.ACQUIRE k b 60000 WAIT 0 SHARED"] {
-        assert!(matches!(&cli.reply(line), Array(granted) if matches!(granted[..], [Int(_), Int(0)])));
+    for line in ["LOCK.ACQUIRE k a 60000 SHARED WAIT 1000", "LOCK.ACQUIRE k b 60000 WAIT 0 SHARED"]
+    {
+        assert!(
+            matches!(&cli.reply(line), Array(granted) if matches!(granted[..], [Int(_), Int(0)]))
+        );
     }
 }
 
@@ -180,12 +188,17 @@ fn inspect_and_scan_show_the_holders() {
     cli.ask::<i64>("LOCK.ACQUIRE l w 60000");
     let shown = inspect(&mut cli, "k");
     assert_eq!(shown["owner"], Array(vec![BulkString("one".into()), Nil]));
-    assert_eq!((&shown["fence"], &shown["keys"], &shown["revoked"]), (&Int(fence), &Int(1), &Int(0)));
+    assert_eq!(
+        (&shown["fence"], &shown["keys"], &shown["revoked"]),
+        (&Int(fence), &Int(1), &Int(0))
+    );
     assert!(!format!("{shown:?}").contains(&value(&mut cli, "k")), "not even the value of the key");
     let (_, locks): (String, Vec<HashMap<String, Value>>) = cli.ask("LOCK.SCAN 0 COUNT 1000");
     let mut listed: Vec<_> = locks
         .iter()
-        .map(|lock| (String::from_utf8_lossy(bytes(&lock["key"])).into_owned(), lock["holders"].clone()))
+        .map(|lock| {
+            (String::from_utf8_lossy(bytes(&lock["key"])).into_owned(), lock["holders"].clone())
+        })
         .collect();
     listed.sort_by(|one, other| one.0.cmp(&other.0));
     assert_eq!(listed, [("k".to_owned(), Int(2)), ("l".to_owned(), Int(1))]);
@@ -257,9 +270,15 @@ fn evicted_key_leaves_readers_their_lock() {
 
 #[test]
 fn operator_ends_the_lock_of_all_readers() {
-    for line in
-        ["DEL k", "UNLINK k", "SET k x", "SET k x PX 60000", "RENAME k l", "FLUSHALL", "PEXPIRE k 60000"]
-    {
+    for line in [
+        "DEL k",
+        "UNLINK k",
+        "SET k x",
+        "SET k x PX 60000",
+        "RENAME k l",
+        "FLUSHALL",
+        "PEXPIRE k 60000",
+    ] {
         let (server, mut cli) = server_and_cli();
         cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
         cli.ask::<i64>("LOCK.ACQUIRE k b 60000 SHARED");
@@ -286,7 +305,11 @@ fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
     let (unknown, expires_at) = (value(&mut cli, "k"), cli.expires_at_ms("k"));
     for line in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
         cli.reply(line);
-        assert_eq!((value(&mut cli, "k"), cli.expires_at_ms("k")), (unknown.clone(), expires_at), "{line}");
+        assert_eq!(
+            (value(&mut cli, "k"), cli.expires_at_ms("k")),
+            (unknown.clone(), expires_at),
+            "{line}"
+        );
         assert_eq!(held(&mut cli), shared_by(2), "{line}");
         for token in ["a", "b"] {
             cli.ask::<i64>(&format!("LOCK.EXTEND k {token} 1"));
@@ -356,7 +379,8 @@ fn nothing_blocks_in_transactions_and_scripts() {
 #[test]
 fn shared_is_for_one_key() {
     let (_server, mut cli) = server_and_cli();
-    let several = "ERR a lock of several keys is exclusive: use SHARED with LOCK.ACQUIRE or LOCK.EXTEND";
+    let several =
+        "ERR a lock of several keys is exclusive: use SHARED with LOCK.ACQUIRE or LOCK.EXTEND";
     for line in [
         "LOCK.MACQUIRE 2 k l a 60000 SHARED",
         "LOCK.MACQUIRE 1 k a 60000 WAIT 10 shared",
@@ -368,12 +392,18 @@ fn shared_is_for_one_key() {
     let repeated = "ERR syntax error: an option is repeated; name each once";
     assert_eq!(cli.error("LOCK.ACQUIRE k a 60000 SHARED SHARED"), repeated);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
-    assert!(cli.error("LOCK.EXTEND k a 60000 SHARED").starts_with("ERR the token holds these keys"));
+    assert!(
+        cli.error("LOCK.EXTEND k a 60000 SHARED").starts_with("ERR the token holds these keys")
+    );
     cli.reply("LOCK.MRELEASE 2 k l a");
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     assert_eq!(cli.reply("LOCK.MRELEASE 2 k l a"), Int(1), "whatever it holds");
     cli.ask::<i64>("LOCK.ACQUIRE k SHARED 60000 OWNER SHARED");
-    assert_eq!(inspect(&mut cli, "k")["mode"], BulkString("exclusive".into()), "a value is no option");
+    assert_eq!(
+        inspect(&mut cli, "k")["mode"],
+        BulkString("exclusive".into()),
+        "a value is no option"
+    );
 }
 
 #[test]
@@ -381,9 +411,12 @@ fn caches_and_watchers_hear_of_readers_that_come_and_go() {
     let (server, mut cli) = server_and_cli();
     let mut watcher = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    for line in
-        ["LOCK.ACQUIRE k b 1000 SHARED", "LOCK.EXTEND k b 2000", "LOCK.RELEASE k b", "LOCK.RELEASE k a"]
-    {
+    for line in [
+        "LOCK.ACQUIRE k b 1000 SHARED",
+        "LOCK.EXTEND k b 2000",
+        "LOCK.RELEASE k b",
+        "LOCK.RELEASE k a",
+    ] {
         watcher.reply("WATCH k");
         cli.reply(line);
         watcher.reply("MULTI");

@@ -144,7 +144,9 @@ fn unneeded_or_forbidden_wait_is_answered_at_once_in_the_same_form() {
     let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'd', 60000, 'WAIT', 60000)";
     let in_script: Value = cmd("EVAL").arg(script).arg(1).arg("k").query(connection).unwrap();
     assert_eq!(in_script, Value::Nil);
-    for (wait, error) in [("-1", "WAIT must be"), ("x", "not an integer"), ("604800001", "WAIT must be")] {
+    for (wait, error) in
+        [("-1", "WAIT must be"), ("x", "not an integer"), ("604800001", "WAIT must be")]
+    {
         let refused = ask("k", "e").arg(wait).query::<Value>(connection).unwrap_err().to_string();
         assert!(refused.contains(error), "{refused}");
     }
@@ -171,14 +173,22 @@ fn client_without_wait_does_not_overtake_waiters() {
 
 #[test]
 fn every_explicit_end_serves_the_queue() {
-    for end in
-        ["DEL k", "UNLINK k", "GETDEL k", "RENAME k l", "FLUSHALL", "FLUSHDB", "EXPIRE k 0", "MOVE k 1"]
-    {
+    for end in [
+        "DEL k",
+        "UNLINK k",
+        "GETDEL k",
+        "RENAME k l",
+        "FLUSHALL",
+        "FLUSHDB",
+        "EXPIRE k 0",
+        "MOVE k 1",
+    ] {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
         let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
         // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
-        let ends = end != "EXPIRE k 0" || run(&server, end) != Value::Nil && acquire_is_over(&server);
+        let ends =
+            end != "EXPIRE k 0" || run(&server, end) != Value::Nil && acquire_is_over(&server);
         if end != "EXPIRE k 0" {
             run(&server, end);
         }
@@ -379,7 +389,8 @@ fn handover_is_replicated_as_one_set() {
     release(&server, "k", "aaa");
     waiter.granted();
     let aof = aof(&server);
-    let commands = ["SET", "DEL", "PEXPIREAT"].map(|name| aof.matches(&format!("\r\n{name}\r\n")).count());
+    let commands =
+        ["SET", "DEL", "PEXPIREAT"].map(|name| aof.matches(&format!("\r\n{name}\r\n")).count());
     assert_eq!(commands, [2, 0, 0], "{aof}");
     release(&server, "k", "bbb");
     let again = self::aof(&server);
@@ -388,8 +399,9 @@ fn handover_is_replicated_as_one_set() {
 
 fn aof(server: &Server) -> String {
     let directory = std::fs::read_dir(server.dir().join("appendonlydir")).unwrap();
-    let file =
-        directory.map(|entry| entry.unwrap().path()).find(|path| path.to_string_lossy().contains(".incr."));
+    let file = directory
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains(".incr."));
     String::from_utf8_lossy(&std::fs::read(file.unwrap()).unwrap()).into_owned()
 }
 
@@ -398,7 +410,8 @@ fn unload_is_refused_while_a_client_waits() {
     let server = start(Server::with_module().arg("enable-module-command", "yes"));
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    let unload = || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
+    let unload =
+        || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
     assert!(unload().is_err());
     run(&server, &format!("CLIENT UNBLOCK {}", waiter.id));
     waiter.refused();

@@ -46,8 +46,9 @@ fn waiters(cli: &mut Cli) -> u64 {
 /// Starts `count` waiters with a token each: `line` with the token in the place of `@`.
 fn wait(server: &Server, cli: &mut Cli, count: usize, line: &str) -> Vec<Waiter> {
     let before = waiters(cli);
-    let waiters: Vec<_> =
-        (0..count).map(|n| Waiter::new(server, &line.replace('@', &format!("waiter-{n}")))).collect();
+    let waiters: Vec<_> = (0..count)
+        .map(|n| Waiter::new(server, &line.replace('@', &format!("waiter-{n}"))))
+        .collect();
     eventually(PATIENCE, "all of them wait", || self::waiters(cli) == before + count as u64);
     waiters
 }
@@ -69,7 +70,8 @@ fn waiter_out_of_time_does_not_keep_a_free_lock() {
         assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
         let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
         // Their time ends before the release, and no answer leaves before the turn is over.
-        let replies = in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
+        let replies =
+            in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
         assert_eq!(replies[1], Int(1));
         assert!(matches!(replies[2], Int(_)), "{newcomer}: {:?}", replies[2]);
     }
@@ -94,7 +96,8 @@ fn waiter_in_time_keeps_a_free_lock_from_newcomers() {
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
     let _late = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
     let mut in_time = wait(&server, &mut cli, 1, "LOCK.ACQUIRE k in-time 60000 WAIT 60000");
-    let replies = in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
+    let replies =
+        in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
     assert_eq!(replies[2], Nil);
     assert!(in_time[0].answer().starts_with("*2\r\n"));
     assert_eq!(cli.ask::<String>("GET k"), "in-time");

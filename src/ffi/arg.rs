@@ -12,10 +12,12 @@ pub(crate) struct Args<'a> {
 
 impl<'a> Args<'a> {
     /// # Safety
-    /// `argv` points to `argc` strings that live as long as `'a`, as they do for the time of a command.
+    /// `argv` points to `argc` strings that live as long as `'a`, as they do for the time of a
+    /// command.
     pub(super) unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: i32) -> Self {
         let strings = match usize::try_from(argc) {
-            // SAFETY: the caller's promise; a command has at least its name, so the pointer is not null.
+            // SAFETY: the caller's promise; a command has at least its name, so the pointer is not
+            // null.
             Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(argv, count) },
             _ => &[],
         };
@@ -61,7 +63,8 @@ impl<'a> Arg<'a> {
     pub(crate) fn to_integer(self) -> Option<i64> {
         let mut value = 0;
         // SAFETY: a live string and a place for the result.
-        let status = unsafe { api!(RedisModule_StringToLongLong(self.string.as_ptr(), &raw mut value)) };
+        let status =
+            unsafe { api!(RedisModule_StringToLongLong(self.string.as_ptr(), &raw mut value)) };
         (status == raw::REDISMODULE_OK as i32).then_some(value)
     }
 }

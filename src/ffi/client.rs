@@ -59,7 +59,12 @@ fn address(id: u64) -> Option<String> {
         return Some("unix".into());
     }
     // SAFETY: an array of the structure, as bytes.
-    let bytes = unsafe { std::slice::from_raw_parts(info.addr.as_ptr().cast::<u8>(), info.addr.len()) };
+    let bytes =
+        unsafe { std::slice::from_raw_parts(info.addr.as_ptr().cast::<u8>(), info.addr.len()) };
     let host = CStr::from_bytes_until_nul(bytes).ok()?.to_str().ok()?;
-    Some(if host.contains(':') { format!("[{host}]:{}", info.port) } else { format!("{host}:{}", info.port) })
+    Some(if host.contains(':') {
+        format!("[{host}]:{}", info.port)
+    } else {
+        format!("{host}:{}", info.port)
+    })
 }

@@ -100,7 +100,8 @@ const OPERATOR_CATEGORIES: &CStr = c"admin dangerous";
 
 /// Adds the ACL category, which stays after an unload. Returns false if the server refuses it.
 pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
-    // SAFETY: written only while the module is being loaded; a live context, and a name that is copied.
+    // SAFETY: written only while the module is being loaded; a live context, and a name that is
+    // copied.
     let added = unsafe {
         raw::RedisModule_AddACLCategory
             .is_none_or(|add| add(ctx.as_ptr(), CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32)
@@ -110,7 +111,8 @@ pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
 
 /// Adds a command to its ACL categories, on servers that support module categories.
 fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
-    // SAFETY: written only while the module is being loaded; a command that was just created, and a name that is copied.
+    // SAFETY: written only while the module is being loaded; a command that was just created, and a
+    // name that is copied.
     unsafe {
         let categories = match (users, raw::RedisModule_AddACLCategory) {
             (Users::Programs, None) => return true,
@@ -133,7 +135,15 @@ pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
             Keys::First => (1, 1, 1),
             Keys::Counted | Keys::None => (0, 0, 0),
         };
-        api!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(entry::call::<C>), flags, first, last, step))
+        api!(RedisModule_CreateCommand(
+            ctx.as_ptr(),
+            name,
+            Some(entry::call::<C>),
+            flags,
+            first,
+            last,
+            step
+        ))
     };
     created == raw::REDISMODULE_OK as i32 && describe(ctx, spec)
 }
@@ -165,11 +175,13 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
         key_specs,
         args: args.as_mut_ptr(),
     };
-    // SAFETY: the command was just created by this name; the server copies all that `info` points to.
+    // SAFETY: the command was just created by this name; the server copies all that `info` points
+    // to.
     unsafe {
         let command = api!(RedisModule_GetCommand(ctx.as_ptr(), spec.name.as_ptr()));
         !command.is_null()
-            && api!(RedisModule_SetCommandInfo(command, &raw const info)) == raw::REDISMODULE_OK as i32
+            && api!(RedisModule_SetCommandInfo(command, &raw const info))
+                == raw::REDISMODULE_OK as i32
             && categorize(command, spec.users)
     }
 }

@@ -37,8 +37,8 @@ impl Number {
             raw::REDISMODULE_CONFIG_DEFAULT
         };
         let this = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
-        // SAFETY: a live context while the module is being loaded; the name and `this` live for ever, and `this` is only
-        // read through.
+        // SAFETY: a live context while the module is being loaded; the name and `this` live for
+        // ever, and `this` is only read through.
         let registered = unsafe {
             api!(RedisModule_RegisterNumericConfig(
                 ctx.as_ptr(),
@@ -68,7 +68,10 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    pub(crate) const fn new(name: &'static CStr, normalize: fn(&[u8]) -> Result<String, String>) -> Self {
+    pub(crate) const fn new(
+        name: &'static CStr,
+        normalize: fn(&[u8]) -> Result<String, String>,
+    ) -> Self {
         Self { name, normalize, value: MainThread::new(RefCell::new(None)) }
     }
 
@@ -84,8 +87,8 @@ impl Text {
     /// Registers the setting. Returns false if the server refuses it.
     pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: &CStr) -> bool {
         let this = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
-        // SAFETY: a live context while the module is being loaded; the server copies the default; the name and `this`
-        // live for ever, and `this` is only read through.
+        // SAFETY: a live context while the module is being loaded; the server copies the default;
+        // the name and `this` live for ever, and `this` is only read through.
         let registered = unsafe {
             api!(RedisModule_RegisterStringConfig(
                 ctx.as_ptr(),
@@ -129,7 +132,10 @@ unsafe extern "C" fn set(
 }
 
 /// The server copies the string and does not free it.
-unsafe extern "C" fn get_text(_name: *const c_char, text: *mut c_void) -> *mut raw::RedisModuleString {
+unsafe extern "C" fn get_text(
+    _name: *const c_char,
+    text: *mut c_void,
+) -> *mut raw::RedisModuleString {
     // SAFETY: the pointer that was registered.
     let text = unsafe { &*text.cast::<Text>() };
     let value = text.value.get().borrow();
@@ -154,7 +160,8 @@ unsafe extern "C" fn set_text(
         }
         Some(Err(reason)) => {
             let (start, len) = (reason.as_ptr().cast(), reason.len());
-            // SAFETY: the bytes are copied, and `error` is a place for the string, which the server frees.
+            // SAFETY: the bytes are copied, and `error` is a place for the string, which the server
+            // frees.
             unsafe { *error = api!(RedisModule_CreateString(std::ptr::null_mut(), start, len)) };
             raw::REDISMODULE_ERR as c_int
         }

@@ -57,7 +57,9 @@ impl Ctx<'_> {
 
     pub(crate) fn reply_bytes(&self, bytes: &[u8]) {
         // SAFETY: as above; the server copies the bytes.
-        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, bytes.as_ptr().cast(), bytes.len())) };
+        unsafe {
+            api!(RedisModule_ReplyWithStringBuffer(self.ctx, bytes.as_ptr().cast(), bytes.len()))
+        };
     }
 
     /// Begins an array of `len` elements, which are the replies that follow.
@@ -117,14 +119,22 @@ impl Ctx<'_> {
         let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
         // SAFETY: a live context; "sl" is a string and a long long.
         unsafe {
-            api!(RedisModule_Replicate(self.ctx, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), key.as_ptr(), at))
+            api!(RedisModule_Replicate(
+                self.ctx,
+                c"PEXPIREAT".as_ptr(),
+                c"sl".as_ptr(),
+                key.as_ptr(),
+                at
+            ))
         };
     }
 
     /// See [`Ctx::replicate_set`].
     pub(crate) fn replicate_delete(&self, key: Arg<'_>) {
         // SAFETY: a live context; "s" is a string.
-        unsafe { api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr())) };
+        unsafe {
+            api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr()))
+        };
     }
 
     /// Counts a change of an unpropagated command for the server's save points.
@@ -149,8 +159,11 @@ impl Ctx<'_> {
                 let info = api!(RedisModule_GetServerInfo(self.ctx, section.as_ptr()));
                 let mut failed = 0;
                 let any = fields.iter().any(|field| {
-                    let value =
-                        api!(RedisModule_ServerInfoGetFieldUnsigned(info, field.as_ptr(), &raw mut failed));
+                    let value = api!(RedisModule_ServerInfoGetFieldUnsigned(
+                        info,
+                        field.as_ptr(),
+                        &raw mut failed
+                    ));
                     failed != 0 || value != 0
                 });
                 api!(RedisModule_FreeServerInfo(self.ctx, info));
@@ -204,11 +217,17 @@ impl Ctx<'_> {
     pub(crate) fn is_only_module(&self) -> bool {
         // SAFETY: a live context; "c" is a C string; the reply is freed after it was read.
         unsafe {
-            let reply = api!(RedisModule_Call(self.ctx, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+            let reply = api!(RedisModule_Call(
+                self.ctx,
+                c"MODULE".as_ptr(),
+                c"c".as_ptr(),
+                c"LIST".as_ptr()
+            ));
             if reply.is_null() {
                 return false;
             }
-            let array = api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
+            let array =
+                api!(RedisModule_CallReplyType(reply)) as isize == raw::REDISMODULE_REPLY_ARRAY;
             let empty = api!(RedisModule_CallReplyLength(reply)) == 0;
             api!(RedisModule_FreeCallReply(reply));
             array && empty
@@ -255,7 +274,8 @@ impl Ctx<'_> {
         // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both
         // are freed after the comparison.
         unsafe {
-            let (command, get, policy) = (c"CONFIG".as_ptr(), c"GET".as_ptr(), c"maxmemory-policy".as_ptr());
+            let (command, get, policy) =
+                (c"CONFIG".as_ptr(), c"GET".as_ptr(), c"maxmemory-policy".as_ptr());
             let reply = api!(RedisModule_Call(self.ctx, command, c"cc".as_ptr(), get, policy));
             if reply.is_null() {
                 return false;
@@ -302,7 +322,9 @@ impl Ctx<'_> {
 
     fn notify(&self, class: i32, event: &CStr, key: Arg<'_>) {
         // SAFETY: a live context, a live string; the name is only read during the call.
-        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, event.as_ptr(), key.as_ptr())) };
+        unsafe {
+            api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, event.as_ptr(), key.as_ptr()))
+        };
     }
 
     /// Writes a line to the server's log. It must not contain a key, a token or other client data.
@@ -312,8 +334,8 @@ impl Ctx<'_> {
             LogLevel::Warning => c"warning",
         };
         let Ok(line) = CString::new(line) else { return };
-        // SAFETY: a live context, or none, which the server allows; the line is an argument of the format, not the
-        // format itself.
+        // SAFETY: a live context, or none, which the server allows; the line is an argument of the
+        // format, not the format itself.
         unsafe { api!(RedisModule_Log(self.ctx, level.as_ptr(), c"%s".as_ptr(), line.as_ptr())) };
     }
 }

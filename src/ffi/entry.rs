@@ -9,7 +9,8 @@ use super::api::api;
 use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
 use crate::commands::{
-    Acquire, AcquireAll, AcquireAny, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke, Scan,
+    Acquire, AcquireAll, AcquireAny, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke,
+    Scan,
 };
 use crate::{module, request};
 
@@ -44,8 +45,11 @@ pub(super) unsafe extern "C" fn RedisModule_OnLoad(
     argc: c_int,
 ) -> c_int {
     let version = raw::REDISMODULE_APIVER_1 as c_int;
-    // SAFETY: this is the first call into the server, as it must be; before it nothing may be allocated.
-    if unsafe { raw::Export_RedisModule_Init(ctx, MODULE_NAME.as_ptr(), module::VERSION, version) } == ERR {
+    // SAFETY: this is the first call into the server, as it must be; before it nothing may be
+    // allocated.
+    if unsafe { raw::Export_RedisModule_Init(ctx, MODULE_NAME.as_ptr(), module::VERSION, version) }
+        == ERR
+    {
         return ERR;
     }
     // SAFETY: both live for the time of this call.
@@ -87,8 +91,9 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_GetClientNameById RedisModule_GetClientUserNameById RedisModule_GetClientInfoById
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
-        let line =
-            format!("lock: this server is too old: it lacks {name}. Use Redis 7.0 or Valkey 8.0, or newer.");
+        let line = format!(
+            "lock: this server is too old: it lacks {name}. Use Redis 7.0 or Valkey 8.0, or newer."
+        );
         ctx.log(LogLevel::Warning, &line);
         return ERR;
     }
@@ -175,7 +180,9 @@ pub(super) fn guard<T>(what: impl FnOnce() -> T) -> Option<T> {
 /// contain data of a client.
 fn install_panic_hook() {
     panic::set_hook(Box::new(|info| {
-        let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
+        let place = info
+            .location()
+            .map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
         // SAFETY: the server allows a log line without a context.
         let ctx = unsafe { Ctx::new(std::ptr::null_mut()) };
         ctx.log(

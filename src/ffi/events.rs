@@ -16,8 +16,9 @@ use crate::{before_sleep, server_events};
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
     // Overwriting commands such as SET are not in here: these events would slow every SET of the
     // server. The node detects an overwrite when the key is next used.
-    let classes =
-        raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    let classes = raw::REDISMODULE_NOTIFY_GENERIC
+        | raw::REDISMODULE_NOTIFY_EXPIRED
+        | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: a live context while loading; the callbacks live as long as the module.
     unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(on_keyspace_event)));
@@ -45,7 +46,8 @@ unsafe extern "C" fn on_keyspace_event(
     event: *const c_char,
     key: *mut raw::RedisModuleString,
 ) -> c_int {
-    // SAFETY: the server passes a live context, the name of the event and the key, for the time of this call.
+    // SAFETY: the server passes a live context, the name of the event and the key, for the time of
+    // this call.
     let (ctx, name) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event)) };
     let Some(event) = key_event(name.to_bytes()) else { return raw::REDISMODULE_OK as c_int };
     if let Some(key) = NonNull::new(key) {
@@ -159,7 +161,9 @@ unsafe extern "C" fn on_config_change(
         // SAFETY: as above.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
             b"maxmemory-policy" => entry::guard(server_events::eviction_policy_changed),
-            b"appendonly" => entry::guard(|| server_events::hear(ServerEvent::AppendOnlyFileSwitched)),
+            b"appendonly" => {
+                entry::guard(|| server_events::hear(ServerEvent::AppendOnlyFileSwitched))
+            }
             _ => None,
         };
     }
@@ -211,7 +215,8 @@ unsafe extern "C" fn on_module_change(
         return;
     }
     // SAFETY: the server passes this structure with this event, with a name that ends in a zero.
-    let name = unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
+    let name =
+        unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
     if name != entry::MODULE_NAME {
         entry::guard(|| server_events::hear(ServerEvent::ModuleLoaded));
     }

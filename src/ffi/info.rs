@@ -29,12 +29,17 @@ impl Section {
 /// Registers the section. Returns false if the server refuses it.
 pub(super) fn register(ctx: &Ctx<'_>) -> bool {
     // SAFETY: a live context while the module is being loaded.
-    unsafe { api!(RedisModule_RegisterInfoFunc(ctx.as_ptr(), Some(on_info))) == raw::REDISMODULE_OK as c_int }
+    unsafe {
+        api!(RedisModule_RegisterInfoFunc(ctx.as_ptr(), Some(on_info)))
+            == raw::REDISMODULE_OK as c_int
+    }
 }
 
 unsafe extern "C" fn on_info(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
     // SAFETY: a live context; the empty name makes it the section of the module's own name.
-    if unsafe { api!(RedisModule_InfoAddSection(ctx, c"".as_ptr())) } == raw::REDISMODULE_OK as c_int {
+    if unsafe { api!(RedisModule_InfoAddSection(ctx, c"".as_ptr())) }
+        == raw::REDISMODULE_OK as c_int
+    {
         entry::guard(|| info::write(&Section { ctx }));
     }
 }

@@ -98,10 +98,15 @@ impl<'ctx> Key<'ctx> {
         // any other code can use the key. The length comes first, because reading a short value
         // costs the server a copy.
         unsafe {
-            if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len() {
+            if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len()
+            {
                 return false;
             }
-            let start = api!(RedisModule_StringDMA(key.as_ptr(), &raw mut len, raw::REDISMODULE_READ as i32));
+            let start = api!(RedisModule_StringDMA(
+                key.as_ptr(),
+                &raw mut len,
+                raw::REDISMODULE_READ as i32
+            ));
             !start.is_null() && std::slice::from_raw_parts(start.cast::<u8>(), len) == token
         }
     }

@@ -22,13 +22,19 @@ impl Timer {
     pub(crate) fn new() -> Option<Self> {
         // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
         let fd = unsafe {
-            let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
+            let fd =
+                libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         }?;
         // SAFETY: an open descriptor, which is removed from the loop before it is closed.
         let added = unsafe {
             let mask = raw::REDISMODULE_EVENTLOOP_READABLE as c_int;
-            api!(RedisModule_EventLoopAdd(fd.as_raw_fd(), mask, Some(on_time), std::ptr::null_mut()))
+            api!(RedisModule_EventLoopAdd(
+                fd.as_raw_fd(),
+                mask,
+                Some(on_time),
+                std::ptr::null_mut()
+            ))
         };
         (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
     }
@@ -44,11 +50,14 @@ impl Timer {
             tv_sec: libc::time_t::try_from(after_us / 1_000_000).unwrap_or(libc::time_t::MAX),
             tv_nsec: (after_us % 1_000_000 * 1000) as libc::c_long,
         };
-        let once =
-            libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: after };
+        let once = libc::itimerspec {
+            it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: after,
+        };
         // SAFETY: an open timer and a time to set; the old time is not read.
-        let set =
-            unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &raw const once, std::ptr::null_mut()) };
+        let set = unsafe {
+            libc::timerfd_settime(self.fd.as_raw_fd(), 0, &raw const once, std::ptr::null_mut())
+        };
         self.armed = (set == 0).then_some(at);
     }
 }
@@ -57,7 +66,10 @@ impl Drop for Timer {
     fn drop(&mut self) {
         // SAFETY: the descriptor is open, and was added.
         unsafe {
-            api!(RedisModule_EventLoopDel(self.fd.as_raw_fd(), raw::REDISMODULE_EVENTLOOP_READABLE as c_int))
+            api!(RedisModule_EventLoopDel(
+                self.fd.as_raw_fd(),
+                raw::REDISMODULE_EVENTLOOP_READABLE as c_int
+            ))
         };
     }
 }

@@ -105,7 +105,8 @@ impl Cli {
     /// The fence that INSPECT shows; `None` for a foreign string and for a free key.
     #[track_caller]
     pub(crate) fn fence(&mut self, key: &str) -> Option<i64> {
-        let lock: Option<std::collections::HashMap<String, Value>> = self.ask(&format!("LOCK.INSPECT {key}"));
+        let lock: Option<std::collections::HashMap<String, Value>> =
+            self.ask(&format!("LOCK.INSPECT {key}"));
         match lock?.remove("fence") {
             Some(Value::Int(fence)) => Some(fence),
             Some(Value::Nil) => None,
@@ -119,7 +120,9 @@ impl Cli {
 pub(crate) fn info(server: &Server, name: &str) -> u64 {
     let info: String = Cli::new(server).ask("INFO lock");
     let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field.and_then(|field| field.trim().parse().ok()).unwrap_or_else(|| panic!("{name} is a number"))
+    field
+        .and_then(|field| field.trim().parse().ok())
+        .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
 /// A client that waits in a separate thread.

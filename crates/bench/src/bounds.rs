@@ -14,7 +14,9 @@ use quorlock_testkit::{Server, ServerBuilder};
 use redis::{Connection, cmd};
 
 use crate::probes::Socket;
-use crate::probes::{Slowest, apart, begin_slowlog, raise_file_limit, slowest_duration, take_slowest};
+use crate::probes::{
+    Slowest, apart, begin_slowlog, raise_file_limit, slowest_duration, take_slowest,
+};
 use crate::report::Limit;
 use crate::report::Progress;
 use crate::report::readable;
@@ -145,7 +147,10 @@ fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
         || operator.send(&format!("DEL {}\r\n", keys[0])),
         ("lock", "lock_waiters", WAITERS - 1),
     )?;
-    ensure!(Instant::now() + STOPPED < end, "this machine is too slow: the waits have ended already");
+    ensure!(
+        Instant::now() + STOPPED < end,
+        "this machine is too slow: the waits have ended already"
+    );
     let timed_out = stage.event(
         TIMED_OUT,
         || {
@@ -178,8 +183,11 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
         || holder.send("LOCK.RELEASE lock holder\r\n"),
         ("lock", "lock_waiters", WAITERS - 1),
     )?;
-    let flushed =
-        stage.event(FLUSHED, || holder.send("FLUSHALL\r\n"), ("lock", "lock_waiters", WAITERS - 2))?;
+    let flushed = stage.event(
+        FLUSHED,
+        || holder.send("FLUSHALL\r\n"),
+        ("lock", "lock_waiters", WAITERS - 2),
+    )?;
     let leaving = sockets.split_off(WAITERS - LEAVING);
     let hung_up = stage.event(
         HUNG_UP,
@@ -205,8 +213,11 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     stage.wait_for("clients", "blocked_clients", WAITERS)?;
     let nothing = stage.event(NOTHING, || Ok(()), ("clients", "blocked_clients", WAITERS))?;
     let mut operator = Socket::connect(server)?;
-    let flushed =
-        stage.event(FLUSHED, || operator.send("FLUSHALL\r\n"), ("clients", "blocked_clients", WAITERS))?;
+    let flushed = stage.event(
+        FLUSHED,
+        || operator.send("FLUSHALL\r\n"),
+        ("clients", "blocked_clients", WAITERS),
+    )?;
     let timed_out = stage.event(
         TIMED_OUT,
         || {
@@ -302,9 +313,10 @@ impl Outcome {
         let better = |one: Slowest, other: Slowest| {
             if slowest_duration(&one) <= slowest_duration(&other) { one } else { other }
         };
-        let peer = self.peer.zip(other.peer).map(|((slowest, turn), (other_slowest, other_turn))| {
-            (better(slowest, other_slowest), turn.min(other_turn))
-        });
+        let peer =
+            self.peer.zip(other.peer).map(|((slowest, turn), (other_slowest, other_turn))| {
+                (better(slowest, other_slowest), turn.min(other_turn))
+            });
         Self {
             case: self.case,
             slowest: better(self.slowest, other.slowest),
@@ -317,7 +329,11 @@ impl Outcome {
         let Self { case, slowest, turn, peer } = self;
         let figures = |slowest: &Slowest, turn: Duration| match slowest {
             Some((name, duration)) => {
-                format!("slowest command {} (`{name}`), longest turn {}", readable(*duration), readable(turn))
+                format!(
+                    "slowest command {} (`{name}`), longest turn {}",
+                    readable(*duration),
+                    readable(turn)
+                )
             }
             None => format!(
                 "no command longer than {}, longest turn {}",
@@ -325,7 +341,8 @@ impl Outcome {
                 readable(turn)
             ),
         };
-        let peer = peer.map(|(slowest, turn)| format!("; with `BLPOP` {}", figures(&slowest, turn)));
+        let peer =
+            peer.map(|(slowest, turn)| format!("; with `BLPOP` {}", figures(&slowest, turn)));
         Limit {
             case: case.into(),
             measured: format!("{}{}", figures(&slowest, turn), peer.unwrap_or_default()),

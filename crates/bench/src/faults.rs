@@ -9,7 +9,9 @@ use rslock::LockManager;
 use tokio::task::JoinSet;
 
 use crate::probes::Latencies;
-use crate::quorum::{BLOCK, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock};
+use crate::quorum::{
+    BLOCK, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock,
+};
 use crate::report::Progress;
 use crate::report::Row;
 
@@ -86,7 +88,8 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     }
 
     // The peer mostly waits, so all faults are measured at the same time.
-    let peers: Vec<_> = faulty.iter().map(|site| tokio::spawn(measure_rslock(site.rslock.clone()))).collect();
+    let peers: Vec<_> =
+        faulty.iter().map(|site| tokio::spawn(measure_rslock(site.rslock.clone()))).collect();
     let mut rows = Vec::new();
     for (site, peer) in faulty.iter().zip(peers) {
         let healthy = if site.condition.is_behind_proxy { &behind_proxy } else { &healthy };
@@ -132,7 +135,9 @@ impl Site {
             let mut locks = JoinSet::new();
             for n in 0..AT_ONCE {
                 let quorum = self.quorum.clone();
-                locks.spawn(async move { acquire_and_release(&quorum, &format!("orders/{n}")).await });
+                locks.spawn(
+                    async move { acquire_and_release(&quorum, &format!("orders/{n}")).await },
+                );
             }
             while let Some(took) = locks.join_next().await {
                 self.ten_at_once.record(took??);

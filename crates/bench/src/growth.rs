@@ -67,7 +67,8 @@ const LEASES: Dialect = Dialect {
     acquire: |n, ttl_ms| request(&["LOCK.ACQUIRE", &key(n), &token(n), &ttl_ms.to_string()]),
     release: |n| request(&["LOCK.RELEASE", &key(n), &token(n)]),
     start: || {
-        let server = Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string());
+        let server =
+            Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string());
         let server = server.arg("enable-debug-command", "yes").start()?;
         // The server's own search for expired keys takes up to 25 ms, and is no work of the module.
         cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut server.connection())?;
@@ -223,7 +224,8 @@ impl Dialect {
         // Still to do: acquire a million more, and then release as many as there are.
         let end = Instant::now() + 2 * began.elapsed() + SLACK;
         for first in (RELEASED..LOCKS).step_by(STRETCH as usize) {
-            let left_ms = || u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
+            let left_ms =
+                || u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
             acquires.push(client.stretch(connection, first, |n| {
                 (self.acquire)(n, left_ms().unwrap_or(TTL_MS).clamp(1, TTL_MS))
             })?);
@@ -232,7 +234,10 @@ impl Dialect {
         for first in (0..RELEASED).step_by(STRETCH as usize) {
             releases.push(client.stretch(connection, first, self.release)?);
         }
-        ensure!(Instant::now() < end, "this machine became too slow for the last locks to end together");
+        ensure!(
+            Instant::now() < end,
+            "this machine became too slow for the last locks to end together"
+        );
         let deadlines = client.until_all_have_ended(connection, end)?;
         Ok(Way { acquires, releases, deadlines, bytes })
     }
@@ -270,7 +275,8 @@ impl Client {
             let requests: String = (first..first + BATCH).map(&command).collect();
             let (spent, answers) = self.ask(&requests, BATCH as usize)?;
             // Refusals fail: an error, a null, or nothing deleted.
-            let is_done = |line: &str| line.starts_with('+') || line.starts_with(':') && line != ":0";
+            let is_done =
+                |line: &str| line.starts_with('+') || line.starts_with(':') && line != ":0";
             ensure!(answers.lines().all(is_done), "a lock was answered {answers:?}");
             most = most.max(spent);
         }
@@ -283,7 +289,8 @@ impl Client {
         connection: &mut Connection,
         end: Instant,
     ) -> anyhow::Result<Vec<Stretch>> {
-        let mut stretches = vec![Stretch::NOTHING; (LOCKS - RELEASED).div_ceil(STRETCH) as usize + 1];
+        let mut stretches =
+            vec![Stretch::NOTHING; (LOCKS - RELEASED).div_ceil(STRETCH) as usize + 1];
         loop {
             // The server is also busy while this client waits, so only the round trip counts here.
             let asked = Instant::now();

@@ -207,7 +207,8 @@ fn in_task<T: Send + 'static>(
 /// Refuses debug builds, whose figures say nothing.
 fn require_release_builds() -> anyhow::Result<()> {
     ensure!(!cfg!(debug_assertions), "this is a debug build: run `make bench`");
-    let module = module_path().context("there is no module to measure: run `make bench`, which builds it")?;
+    let module = module_path()
+        .context("there is no module to measure: run `make bench`, which builds it")?;
     if module.parent().is_some_and(|directory| directory.ends_with("debug")) {
         bail!(
             "{} is a debug build of the module: build the other with `cargo build --release -p quorlock`, and unset \
@@ -223,7 +224,9 @@ fn warn_of_a_busy_machine() {
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load = load.as_deref().and_then(|load| load.split(' ').next());
     if let Some(load) = load.filter(|load| load.parse().is_ok_and(|load: f64| load > LOAD_MAX)) {
-        eprintln!("the load is {load} already: run this again on a machine that has nothing else to do");
+        eprintln!(
+            "the load is {load} already: run this again on a machine that has nothing else to do"
+        );
     }
 }
 
@@ -231,7 +234,8 @@ fn warn_of_a_busy_machine() {
 fn server_version() -> anyhow::Result<String> {
     let server = Server::builder().start()?;
     let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection())?;
-    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let field =
+        |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     // Valkey also reports a version of Redis with which it is compatible.
     field("valkey_version")
         .map(|version| format!("Valkey {version}"))

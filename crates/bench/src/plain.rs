@@ -60,7 +60,9 @@ struct Load {
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("plain commands beside 100,000 leases");
     let mut loads = [
-        Load::new("SET", "+OK\r\n", |key| format!("*3\r\n$3\r\nSET\r\n$10\r\n{key}\r\n$3\r\nxxx\r\n")),
+        Load::new("SET", "+OK\r\n", |key| {
+            format!("*3\r\n$3\r\nSET\r\n$10\r\n{key}\r\n$3\r\nxxx\r\n")
+        }),
         Load::new("GET", "$3\r\nxxx\r\n", |key| format!("*2\r\n$3\r\nGET\r\n$10\r\n{key}\r\n")),
     ];
     for _ in 0..SERVERS {
@@ -77,7 +79,10 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
         }
         for (server, locks) in servers.iter().zip([LOCKS, LOCKS, 0]) {
             let keys: u32 = cmd("DBSIZE").query(&mut server.connection())?;
-            ensure!(keys == KEYS + locks, "there are {keys} keys, and not {KEYS} and {locks} locks");
+            ensure!(
+                keys == KEYS + locks,
+                "there are {keys} keys, and not {KEYS} and {locks} locks"
+            );
         }
         progress.step();
     }
@@ -89,17 +94,23 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
             peer,
             target,
         };
-        [row("beside as many `SET NX PX`", locks, Some(TARGET)), row("on an empty server", empty, None)]
+        [
+            row("beside as many `SET NX PX`", locks, Some(TARGET)),
+            row("on an empty server", empty, None),
+        ]
     };
     Ok(loads.into_iter().flat_map(rows).collect())
 }
 
 /// Starts a server with leases, one with the same locks and no module, and one with neither.
 fn servers() -> anyhow::Result<[Server; 3]> {
-    let leases = Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string()).start()?;
+    let leases =
+        Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string()).start()?;
     take(&leases, |key, token| cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take())?;
     let locks = Server::builder().without_module().tcp().start()?;
-    take(&locks, |key, token| cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take())?;
+    take(&locks, |key, token| {
+        cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
+    })?;
     Ok([leases, locks, Server::builder().without_module().tcp().start()?])
 }
 
@@ -112,7 +123,8 @@ fn take(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<
             pipeline.add_command(acquire(&format!("lock:{n:06}"), &format!("{n:032x}")));
         }
         let answers: Vec<Value> = pipeline.query(connection)?;
-        let refused = answers.iter().find(|answer| !matches!(answer, Value::Okay | Value::Int(1..)));
+        let refused =
+            answers.iter().find(|answer| !matches!(answer, Value::Okay | Value::Int(1..)));
         ensure!(refused.is_none(), "a lock was answered {refused:?}");
     }
     Ok(())
@@ -134,7 +146,10 @@ impl Load {
         // A large prime: the keys come in no order, and all equally often.
         let key = |n: u32| format!("plain:{:04}", n * 7919 % KEYS);
         let batch = |connection: u32| {
-            (0..PIPELINED).map(|n| request(&key(connection * PIPELINED + n))).collect::<String>().into_bytes()
+            (0..PIPELINED)
+                .map(|n| request(&key(connection * PIPELINED + n)))
+                .collect::<String>()
+                .into_bytes()
         };
         // Each batch has other keys than the last one, until no more are left.
         Self {

@@ -33,7 +33,9 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Limit; 1]> {
     under_lock.env("QUORLOCK_NODES", masters.urls().join(",")).args(["run", "bench", "--", "true"]);
     let [mut took_alone, mut took_under_lock] = [Latencies::new(), Latencies::new()];
     for round in 0..STEPS {
-        for (command, took) in [(&mut alone, &mut took_alone), (&mut under_lock, &mut took_under_lock)] {
+        for (command, took) in
+            [(&mut alone, &mut took_alone), (&mut under_lock, &mut took_under_lock)]
+        {
             let started = Instant::now();
             let status = command.stdin(Stdio::null()).status().context("cannot run a command")?;
             ensure!(status.success(), "{command:?} failed: {status}");
@@ -45,7 +47,8 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Limit; 1]> {
     }
     let longer = took_under_lock.p50().saturating_sub(took_alone.p50());
     Ok([Limit {
-        case: "`quorlock run` of `true` on five masters, one of them down, beside `true` alone".into(),
+        case: "`quorlock run` of `true` on five masters, one of them down, beside `true` alone"
+            .into(),
         measured: format!("{longer:.1?} longer"),
         target: "≤ 8 ms",
         met: longer <= LONGER_MAX,

@@ -34,7 +34,8 @@ impl Row {
 
     /// Compares the exact ratio, and not the printed one. A ratio that is not a number misses.
     fn misses_its_target(&self) -> bool {
-        self.target.is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))
+        self.target
+            .is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))
     }
 }
 
@@ -188,7 +189,10 @@ mod tests {
         assert!(!row(125, Some(1.25)).misses_its_target());
         let above = Row { ours: Duration::from_nanos(125_001), ..row(125, Some(1.25)) };
         assert!(above.misses_its_target());
-        assert_eq!(above.to_string(), "| RELEASE | 125 µs | script 100 µs | 1.25 | ≤ 1.25, **missed** |");
+        assert_eq!(
+            above.to_string(),
+            "| RELEASE | 125 µs | script 100 µs | 1.25 | ≤ 1.25, **missed** |"
+        );
         assert!(!row(1000, None).misses_its_target());
     }
 

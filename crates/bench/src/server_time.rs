@@ -163,15 +163,21 @@ impl Size {
 /// Acquires, extends and releases all locks with Quorlock and then with the peer.
 ///
 /// Returns the cost of a call in each case.
-fn run_all(cases: &[Case], connection: &mut Connection) -> anyhow::Result<Vec<(Duration, Duration)>> {
-    let ours: Vec<_> = cases.iter().map(|case| case.ours.run(connection)).collect::<Result<_, _>>()?;
-    let peer: Vec<_> = cases.iter().map(|case| case.peer.run(connection)).collect::<Result<_, _>>()?;
+fn run_all(
+    cases: &[Case],
+    connection: &mut Connection,
+) -> anyhow::Result<Vec<(Duration, Duration)>> {
+    let ours: Vec<_> =
+        cases.iter().map(|case| case.ours.run(connection)).collect::<Result<_, _>>()?;
+    let peer: Vec<_> =
+        cases.iter().map(|case| case.peer.run(connection)).collect::<Result<_, _>>()?;
     Ok(ours.into_iter().zip(peer).collect())
 }
 
 impl Load {
     fn new(keys: u32, command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
-        let commands: Vec<_> = (0..keys).map(|n| of(&format!("lock:{n:06}"), &format!("{n:032x}"))).collect();
+        let commands: Vec<_> =
+            (0..keys).map(|n| of(&format!("lock:{n:06}"), &format!("{n:032x}"))).collect();
         let bundle = |commands: &[Cmd]| {
             let mut pipeline = Pipeline::with_capacity(commands.len());
             for command in commands {

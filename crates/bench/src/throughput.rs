@@ -135,7 +135,8 @@ impl Taker {
         for task in 0..tasks {
             let taker = self.clone();
             working.spawn(async move {
-                let (key, mut asked, mut locks) = (format!("{}/{task}", taker.name()), Asked::default(), 0);
+                let (key, mut asked, mut locks) =
+                    (format!("{}/{task}", taker.name()), Asked::default(), 0);
                 while began.elapsed() < TURN {
                     taker.take(&key, &mut asked).await?;
                     locks += 1;
@@ -181,8 +182,9 @@ impl Bare {
         for url in urls {
             let client = open(url)?;
             // As in our client: a request that waits for a place in the queue may be overtaken.
-            let config =
-                AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUE_MAX);
+            let config = AsyncConnectionConfig::new()
+                .set_response_timeout(None)
+                .set_pipeline_buffer_size(QUEUE_MAX);
             connections.push(client.get_multiplexed_async_connection_with_config(&config).await?);
         }
         Ok(Self { connections, locks: Arc::default() })

@@ -26,5 +26,7 @@ fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
     });
     let (max_ms, node) = limits.min()?;
     let most = text_of_ms(max_ms);
-    Some(anyhow!("{node} allows no longer ttl: lower --ttl to at most {most} or raise lock.max-ttl"))
+    Some(anyhow!(
+        "{node} allows no longer ttl: lower --ttl to at most {most} or raise lock.max-ttl"
+    ))
 }

@@ -57,18 +57,20 @@ pub(crate) enum Verb {
     Up(Up),
 }
 
-/// Runs a command while holding a lock: waits for the lock, renews it, and releases it when the command ends.
+/// Runs a command while holding a lock: waits for the lock, renews it, and releases it when the
+/// command ends.
 ///
-/// When the lock cannot be renewed, the command and everything that it started is stopped before another client can acquire the
-/// lock: with SIGTERM when a third of the ttl is left, or early enough for --kill-after, and with SIGKILL when a 20th of
-/// the ttl is left. If the masters say that the lock has ended, the grace is at most a 20th of the ttl. A second process,
-/// the watchdog, does so too if quorlock itself is stopped or killed with SIGKILL.
+/// When the lock cannot be renewed, the command and everything that it started is stopped before
+/// another client can acquire the lock: with SIGTERM when a third of the ttl is left, or early
+/// enough for --kill-after, and with SIGKILL when a 20th of the ttl is left. If the masters say
+/// that the lock has ended, the grace is at most a 20th of the ttl. A second process, the watchdog,
+/// does so too if quorlock itself is stopped or killed with SIGKILL.
 ///
-/// When the command ends by itself, the lock is released. Processes that it left in the background then run without the
-/// lock, unless --wait-all is given.
+/// When the command ends by itself, the lock is released. Processes that it left in the background
+/// then run without the lock, unless --wait-all is given.
 ///
-/// Other signals that reach quorlock are passed on to the command and to what it started: TERM, INT, HUP, QUIT, USR1 and
-/// USR2. Ctrl-C in a terminal reaches the command by itself.
+/// Other signals that reach quorlock are passed on to the command and to what it started: TERM,
+/// INT, HUP, QUIT, USR1 and USR2. Ctrl-C in a terminal reaches the command by itself.
 #[derive(clap::Args)]
 #[command(after_help = [RUN_VALUES, nodes::POINTER, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
 pub(crate) struct Run {
@@ -79,7 +81,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies; it is extended whenever a third of that is over [default: 10s]
+    /// How long the lock lasts if this program dies; it is extended whenever a third of that is
+    /// over [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
@@ -103,11 +106,13 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner; a signal ends that at once. The exit code is the command's
+    /// Keep the lock for at least this long, even if the command ends sooner; a signal ends that at
+    /// once. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
-    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl; then it is killed [default: as long as the lock is valid]
+    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl; then it
+    /// is killed [default: as long as the lock is valid]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_after: Option<Duration>,
 
@@ -115,7 +120,8 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) wait_all: bool,
 
-    /// How long one master may take to answer; raise it if they are far away [default: 4 round trips, at least 50ms, at most a quarter of the ttl]
+    /// How long one master may take to answer; raise it if they are far away [default: 4 round
+    /// trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_limit: Option<Duration>,
 
@@ -170,7 +176,8 @@ impl Run {
 
     /// How long to wait for the lock.
     pub(crate) fn wait(&self) -> Duration {
-        let given = if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
+        let given =
+            if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
         given.or(self.default_wait).unwrap_or(Duration::MAX)
     }
 
@@ -196,7 +203,8 @@ pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
 /// Reads seconds as `flock -w` does: `10`, `0.5`.
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| "give a number of seconds that is not negative")
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| "give a number of seconds that is not negative")
 }
 
 #[cfg(test)]

@@ -125,7 +125,8 @@ fn parse(text: &str) -> Result<File, String> {
 
 /// Whether users other than the owner and the group can read the file.
 pub(crate) fn is_readable_by_others(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
+    fs::metadata(path)
+        .is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
 }
 
 /// A list of nodes, or one text with commas, as in `QUORLOCK_NODES`.
@@ -167,7 +168,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(file.nodes, ["rediss://a", "rediss://b"]);
-        assert_eq!((file.user.as_deref(), file.defaults.owner.as_deref()), (Some("locker"), Some("web-3")));
+        assert_eq!(
+            (file.user.as_deref(), file.defaults.owner.as_deref()),
+            (Some("locker"), Some("web-3"))
+        );
         assert_eq!(file.defaults.ttl, Some(Duration::from_millis(1500)));
         assert_eq!(file.defaults.wait, Some(Duration::ZERO));
         assert_eq!(file.tls.key, Some("c.key".into()));

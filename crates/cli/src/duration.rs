@@ -14,7 +14,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number(whole) || !is_number(fraction) || fraction.len() > FRACTION_DIGITS_MAX {
         return Err("give a number and a unit, such as 10s, 1.5s or 500ms".into());
     }
@@ -33,7 +34,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
             unit if unit.starts_with(char::is_whitespace) => {
                 return Err(format!("write the unit without a space, such as {number}s"));
             }
-            _ => return Err("give one number and one unit, which is ms, s, m or h, such as 90m".into()),
+            _ => {
+                return Err(
+                    "give one number and one unit, which is ms, s, m or h, such as 90m".into()
+                );
+            }
         };
     let ns = whole.checked_mul(unit_ns).and_then(|ns| ns.checked_add(fraction * unit_ns / scale));
     let ms = ns.and_then(|ns| u64::try_from(ns / NS_PER_MS).ok()).ok_or_else(too_long)?;
@@ -51,7 +56,9 @@ pub(crate) fn text_of_ms(ms: u64) -> String {
 }
 
 /// For fields of a configuration file.
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Option<Duration>, D::Error> {
     struct Time;
     impl Visitor<'_> for Time {
         type Value = Duration;

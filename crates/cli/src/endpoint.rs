@@ -3,7 +3,8 @@
 use url::Url;
 
 /// What a client can connect to. The client says what is wrong with Sentinel and Cluster.
-const SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
+const SCHEMES: [&str; 7] =
+    ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
 const WRITE: &str = "write redis://host:port, rediss://host:port for TLS, or redis+unix:///path";
 
@@ -19,16 +20,20 @@ impl Endpoint {
     /// The error does not show a password.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if text.contains(char::is_whitespace) {
-            return Err("separate the nodes by commas, not by spaces, such as a:6379,b:6379,c:6379".into());
+            return Err(
+                "separate the nodes by commas, not by spaces, such as a:6379,b:6379,c:6379".into(),
+            );
         }
         if text.starts_with('/') {
             return Err(format!("{text} has no scheme: write redis+unix://{text}"));
         }
         let has_scheme = text.contains("://");
-        let url = if has_scheme { Url::parse(text) } else { Url::parse(&format!("redis://{text}")) };
+        let url =
+            if has_scheme { Url::parse(text) } else { Url::parse(&format!("redis://{text}")) };
         let url = url.map_err(|error| format!("{}: {error}: {WRITE}", without_secrets(text)))?;
         let scheme = url.scheme();
-        let is_known = SCHEMES.contains(&scheme) || scheme.contains("sentinel") || scheme.contains("cluster");
+        let is_known =
+            SCHEMES.contains(&scheme) || scheme.contains("sentinel") || scheme.contains("cluster");
         if !is_known {
             return Err(format!("{scheme}:// is not the scheme of a node: {WRITE}"));
         }
@@ -46,7 +51,11 @@ impl Endpoint {
     /// The address, without user and password.
     pub(crate) fn name(&self) -> String {
         let port = self.url.port().map(|port| format!(":{port}")).unwrap_or_default();
-        format!("{}{port}{}", self.url.host_str().unwrap_or_default(), self.url.path().trim_end_matches('/'))
+        format!(
+            "{}{port}{}",
+            self.url.host_str().unwrap_or_default(),
+            self.url.path().trim_end_matches('/')
+        )
     }
 
     pub(crate) fn has_scheme(&self) -> bool {
@@ -61,11 +70,13 @@ impl Endpoint {
     pub(crate) fn unsupported(&self) -> Option<&'static str> {
         let scheme = self.url.scheme();
         if scheme.contains("sentinel") {
-            return Some("Sentinel may fail it over to a replica that lacks locks: name each master itself");
+            return Some(
+                "Sentinel may fail it over to a replica that lacks locks: name each master itself",
+            );
         }
-        scheme
-            .contains("cluster")
-            .then_some("a Redis Cluster cannot be a node, since its slots move: name independent masters")
+        scheme.contains("cluster").then_some(
+            "a Redis Cluster cannot be a node, since its slots move: name independent masters",
+        )
     }
 
     /// Whether the URL contains a password.

@@ -53,7 +53,11 @@ pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
 }
 
-async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyhow::Result<ExitCode> {
+async fn hand_out(
+    quorum: &Quorum,
+    handle: DetachedLock,
+    args: &Extend,
+) -> anyhow::Result<ExitCode> {
     let ttl = args.ttl.unwrap_or(handle.ttl());
     let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
         Ok(lock) => {
@@ -68,7 +72,9 @@ async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyho
             match error {
                 AttachError::Gone { .. } => exit::LOST,
                 AttachError::NoQuorum { nodes } if is_revoked(&nodes) => exit::LOST,
-                AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => exit::NO_MAJORITY,
+                AttachError::NoQuorum { .. } | AttachError::InsufficientValidity { .. } => {
+                    exit::NO_MAJORITY
+                }
                 _ => exit::FAILED,
             }
         }
@@ -78,6 +84,7 @@ async fn hand_out(quorum: &Quorum, handle: DetachedLock, args: &Extend) -> anyho
 
 /// Whether an operator revoked the lock on too many nodes to leave a majority.
 fn is_revoked(nodes: &Nodes) -> bool {
-    let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();
+    let revoked =
+        nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();
     2 * revoked >= nodes.0.len()
 }

@@ -112,12 +112,14 @@ impl<'a> Summary<'a> {
     pub(crate) fn of(inspection: &'a Inspection) -> Self {
         let nodes = inspection.nodes.len();
         let majority = nodes / 2 + 1;
-        let leases = || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
+        let leases =
+            || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
         let held = match &inspection.state {
             LockState::Held(held) => Some(held),
             LockState::Free | LockState::Unclear => None,
         };
-        let of_lock = || leases().filter(|lease| held.is_some_and(|held| lease.fence == Some(held.fence)));
+        let of_lock =
+            || leases().filter(|lease| held.is_some_and(|held| lease.fence == Some(held.fence)));
         let revoked = of_lock().filter(|lease| lease.revoked).count();
         let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
         let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();

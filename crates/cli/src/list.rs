@@ -53,13 +53,15 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let (nodes, failed): (Vec<_>, Vec<_>) = list.nodes.iter().partition(|(_, error)| error.is_none());
+    let (nodes, failed): (Vec<_>, Vec<_>) =
+        list.nodes.iter().partition(|(_, error)| error.is_none());
     let has_majority = 2 * nodes.len() > list.nodes.len();
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
         let locks = summaries.map(|(lock, summary)| Printed::new(lock, &summary)).collect();
         let failed = failed.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
-        let failed = failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
+        let failed =
+            failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
         let all = All { locks, truncated: list.is_truncated, failed };
         shown::print(&(shown::json(&all)? + "\n"));
     } else {
@@ -68,7 +70,10 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         shown::print(&table(&rows));
         for (node, error) in failed {
             if let Some(error) = error {
-                say(format_args!("{node} did not list all its locks: {}", escaped(error.to_string())));
+                say(format_args!(
+                    "{node} did not list all its locks: {}",
+                    escaped(error.to_string())
+                ));
             }
         }
     }

@@ -70,9 +70,13 @@ impl LockRenewer {
         let left = time_left(self.lock.remaining());
         match self.confirmation.handle_check(check) {
             Some(LockCheck::Confirmed) => say_later("the lock is confirmed again".into()),
-            Some(LockCheck::Unconfirmed) => say_later(format!("cannot confirm the lock, {left} left")),
+            Some(LockCheck::Unconfirmed) => {
+                say_later(format!("cannot confirm the lock, {left} left"))
+            }
             Some(LockCheck::Revoked) => {
-                say_later(format!("an operator revoked the lock, {left} left: it cannot be extended"));
+                say_later(format!(
+                    "an operator revoked the lock, {left} left: it cannot be extended"
+                ));
             }
             Some(LockCheck::Lost) => return LockState::Lost,
             None => {}

@@ -65,19 +65,31 @@ use crate::args::{Args, Verb};
 async fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
     match words.next() {
-        Some(verb) if verb == watchdog::VERB => return finish(watchdog::main(words.collect()).await),
-        Some(verb) if verb == manual::VERB => return finish(manual::main(&words.collect::<Vec<_>>())),
+        Some(verb) if verb == watchdog::VERB => {
+            return finish(watchdog::main(words.collect()).await);
+        }
+        Some(verb) if verb == manual::VERB => {
+            return finish(manual::main(&words.collect::<Vec<_>>()));
+        }
         _ => {}
     }
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
-            if error.kind() == ErrorKind::UnknownArgument && env::args_os().any(|word| word == "--nodes") {
-                say("if --nodes is followed by several nodes: separate them by commas, not by spaces");
+            if error.kind() == ErrorKind::UnknownArgument
+                && env::args_os().any(|word| word == "--nodes")
+            {
+                say(
+                    "if --nodes is followed by several nodes: separate them by commas, not by spaces",
+                );
             }
             // Not clap's 2, which may be an exit code of the command.
-            return if error.use_stderr() { ExitCode::from(exit::FAILED) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::from(exit::FAILED)
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
     finish(match args.verb {
@@ -104,8 +116,8 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Prints a message on standard error, with escapes in the texts of servers. Standard output belongs
-/// to the command. A closed standard error is ignored.
+/// Prints a message on standard error, with escapes in the texts of servers. Standard output
+/// belongs to the command. A closed standard error is ignored.
 fn say(message: impl Display) {
     let _ = writeln!(stderr(), "quorlock: {}", shown::printable_lines(&message.to_string()));
 }

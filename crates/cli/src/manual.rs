@@ -52,7 +52,8 @@ fn verbs(program: &Command) -> impl Iterator<Item = &Command> {
 fn page(command: &Command, folder: &Path) -> io::Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let source = format!("quorlock {}", env!("CARGO_PKG_VERSION"));
-    let man = Man::new(command.clone()).title(name.to_uppercase()).source(source).manual("Quorlock");
+    let man =
+        Man::new(command.clone()).title(name.to_uppercase()).source(source).manual("Quorlock");
     let mut file = File::create(folder.join(format!("{name}.1")))?;
     man.render_title(&mut file)?;
     man.render_name_section(&mut file)?;
@@ -68,8 +69,8 @@ fn page(command: &Command, folder: &Path) -> io::Result<()> {
     file.flush()
 }
 
-/// The text of `--help` after the options. A paragraph that begins with a line such as `Examples:` becomes a
-/// section. Its lines are kept as they are, since they are tables and commands.
+/// The text of `--help` after the options. A paragraph that begins with a line such as `Examples:`
+/// becomes a section. Its lines are kept as they are, since they are tables and commands.
 fn notes(text: &str, to: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     for paragraph in text.split("\n\n") {

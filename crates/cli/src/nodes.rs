@@ -13,8 +13,8 @@ use crate::config::{self, Defaults, File, Loaded, Tls};
 use crate::endpoint::Endpoint;
 use crate::say;
 
-/// The variables that may contain a password. `quorlock run` removes them from the environment of its
-/// command.
+/// The variables that may contain a password. `quorlock run` removes them from the environment of
+/// its command.
 pub(crate) const SECRET_VARIABLES: [&str; 2] = [NODES_VARIABLE, PASSWORD_VARIABLE];
 
 const NODES_VARIABLE: &str = "QUORLOCK_NODES";
@@ -43,7 +43,8 @@ pub(crate) struct NodeArgs {
     #[arg(help_heading = HEADING, long, value_name = "FILE")]
     password_file: Option<PathBuf>,
 
-    /// The certificates that rediss:// nodes are checked by, in PEM [default: SSL_CERT_FILE, or the system's]
+    /// The certificates that rediss:// nodes are checked by, in PEM [default: SSL_CERT_FILE, or the
+    /// system's]
     #[arg(help_heading = HEADING, long, value_name = "FILE")]
     cacert: Option<PathBuf>,
 
@@ -135,7 +136,8 @@ impl NodeArgs {
         }
         let file = file.map(|loaded| &loaded.file);
         self.add_credentials(&mut endpoints, file)?;
-        let certificates = self.read_certificates(&endpoints, file.map(|file| &file.tls)).context(by)?;
+        let certificates =
+            self.read_certificates(&endpoints, file.map(|file| &file.tls)).context(by)?;
         let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
         let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
         Ok(Nodes { endpoints, certificates, defaults })
@@ -144,7 +146,10 @@ impl NodeArgs {
     fn named<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<Named<'a>> {
         if let Some(given) = &self.nodes {
             let texts = not_blank(given.iter().map(String::as_str));
-            ensure!(!texts.is_empty(), "--nodes is empty: give URLs, such as --nodes a:6379,b:6379,c:6379");
+            ensure!(
+                !texts.is_empty(),
+                "--nodes is empty: give URLs, such as --nodes a:6379,b:6379,c:6379"
+            );
             return Ok(Named { by: "--nodes".into(), texts, file: None });
         }
         let texts = not_blank(variable(NODES_VARIABLE)?.unwrap_or_default().split(','));
@@ -154,7 +159,11 @@ impl NodeArgs {
         for loaded in files {
             let texts = not_blank(loaded.file.nodes.iter().map(String::as_str));
             if !texts.is_empty() {
-                return Ok(Named { by: loaded.path.display().to_string(), texts, file: Some(loaded) });
+                return Ok(Named {
+                    by: loaded.path.display().to_string(),
+                    texts,
+                    file: Some(loaded),
+                });
             }
         }
         bail!(
@@ -164,7 +173,11 @@ impl NodeArgs {
         )
     }
 
-    fn add_credentials(&self, endpoints: &mut [Endpoint], of_file: Option<&File>) -> anyhow::Result<()> {
+    fn add_credentials(
+        &self,
+        endpoints: &mut [Endpoint],
+        of_file: Option<&File>,
+    ) -> anyhow::Result<()> {
         let user = match &self.user {
             Some(user) => Some(user.clone()),
             None => variable(USER_VARIABLE)?.or_else(|| of_file?.user.clone()),
@@ -198,12 +211,18 @@ impl NodeArgs {
         let cacert = self.cacert.as_deref().or_else(|| of_file?.cacert.as_deref());
         let (cert, key) = match (&self.cert, &self.tls_key) {
             (Some(cert), Some(key)) => (Some(cert), Some(key)),
-            _ => (of_file.and_then(|tls| tls.cert.as_ref()), of_file.and_then(|tls| tls.key.as_ref())),
+            _ => (
+                of_file.and_then(|tls| tls.cert.as_ref()),
+                of_file.and_then(|tls| tls.key.as_ref()),
+            ),
         };
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => {
                 warn_if_readable(key);
-                Some(Identity { chain: read_certificate(cert)?, key: read_pem(key, "PRIVATE KEY")? })
+                Some(Identity {
+                    chain: read_certificate(cert)?,
+                    key: read_pem(key, "PRIVATE KEY")?,
+                })
             }
             (None, None) => None,
             _ => bail!("tls.cert and tls.key belong together: give both or none"),
@@ -300,19 +319,27 @@ fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
 fn variable(name: &str) -> anyhow::Result<Option<String>> {
     let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
     // Without the value, which may be a password.
-    value.into_string().map(Some).map_err(|_| anyhow!("{name} is not UTF-8: write its value in UTF-8"))
+    value
+        .into_string()
+        .map(Some)
+        .map_err(|_| anyhow!("{name} is not UTF-8: write its value in UTF-8"))
 }
 
 fn read_password(path: &Path) -> anyhow::Result<String> {
     let text = fs::read_to_string(path)
         .with_context(|| format!("cannot read the password from {}", path.display()))?;
-    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    let password =
+        text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
     ensure!(
         !password.is_empty(),
         "the password file {} is empty: write the password into it",
         path.display()
     );
-    ensure!(!password.contains('\n'), "the password file {} has several lines: leave one", path.display());
+    ensure!(
+        !password.contains('\n'),
+        "the password file {} has several lines: leave one",
+        path.display()
+    );
     warn_if_readable(path);
     Ok(password.to_owned())
 }
@@ -323,9 +350,11 @@ fn read_certificate(path: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// Reads a file that has at least one section of this kind.
 fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let is_begin =
-        |line: &str| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(&format!("{kind}-----"));
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let is_begin = |line: &str| {
+        line.starts_with("-----BEGIN ") && line.trim_end().ends_with(&format!("{kind}-----"))
+    };
     ensure!(
         text.lines().any(is_begin),
         "{} has no line `-----BEGIN {kind}-----`: TLS needs a file in PEM",

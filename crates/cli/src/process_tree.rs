@@ -76,7 +76,11 @@ impl ProcessTree {
     }
 
     /// Adopts the processes of a watchdog that was killed.
-    pub(crate) fn adopt(leader: Option<Pid>, group: Group, other_children: Vec<Pid>) -> io::Result<Self> {
+    pub(crate) fn adopt(
+        leader: Option<Pid>,
+        group: Group,
+        other_children: Vec<Pid>,
+    ) -> io::Result<Self> {
         let child_signal = unix::signal(SignalKind::child())?;
         Ok(Self {
             leader,
@@ -119,8 +123,10 @@ impl ProcessTree {
                 Err(_) => break false,
             }
         };
-        // Without other children, `wait` itself reports that no child is left, which is surer than a list.
-        self.has_children = has_any && (self.other_children.is_empty() || !self.children().is_empty());
+        // Without other children, `wait` itself reports that no child is left, which is surer than
+        // a list.
+        self.has_children =
+            has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }
 
     /// Passes on a signal that `quorlock` was sent, unless the terminal sent it to both.
@@ -203,7 +209,10 @@ impl ProcessTree {
         let is_unreaped = self.leader_status.is_none();
         let _ = match self.group {
             // The id of the group is not reused while a member is unreaped.
-            Group::Own if is_unreaped || self.children().iter().any(|child| self.is_in_own_group(*child)) => {
+            Group::Own
+                if is_unreaped
+                    || self.children().iter().any(|child| self.is_in_own_group(*child)) =>
+            {
                 kill_process_group(leader, signal)
             }
             Group::Terminals(_) if is_unreaped => kill_process(leader, signal),
@@ -230,8 +239,9 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
 /// The children of this process; empty where the system has no list of them.
 pub(crate) fn children() -> Vec<Pid> {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
-    let lists =
-        threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let lists = threads
+        .flatten()
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     let pids = |list: String| {
         let pids = list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
         pids.collect::<Vec<_>>()

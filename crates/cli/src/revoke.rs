@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{
-    InspectError, Inspection, NodeRevocation, Quorum, Revocation, RevocationReport, RevocationState,
-    RevokeError,
+    InspectError, Inspection, NodeRevocation, Quorum, Revocation, RevocationReport,
+    RevocationState, RevokeError,
 };
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
@@ -29,8 +29,9 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Takes a lock back from its holder, and waits until it is free.
 ///
-/// The holder can no longer extend the lock. It keeps the lock until the present deadline, so that no
-/// two hold it: `quorlock run` stops its command before that. Then the next waiter acquires the lock.
+/// The holder can no longer extend the lock. It keeps the lock until the present deadline, so that
+/// no two hold it: `quorlock run` stops its command before that. Then the next waiter acquires the
+/// lock.
 ///
 /// With --now the lock ends at once, and the next holder may run beside the old one. That is for a
 /// holder that is known to be dead.
@@ -87,14 +88,17 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             bail!("nothing was revoked");
         }
         // Another client may have acquired it while the operator read.
-        let Some(again) = inspect(&quorum, &key).await? else { return Ok(ExitCode::from(exit::NO_MAJORITY)) };
+        let Some(again) = inspect(&quorum, &key).await? else {
+            return Ok(ExitCode::from(exit::NO_MAJORITY));
+        };
         if let Some(code) = has_changed(&summary, &Summary::of(&again)) {
             return Ok(code);
         }
     }
     // From here on a signal ends the wait, and a message says what it leaves.
     let mut signals = Signals::listen()?;
-    let revoking = async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
+    let revoking =
+        async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
     let mut revocation = match signals.unless(revoking).await {
         Ok(Ok(revocation)) => revocation,
         Ok(Err(error @ RevokeError::NoAnswer { .. })) => {
@@ -228,9 +232,13 @@ impl Progress {
                 format!("revoked; the lock ends within {}", time(report.remaining))
             }
             RevocationState::Unconfirmed => {
-                format!("asking again for {left}: some nodes have the lock, and others may still get it")
+                format!(
+                    "asking again for {left}: some nodes have the lock, and others may still get it"
+                )
             }
-            _ => format!("asking again for {left}: too few nodes answer, and the holder may extend the lock"),
+            _ => format!(
+                "asking again for {left}: too few nodes answer, and the holder may extend the lock"
+            ),
         };
         if stderr().is_terminal() {
             self.is_open = true;
@@ -268,16 +276,22 @@ fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
             ExitCode::from(exit::SUCCESS)
         }
         Waited::GaveUp => {
-            say("too few nodes answered: the holder may extend the lock. Ask again when a majority of the \
-                 nodes can be reached");
+            say(
+                "too few nodes answered: the holder may extend the lock. Ask again when a majority of the \
+                 nodes can be reached",
+            );
             ExitCode::from(exit::NO_MAJORITY)
         }
         Waited::Interrupted(signal) => {
             match report.state {
                 RevocationState::Revoked => {
-                    say(format_args!("interrupted: the revocation stands, and the lock ends within {left}"));
+                    say(format_args!(
+                        "interrupted: the revocation stands, and the lock ends within {left}"
+                    ));
                 }
-                _ => say("interrupted: what was revoked stays revoked, but the holder may extend the lock"),
+                _ => say(
+                    "interrupted: what was revoked stays revoked, but the holder may extend the lock",
+                ),
             }
             exit::by(*signal)
         }

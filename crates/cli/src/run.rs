@@ -16,10 +16,11 @@ use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, Report, Watchdog};
 use crate::{advice, clock, exit, say};
 
-/// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third of the ttl must leave
-/// time for several, and to stop the child after the last.
+/// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third
+/// of the ttl must leave time for several, and to stop the child after the last.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
-/// How long to wait for silent nodes at the end. Their requests are in flight, and what they hold ends by its ttl.
+/// How long to wait for silent nodes at the end. Their requests are in flight, and what they hold
+/// ends by its ttl.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
@@ -32,7 +33,8 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
-    StopSchedule::new(ttl, args.kill_after, clock::now()).context("--kill-after is too long: raise --ttl")?;
+    StopSchedule::new(ttl, args.kill_after, clock::now())
+        .context("--kill-after is too long: raise --ttl")?;
     let quorum = match signals.unless(nodes.connect()).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::by(signal)),
@@ -42,10 +44,17 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-async fn run_locked(quorum: &Quorum, args: Run, ttl: Ttl, signals: &mut Signals) -> anyhow::Result<ExitCode> {
+async fn run_locked(
+    quorum: &Quorum,
+    args: Run,
+    ttl: Ttl,
+    signals: &mut Signals,
+) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
-    let owner = args.owner.clone().unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
-    let mut wanted = quorum.lock(args.key.clone().into_vec()).ttl(args.ttl()).wait(wait).owner(owner);
+    let owner =
+        args.owner.clone().unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
+    let mut wanted =
+        quorum.lock(args.key.clone().into_vec()).ttl(args.ttl()).wait(wait).owner(owner);
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
@@ -140,13 +149,15 @@ pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
 pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
     match error {
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
-        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => exit::NO_MAJORITY,
+        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => {
+            exit::NO_MAJORITY
+        }
         _ => exit::FAILED,
     }
 }
 
-/// Whether the lock is merely in use. A person at a terminal wants to read that, and a mail from cron should not contain
-/// it. The same holds for a missing master while a majority votes.
+/// Whether the lock is merely in use. A person at a terminal wants to read that, and a mail from
+/// cron should not contain it. The same holds for a missing master while a majority votes.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
@@ -171,7 +182,8 @@ enum Ended {
     Never(io::Error),
 }
 
-/// Runs the command while the lock is renewed. Passes signals on, and stops the command when the lock is lost.
+/// Runs the command while the lock is renewed. Passes signals on, and stops the command when the
+/// lock is lost.
 async fn supervise(
     args: &Run,
     ttl: Ttl,
@@ -235,7 +247,8 @@ async fn supervise(
     }
 }
 
-/// Renews the lock until `until`, or until a signal arrives. Returns whether it was held to the end.
+/// Renews the lock until `until`, or until a signal arrives. Returns whether it was held to the
+/// end.
 async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {

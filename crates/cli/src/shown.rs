@@ -85,7 +85,8 @@ pub(crate) fn count(number: u64, noun: &str) -> String {
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
-        let cells = rows.iter().filter(|row| row.len() > column + 1).map(|row| row[column].chars().count());
+        let cells =
+            rows.iter().filter(|row| row.len() > column + 1).map(|row| row[column].chars().count());
         cells.max().unwrap_or_default()
     };
     let widths: Vec<_> = (0..columns).map(width).collect();
@@ -99,12 +100,13 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     lines
 }
 
-/// Formats a value as JSON in one line. Escapes characters that are not printable, so that it is safe
-/// for a terminal.
+/// Formats a value as JSON in one line. Escapes characters that are not printable, so that it is
+/// safe for a terminal.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     let mut shown = String::new();
     for char in serde_json::to_string(value)?.chars() {
-        let is_plain = matches!(char, ' '..='~') || (!char.is_ascii() && char.escape_debug().len() == 1);
+        let is_plain =
+            matches!(char, ' '..='~') || (!char.is_ascii() && char.escape_debug().len() == 1);
         if is_plain {
             shown.push(char);
         } else {
@@ -149,7 +151,10 @@ mod tests {
             ("a\r\nb\tc\u{0}\u{7f}", r"a\r\nb\tc\0\u{7f}"),
             ("\u{9b}31m\u{85}", r"\u{9b}31m\u{85}"),
             ("web\u{202e}3-bew\u{2066}\u{200f}\u{61c}", r"web\u{202e}3-bew\u{2066}\u{200f}\u{61c}"),
-            ("a\u{200b}b\u{feff}\u{2028}\u{2029}\u{ad}", r"a\u{200b}b\u{feff}\u{2028}\u{2029}\u{ad}"),
+            (
+                "a\u{200b}b\u{feff}\u{2028}\u{2029}\u{ad}",
+                r"a\u{200b}b\u{feff}\u{2028}\u{2029}\u{ad}",
+            ),
             (r"\u{1b}", r"\\u{1b}"),
             ("\u{e0041}\u{301}", r"\u{e0041}\u{301}"),
         ] {
@@ -178,7 +183,10 @@ mod tests {
     #[test]
     fn further_lines_of_a_message_are_indented() {
         let text = "no node answered:\na: \u{1b}[2J\nquorlock: all is well";
-        assert_eq!(printable_lines(text), "no node answered:\n  a: \\u{1b}[2J\n  quorlock: all is well");
+        assert_eq!(
+            printable_lines(text),
+            "no node answered:\n  a: \\u{1b}[2J\n  quorlock: all is well"
+        );
     }
 
     #[test]
@@ -207,7 +215,8 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let row = |cells: &[&str]| cells.iter().map(|&cell| cell.to_owned()).collect::<Vec<_>>();
-        let rows = [row(&["NODE", "STATE"]), row(&["a:6379", "free"]), row(&["b", "a longer text"])];
+        let rows =
+            [row(&["NODE", "STATE"]), row(&["a:6379", "free"]), row(&["b", "a longer text"])];
         assert_eq!(table(&rows), "NODE    STATE\na:6379  free\nb       a longer text\n");
     }
 }

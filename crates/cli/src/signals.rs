@@ -19,8 +19,8 @@ impl Signals {
         let ignored = ignored_mask();
         LISTENED_TO
             .into_iter()
-            // Under nohup, and in the background of a script, this program and its child must ignore some signals. The
-            // child inherits that as long as this program does not listen.
+            // Under nohup, and in the background of a script, this program and its child must
+            // ignore some signals. The child inherits that as long as this program does not listen.
             .filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0)
             .map(|signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
             .collect::<Result<_, std::io::Error>>()
@@ -54,8 +54,8 @@ impl Signals {
     }
 }
 
-/// One bit for each signal that was ignored when this program started, from the lowest; 0 where the system does not
-/// say.
+/// One bit for each signal that was ignored when this program started, from the lowest; 0 where the
+/// system does not say.
 fn ignored_mask() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -16,8 +16,8 @@ use crate::signals::Signals;
 
 /// Starts local masters with the lock module, for trying things out.
 ///
-/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone after
-/// Ctrl-C. Standard output is one line for a shell, which names them to the other verbs.
+/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone
+/// after Ctrl-C. Standard output is one line for a shell, which names them to the other verbs.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Up {
@@ -32,7 +32,8 @@ pub(crate) struct Up {
 
     /// Keep the files of the masters in this folder, and start from the files that are there
     ///
-    /// A master that is started again grants no locks for a minute, since it may have forgotten some.
+    /// A master that is started again grants no locks for a minute, since it may have forgotten
+    /// some.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 
@@ -77,7 +78,8 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         None => module_path()?,
     };
     let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
-    let is_again = folder.as_ref().is_some_and(|folder| (0..args.masters).any(|index| folder.has(index)));
+    let is_again =
+        folder.as_ref().is_some_and(|folder| (0..args.masters).any(|index| folder.has(index)));
 
     // Before the first server starts: an interrupted program must leave none behind.
     let mut signals = Signals::listen()?;
@@ -92,24 +94,31 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
             None => master,
         }
     };
-    let starting = tokio::task::spawn_blocking(move || Masters::start_with(args.masters.into(), configure));
+    let starting =
+        tokio::task::spawn_blocking(move || Masters::start_with(args.masters.into(), configure));
     let started = starting.await?;
     progress.finish_and_clear();
     let mut masters = started.map_err(|error| match error {
-        StartError::Spawn { .. } => anyhow!("{error}: name a redis-server or valkey-server with --server"),
+        StartError::Spawn { .. } => {
+            anyhow!("{error}: name a redis-server or valkey-server with --server")
+        }
         StartError::Port { .. } => anyhow!("{error}: choose another --port"),
         _ => anyhow!("cannot start a master: {error}"),
     })?;
 
-    let urls: Vec<_> = masters.iter().map(|master| master.url().trim_end_matches('/').to_owned()).collect();
+    let urls: Vec<_> =
+        masters.iter().map(|master| master.url().trim_end_matches('/').to_owned()).collect();
     for (index, (master, url)) in masters.iter().zip(&urls).enumerate() {
         tell(format_args!("master {}: {url} (process {})", index + 1, master.pid()));
     }
     if is_again {
-        tell("They were started before and may have forgotten locks: they grant none for the next 60 s.");
+        tell(
+            "They were started before and may have forgotten locks: they grant none for the next 60 s.",
+        );
     }
     tell("Ready. In another terminal, paste the next line, and then: quorlock run KEY -- COMMAND");
-    writeln!(stdout(), "export QUORLOCK_NODES={}", urls.join(",")).context("cannot print the masters")?;
+    writeln!(stdout(), "export QUORLOCK_NODES={}", urls.join(","))
+        .context("cannot print the masters")?;
     tell("Ctrl-C ends all.");
     signals.next().await;
     if folder.is_some() {
@@ -132,16 +141,22 @@ struct Folder {
 
 impl Folder {
     fn open(path: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))?;
+        fs::create_dir_all(path)
+            .with_context(|| format!("cannot make the folder {}", path.display()))?;
         let path = path.canonicalize()?;
         let lock = File::create(path.join(LOCK_FILE))
             .with_context(|| format!("cannot write to the folder {}", path.display()))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self { path, _lock: lock }),
             Err(Errno::WOULDBLOCK) => {
-                bail!("another `quorlock up` uses {}: stop it, or choose another --keep", path.display())
+                bail!(
+                    "another `quorlock up` uses {}: stop it, or choose another --keep",
+                    path.display()
+                )
             }
-            Err(error) => Err(error).with_context(|| format!("cannot lock the folder {}", path.display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot lock the folder {}", path.display()))
+            }
         }
     }
 

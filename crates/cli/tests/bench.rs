@@ -15,14 +15,19 @@ use serde_json::Value;
 const SHORT: [&str; 4] = ["--duration", "300ms", "--tasks", "4"];
 
 fn keys(masters: &Masters) -> Vec<String> {
-    masters.iter().flat_map(|master| master.connection().keys::<_, Vec<String>>("*").unwrap()).collect()
+    masters
+        .iter()
+        .flat_map(|master| master.connection().keys::<_, Vec<String>>("*").unwrap())
+        .collect()
 }
 
 /// How many leases all masters have granted.
 fn grants(masters: &Masters) -> u64 {
     let grants = masters.iter().map(|master| {
         let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-        info.lines().find_map(|line| line.strip_prefix("lock_grants:")?.parse::<u64>().ok()).unwrap()
+        info.lines()
+            .find_map(|line| line.strip_prefix("lock_grants:")?.parse::<u64>().ok())
+            .unwrap()
     });
     grants.sum()
 }
@@ -36,13 +41,17 @@ fn json_has_rates_and_percentiles_of_both_parts() {
     let json: Value = serde_json::from_str(stdout(&output)).unwrap();
     assert_eq!((&json["nodes"], &json["tasks"]), (&3.into(), &4.into()));
     let parts = json["parts"].as_array().unwrap();
-    assert_eq!(parts.iter().map(|part| &part["name"]).collect::<Vec<_>>(), ["uncontended", "contended"]);
+    assert_eq!(
+        parts.iter().map(|part| &part["name"]).collect::<Vec<_>>(),
+        ["uncontended", "contended"]
+    );
     let mut locks = 0;
     for part in parts {
         locks += part["locks"].as_u64().unwrap();
         assert!(part["locks_per_second"].as_f64().unwrap() > 0.0);
         for verb in ["acquire_us", "release_us"] {
-            let times = ["p50", "p90", "p99", "p99_9", "max"].map(|name| part[verb][name].as_f64().unwrap());
+            let times = ["p50", "p90", "p99", "p99_9", "max"]
+                .map(|name| part[verb][name].as_f64().unwrap());
             assert!(times[0] > 0.0 && times.is_sorted(), "{times:?}");
         }
     }
@@ -56,7 +65,9 @@ fn table_has_both_parts() {
     let masters = Masters::start(1);
     let output = on(&masters, "bench").args(SHORT).output().unwrap();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    for word in ["1 nodes, 4 tasks", "uncontended", "contended", "locks/s", "p99.9", "acquire", "release"] {
+    for word in
+        ["1 nodes, 4 tasks", "uncontended", "contended", "locks/s", "p99.9", "acquire", "release"]
+    {
         assert!(stdout(&output).contains(word), "no {word} in {}", stdout(&output));
     }
 }
@@ -64,7 +75,8 @@ fn table_has_both_parts() {
 #[test]
 fn keys_have_the_prefix_and_are_gone_after_a_signal() {
     let masters = Masters::start(3);
-    let bench = Running::start(on(&masters, "bench").args(["--duration", "1h", "--prefix", "mine:"]));
+    let bench =
+        Running::start(on(&masters, "bench").args(["--duration", "1h", "--prefix", "mine:"]));
     let mut seen = Vec::new();
     eventually(PATIENCE, "it has locks", || {
         seen = keys(&masters);

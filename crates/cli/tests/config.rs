@@ -107,7 +107,11 @@ fn option_comes_before_environment_and_environment_before_files() {
 
     let with_options = |options: &[&str]| {
         let mut command = of_user();
-        command.args(["run", "--no-wait"]).args(PATIENT).env("QUORLOCK_NODES", NOBODY).args(options);
+        command
+            .args(["run", "--no-wait"])
+            .args(PATIENT)
+            .env("QUORLOCK_NODES", NOBODY)
+            .args(options);
         command.args(["k", "--", "true"]).output().unwrap()
     };
     succeeds(&with_options(&["--nodes", &here]));
@@ -126,11 +130,13 @@ fn defaults_come_from_the_file_and_options_replace_them() {
     let seen_with = |options: &[&str]| {
         let mut command = quorlock();
         command.args(["run", "--config"]).arg(&file).args(PATIENT).args(options);
-        let mut running = Running::start(command.args(["k", "--", "sh", "-c", "echo held; read go"]));
+        let mut running =
+            Running::start(command.args(["k", "--", "sh", "-c", "echo held; read go"]));
         assert_eq!(running.line(), "held");
         let mut connection = masters[0].connection();
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
-        let seen: redis::Value = redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
+        let seen: redis::Value =
+            redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
         // Its wait is 0.
         assert_eq!(code(run_with(&file).status), 121);
         running.say("go");
@@ -146,7 +152,8 @@ fn user_and_password_come_from_files_environment_or_options() {
     let masters = with_password();
     let files = Files::new();
     files.write("password", &format!("{PASSWORD}\n"));
-    let file = files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    let file =
+        files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
     succeeds(&run_with(&file));
 
     let urls = masters.urls().join(",");
@@ -157,11 +164,17 @@ fn user_and_password_come_from_files_environment_or_options() {
     };
     succeeds(&run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", PASSWORD)));
     fails(&run(named().env("QUORLOCK_USER", "locker")), &["needs a password", "--password-file"]);
-    fails(&run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", "s3cretive")), &["WRONGPASS"]);
+    fails(
+        &run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", "s3cretive")),
+        &["WRONGPASS"],
+    );
 
     let options = |file: &Path| {
         let mut command = named();
-        command.args(["run", "--no-wait", "--user", "locker", "--password-file"]).arg(file).args(PATIENT);
+        command
+            .args(["run", "--no-wait", "--user", "locker", "--password-file"])
+            .arg(file)
+            .args(PATIENT);
         command.args(["k", "--", "true"]).output().unwrap()
     };
     succeeds(&options(&files.path("password")));
@@ -174,13 +187,17 @@ fn secret_that_others_can_read_is_warned_of() {
     let masters = with_password();
     let files = Files::new();
     files.write("password", PASSWORD);
-    let file = files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    let file =
+        files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
     files.allow("password", 0o640);
     succeeds(&run_with(&file));
     files.allow("password", 0o644);
     let output = run_with(&file);
     assert_eq!(code(output.status), 0);
-    assert!(stderr(&output).contains("warning: ") && stderr(&output).contains("chmod 600"), "{output:?}");
+    assert!(
+        stderr(&output).contains("warning: ") && stderr(&output).contains("chmod 600"),
+        "{output:?}"
+    );
 
     let urls = masters.urls().join("','") + "?user=locker&pass=s3cret%2F%40%20%26";
     let urls = urls.replace("','", "?user=locker&pass=s3cret%2F%40%20%26','");
@@ -200,7 +217,9 @@ fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     files.write("password", PASSWORD);
     let credentials = "user = 'locker'\npassword-file = 'password'\n";
     let file = files.write("f.toml", &format!("nodes = ['{NOBODY}']\n{credentials}"));
-    succeeds(&run(quorlock().env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", masters.urls().join(","))));
+    succeeds(&run(quorlock()
+        .env("QUORLOCK_CONFIG", &file)
+        .env("QUORLOCK_NODES", masters.urls().join(","))));
     let file = files.write("same.toml", &(list(&masters) + credentials));
     fails(&run_with(&file), &["WRONGPASS"]);
 }
@@ -219,7 +238,10 @@ fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
         let file = files.write("f.toml", text);
         fails(&run_with(&file), &hints);
     }
-    fails(&run_with(&files.path("missing.toml")), &["there is no configuration file", "missing.toml"]);
+    fails(
+        &run_with(&files.path("missing.toml")),
+        &["there is no configuration file", "missing.toml"],
+    );
     fails(&run_with(&files.path("")), &["cannot read", "--config"]);
 }
 

@@ -15,7 +15,9 @@ use serde_json::Value;
 fn well(count: usize) -> Masters {
     let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
     Masters::start_with(count, |index, master| {
-        master.arg("lock.set", format!("eu {} {}", index + 1, members.join(","))).arg("lock.max-ttl", 60_000)
+        master
+            .arg("lock.set", format!("eu {} {}", index + 1, members.join(",")))
+            .arg("lock.max-ttl", 60_000)
     })
     .unwrap()
 }
@@ -28,7 +30,8 @@ fn doctor(urls: &[String], options: &[&str]) -> Output {
 #[track_caller]
 fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     let output = doctor(urls, &[options, &["--json"]].concat());
-    let json: Value = serde_json::from_str(stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let json: Value =
+        serde_json::from_str(stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
     let findings = json["findings"].as_array().unwrap();
     let checks = findings.iter().map(|finding| finding["check"].as_str().unwrap().to_owned());
     // Every master of these tests is brand-new.
@@ -74,11 +77,15 @@ fn each_fault_of_a_server_is_found() {
     assert_eq!(checks(&with(plain.url()), &[]), (vec!["module-missing".into()], 2));
     let cluster = Server::builder().arg("cluster-enabled", "yes").tcp().start().unwrap();
     assert_eq!(checks(&with(cluster.url()), &[]), (vec!["cluster-or-sentinel".into()], 2));
-    let replica = Server::with_module().arg("lock.set", "eu 3 1,2,3").arg("replicaof", "127.0.0.1 1");
+    let replica =
+        Server::with_module().arg("lock.set", "eu 3 1,2,3").arg("replicaof", "127.0.0.1 1");
     let replica = replica.start().unwrap();
     assert_eq!(checks(&with(replica.url()), &[]), (vec!["replica".into()], 2));
     // Its ID is there twice, so neither of the two is admitted.
-    assert_eq!(checks(&with(masters[0].url()), &[]).0, ["no-majority", "set-differs", "same-server"]);
+    assert_eq!(
+        checks(&with(masters[0].url()), &[]).0,
+        ["no-majority", "set-differs", "same-server"]
+    );
     let evicting =
         Server::with_module().arg("lock.set", "eu 3 1,2,3").arg("maxmemory-policy", "volatile-ttl");
     let evicting = evicting.arg("maxmemory", "100mb").start().unwrap();
@@ -141,7 +148,8 @@ fn missing_rights_are_found_with_and_without_dryrun() {
             user.arg(&["+lock.macquire", "+lock.mextend"]);
             user.exec(&mut master.connection()).unwrap();
         }
-        let urls: Vec<_> = masters.urls().iter().map(|url| format!("{url}?user=locker&pass=pass")).collect();
+        let urls: Vec<_> =
+            masters.urls().iter().map(|url| format!("{url}?user=locker&pass=pass")).collect();
         let output = doctor(&urls, &["--lock", "orders/1"]);
         assert_eq!(code(output.status), 2, "{}", stdout(&output));
         let text = stdout(&output);
@@ -154,7 +162,8 @@ fn missing_rights_are_found_with_and_without_dryrun() {
         let output = doctor(&urls, &["--lock", "other"]);
         assert!(stdout(&output).contains("may not use the key other"), "{}", stdout(&output));
         assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));
-        let info: String = redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
+        let info: String =
+            redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
         for counter in ["grants", "refusals", "extends", "releases"] {
             assert!(info.contains(&format!("lock_{counter}:0\r\n")), "{info}");
         }

@@ -1,4 +1,5 @@
-//! Exit codes of `quorlock run` when the command was not started, and options in the manner of flock.
+//! Exit codes of `quorlock run` when the command was not started, and options in the manner of
+//! flock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -26,7 +27,8 @@ fn held_lock_exits_with_121_or_the_code_that_was_asked_for() {
         (&["-n", "-E", "0"], 0),
         (&["-w", "0", "--conflict-exit-code", "75"], 75),
     ] {
-        let output = run_script(&masters, &[&PATIENT, options].concat(), "echo ran").output().unwrap();
+        let output =
+            run_script(&masters, &[&PATIENT, options].concat(), "echo ran").output().unwrap();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
         assert!(stderr(&output).contains("not acquired: another client "), "{}", stderr(&output));
     }
@@ -72,8 +74,14 @@ fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
         (replicas.urls(), "name its master instead"),
     ] {
         let started = Instant::now();
-        let output = run_on(nodes).args(["--wait", "1h", "k", "--", "echo", "ran"]).output().unwrap();
-        assert_eq!((code(output.status), stdout(&output)), (125, ""), "{hint}: {}", stderr(&output));
+        let output =
+            run_on(nodes).args(["--wait", "1h", "k", "--", "echo", "ran"]).output().unwrap();
+        assert_eq!(
+            (code(output.status), stdout(&output)),
+            (125, ""),
+            "{hint}: {}",
+            stderr(&output)
+        );
         assert!(stderr(&output).contains(hint), "{hint} is not in {}", stderr(&output));
         assert!(started.elapsed() < PATIENCE, "{hint}");
     }
@@ -86,9 +94,13 @@ fn strange_master(folder: &Path) -> (Server, u16) {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
-    let node = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    let node = CertificateParams::new(["127.0.0.1".to_owned()])
+        .unwrap()
+        .signed_by(&key, &authority)
+        .unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut server = Server::with_module().tcp().arg("tls-port", port).arg("tls-auth-clients", "no");
+    let mut server =
+        Server::with_module().tcp().arg("tls-port", port).arg("tls-auth-clients", "no");
     for (option, file, content) in [
         ("tls-cert-file", "node.pem", node.pem()),
         ("tls-key-file", "node.key", key.serialize_pem()),

@@ -19,7 +19,8 @@ fn has(text: &str, line: &str) {
 
 /// How often INFO was called on this server.
 fn infos(server: &quorlock_testkit::Server) -> u64 {
-    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
@@ -28,7 +29,9 @@ fn infos(server: &quorlock_testkit::Server) -> u64 {
 fn scrape_has_the_state_and_the_counters_of_each_node() {
     let mut masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
     let exporter = Exporter::start(&masters.urls(), &[]);
-    let name = |index: usize| masters[index].url().replace("redis://", "").trim_end_matches('/').to_owned();
+    let name = |index: usize| {
+        masters[index].url().replace("redis://", "").trim_end_matches('/').to_owned()
+    };
     let names = [name(0), name(1), name(2)];
     let key = "a-secret-key";
     let acquire = ["LOCK.ACQUIRE", key, "a-secret-token", "60000", "OWNER", "an-owner"];
@@ -48,7 +51,9 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
     has(&text, "quorlock_voting_nodes{} 2.0");
     // The node is scraped again without a restart of the exporter.
     masters[2].restart().unwrap();
-    eventually(PATIENCE, "the node is up again", || exporter.scrape().contains("voting_nodes{} 3.0"));
+    eventually(PATIENCE, "the node is up again", || {
+        exporter.scrape().contains("voting_nodes{} 3.0")
+    });
 
     assert_eq!(get(exporter.address, "/").0, 200);
     assert_eq!(get(exporter.address, "/other").0, 404);
@@ -71,7 +76,9 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
     assert!(took < Duration::from_secs(2), "{took:?}");
     assert!(text.contains("voting_nodes{} 2.0"), "{text}");
     proxy.heal();
-    eventually(PATIENCE, "the node is up again", || exporter.scrape().contains("voting_nodes{} 3.0"));
+    eventually(PATIENCE, "the node is up again", || {
+        exporter.scrape().contains("voting_nodes{} 3.0")
+    });
 }
 
 #[test]
@@ -97,7 +104,8 @@ fn one_scrape_asks_each_node_once_and_overlapping_scrapes_share_that() {
             scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
         }
         eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
-        // The other scrapes reach the exporter in the meantime; one that does not makes one gathering more.
+        // The other scrapes reach the exporter in the meantime; one that does not makes one
+        // gathering more.
         thread::sleep(Duration::from_millis(200));
         proxy.heal();
     });
@@ -110,7 +118,8 @@ fn one_scrape_asks_each_node_once_and_overlapping_scrapes_share_that() {
 fn address_that_is_taken_is_an_error_that_says_what_to_do() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let output = quorlock().args(["exporter", "--nodes", "a", "--listen", &address]).output().unwrap();
+    let output =
+        quorlock().args(["exporter", "--nodes", "a", "--listen", &address]).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("choose another --listen"), "{}", stderr(&output));
 }

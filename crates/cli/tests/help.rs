@@ -22,28 +22,51 @@ fn help_names_options_exit_codes_and_environment_variables() {
     help_names(&[], &verbs);
     help_names(&[], &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"]);
     let table = [
-        ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"].as_slice(),
-        ["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD", "SSL_CERT_FILE"]
+        ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"]
             .as_slice(),
+        [
+            "QUORLOCK_CONFIG",
+            "QUORLOCK_NODES",
+            "QUORLOCK_USER",
+            "QUORLOCK_PASSWORD",
+            "SSL_CERT_FILE",
+        ]
+        .as_slice(),
         ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
     ];
     help_names(&[], &table.concat());
     for verb in ["acquire", "extend", "release", "bench", "status"] {
-        help_names(&[verb], &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"]);
+        help_names(
+            &[verb],
+            &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"],
+        );
     }
     for verb in ["inspect", "list", "revoke"] {
         help_names(&[verb], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
     help_names(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
     help_names(&["list"], &["[PATTERN]", "--limit", "--json"]);
-    help_names(&["doctor"], &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "]);
-    help_names(&["exporter"], &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "]);
+    help_names(
+        &["doctor"],
+        &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "],
+    );
+    help_names(
+        &["exporter"],
+        &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "],
+    );
     help_names(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
-        ["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>", "--verbose"]
+        [
+            "-n, --no-wait",
+            "-w <SECONDS>",
+            "-c <STRING>",
+            "-E, --conflict-exit-code <N>",
+            "--verbose",
+        ]
+        .as_slice(),
+        ["--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all", "background", "watchdog"]
             .as_slice(),
-        ["--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all", "background", "watchdog"].as_slice(),
         ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"].as_slice(),
         ["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "].as_slice(),
     ];
@@ -64,9 +87,13 @@ fn help_names_options_exit_codes_and_environment_variables() {
 
 #[test]
 fn wrong_command_line_exits_with_125_and_points_to_help() {
-    for wrong in
-        [["run"].as_slice(), &["run", "k"], &["run", "k", "true"], &["walk"], &["run", "--ttl", "10", "k"]]
-    {
+    for wrong in [
+        ["run"].as_slice(),
+        &["run", "k"],
+        &["run", "k", "true"],
+        &["walk"],
+        &["run", "--ttl", "10", "k"],
+    ] {
         let output = quorlock().args(wrong).output().unwrap();
         assert_eq!(code(output.status), 125, "{wrong:?}");
         assert!(stderr(&output).contains("--help"), "{}", stderr(&output));
@@ -86,7 +113,12 @@ fn files_of_the_help_and_of_the_documentation_are_read() {
     for file in [of_help.split("\n\n").next().unwrap(), of_page.split("```").next().unwrap()] {
         fs::write(&path, file).unwrap();
         let mut command = quorlock();
-        let output = command.args(["run", "k", "--config"]).arg(&path).args(["--", "true"]).output().unwrap();
+        let output = command
+            .args(["run", "k", "--config"])
+            .arg(&path)
+            .args(["--", "true"])
+            .output()
+            .unwrap();
         assert_eq!(code(output.status), 125);
         // The file was read, and the first file that it names is missing.
         let error = "cannot read the password from /etc/quorlock.password";

@@ -22,7 +22,9 @@ fn machines_that_run(options: &[&str]) -> usize {
     let machine = |number| {
         thread::sleep(STAGGER * number);
         let output =
-            run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB).output().unwrap();
+            run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB)
+                .output()
+                .unwrap();
         let ran = stdout(&output) == "ran\n";
         // On a very busy machine the masters may not answer the last request of the wait: 122.
         let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
@@ -80,8 +82,11 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 fn signal_that_ended_the_command_leaves_nothing_to_hold_for() {
     let masters = Masters::start(3);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let mut running =
-            Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo held; read go"));
+        let mut running = Running::start(&mut run_script(
+            &masters,
+            &["--hold-at-least", "1h"],
+            "echo held; read go",
+        ));
         assert_eq!(running.line(), "held");
         running.signal(signal);
         assert_eq!(code(running.end().status), expected);

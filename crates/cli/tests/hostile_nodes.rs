@@ -71,6 +71,9 @@ fn error_text_of_a_node_cannot_imitate_a_message() {
     for words in VERBS {
         let text = printed(LINES, words);
         assert!(text.contains("acquired after"), "{words:?} does not show the error: {text:?}");
-        assert!(text.lines().all(|line| !line.starts_with("quorlock: acquired")), "{words:?}: {text}");
+        assert!(
+            text.lines().all(|line| !line.starts_with("quorlock: acquired")),
+            "{words:?}: {text}"
+        );
     }
 }

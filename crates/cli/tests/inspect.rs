@@ -6,7 +6,9 @@ mod common;
 
 use std::process::Output;
 
-use common::{Holder, Net, PATIENCE, Running, code, holding, on, quorlock, run_script, stderr, stdout};
+use common::{
+    Holder, Net, PATIENCE, Running, code, holding, on, quorlock, run_script, stderr, stdout,
+};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use serde_json::Value;
 
@@ -25,7 +27,8 @@ fn json(output: &Output) -> Value {
 
 /// Acquires a lock that no process releases.
 fn acquire(masters: &Masters, key: &str) {
-    let output = on(masters, "acquire").args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
+    let output =
+        on(masters, "acquire").args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
 }
 
@@ -40,7 +43,10 @@ fn free_lock_is_free() {
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 123);
     let text = stdout(&output);
-    assert!(text.starts_with("k: free\n") && text.ends_with("asks for the lock acquires it.\n"), "{text}");
+    assert!(
+        text.starts_with("k: free\n") && text.ends_with("asks for the lock acquires it.\n"),
+        "{text}"
+    );
     assert_eq!(text.lines().count(), 6, "{text}");
     let output = inspect(&masters, &["k", "--json"]);
     assert_eq!((code(output.status), &json(&output)["state"]), (123, &"free".into()));
@@ -62,7 +68,10 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     assert_eq!(lock["queue"][0]["owner"], "\u{1b}[31mweb-4");
     let ms = |name: &str| lock[name].as_u64().unwrap();
     assert!(ms("at_most_ms") <= 30_000 && ms("held_ms") < 20_000 && ms("fence") > 0, "{lock}");
-    assert!(lock["nodes"].as_array().unwrap().iter().all(|node| node["owner"] == "web-3"), "{lock}");
+    assert!(
+        lock["nodes"].as_array().unwrap().iter().all(|node| node["owner"] == "web-3"),
+        "{lock}"
+    );
     let output = inspect(&masters, &["k"]);
     let text = stdout(&output);
     assert_eq!(code(output.status), 0);
@@ -79,14 +88,18 @@ fn revoked_lock_is_shown_as_revoked() {
     acquire(&masters, "k");
     let revoke = |nodes: usize| {
         for master in masters.iter().take(nodes) {
-            let _: i64 = redis::cmd("LOCK.REVOKE").arg("k").query(&mut master.connection()).unwrap();
+            let _: i64 =
+                redis::cmd("LOCK.REVOKE").arg("k").query(&mut master.connection()).unwrap();
         }
         let output = inspect(&masters, &["k"]);
         assert_eq!(code(output.status), 0);
         stdout(&output).to_owned()
     };
     let text = revoke(1);
-    assert!(text.contains("revoked it on 1 of 3 nodes only: the holder can still extend it"), "{text}");
+    assert!(
+        text.contains("revoked it on 1 of 3 nodes only: the holder can still extend it"),
+        "{text}"
+    );
     let text = revoke(3);
     assert!(text.starts_with("k: held by web-1 on 3 of 3 nodes, revoked\n"), "{text}");
     assert!(text.contains("The holder cannot extend it any more."), "{text}");
@@ -112,7 +125,11 @@ fn node_that_is_down_is_named_with_the_reason() {
     masters[2].kill();
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 122);
-    assert!(stdout(&output).starts_with("k: unknown: too few nodes answered"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).starts_with("k: unknown: too few nodes answered"),
+        "{}",
+        stdout(&output)
+    );
     assert_eq!(code(list(&masters, &[]).status), 122);
     masters[0].kill();
     for output in [inspect(&masters, &["k"]), list(&masters, &[])] {
@@ -137,11 +154,16 @@ fn key_of_a_program_that_uses_set_is_foreign() {
     let masters = Masters::start(3);
     for master in &masters {
         let mut set = redis::cmd("SET");
-        let _: String = set.arg("k").arg("v").arg("PX").arg(60_000).query(&mut master.connection()).unwrap();
+        let _: String =
+            set.arg("k").arg("v").arg("PX").arg(60_000).query(&mut master.connection()).unwrap();
     }
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 0);
-    assert!(stdout(&output).starts_with("k: taken by a program that uses SET\n"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).starts_with("k: taken by a program that uses SET\n"),
+        "{}",
+        stdout(&output)
+    );
     assert_eq!(json(&inspect(&masters, &["k", "--json"]))["state"], "foreign");
     assert_eq!(stdout(&list(&masters, &[])).lines().count(), 1, "it is no lock");
 }
@@ -157,7 +179,8 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     let keys = |words: &[&str]| {
         let output = list(&masters, words);
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
-        let lines = stdout(&output).lines().skip(1).map(|line| line.split("  ").next().unwrap().to_owned());
+        let lines =
+            stdout(&output).lines().skip(1).map(|line| line.split("  ").next().unwrap().to_owned());
         (lines.collect::<Vec<_>>(), stderr(&output).to_owned())
     };
     let escaped = r"a\u{1b}]0;x\u{7}";
@@ -170,7 +193,10 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     let output = list(&masters, &["orders/*", "--json", "--limit", "1"]);
     let all = json(&output);
     assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));
-    assert_eq!((&all["locks"][0]["key"], &all["locks"][0]["owner"]), (&"orders/10".into(), &"web-1".into()));
+    assert_eq!(
+        (&all["locks"][0]["key"], &all["locks"][0]["owner"]),
+        (&"orders/10".into(), &"web-1".into())
+    );
 }
 
 #[test]
@@ -180,7 +206,13 @@ fn more_locks_than_one_slice_are_listed_once() {
     for master in &masters {
         let mut pipeline = redis::pipe();
         for n in 0..LOCKS {
-            pipeline.cmd("LOCK.ACQUIRE").arg(format!("k{n:04}")).arg("t").arg(60_000).arg("FENCE").arg(1 + n);
+            pipeline
+                .cmd("LOCK.ACQUIRE")
+                .arg(format!("k{n:04}"))
+                .arg("t")
+                .arg(60_000)
+                .arg("FENCE")
+                .arg(1 + n);
         }
         let _: redis::Value = pipeline.query(&mut master.connection()).unwrap();
     }
@@ -196,7 +228,12 @@ fn more_locks_than_one_slice_are_listed_once() {
 fn key_that_a_minority_has_is_marked() {
     let masters = masters();
     let acquire = |master: &Server| {
-        redis::cmd("LOCK.ACQUIRE").arg("k").arg("t").arg(60_000).exec(&mut master.connection()).unwrap();
+        redis::cmd("LOCK.ACQUIRE")
+            .arg("k")
+            .arg("t")
+            .arg(60_000)
+            .exec(&mut master.connection())
+            .unwrap();
     };
     acquire(&masters[0]);
     let output = list(&masters, &[]);

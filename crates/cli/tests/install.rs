@@ -53,8 +53,10 @@ impl Prefix {
 
     /// All files, relative to the folder.
     fn files(&self) -> Vec<String> {
-        let output =
-            Command::new("find").arg(self.root.path()).args(["-type", "f", "-printf", "%P\n"]).output();
+        let output = Command::new("find")
+            .arg(self.root.path())
+            .args(["-type", "f", "-printf", "%P\n"])
+            .output();
         let mut files: Vec<_> = stdout(&output.unwrap()).lines().map(str::to_owned).collect();
         files.sort();
         files
@@ -95,7 +97,8 @@ fn installed_program_finds_the_installed_module() {
 fn running_server_survives_an_installation_over_its_module() {
     let prefix = Prefix::new();
     prefix.install();
-    let server = Server::builder().module(prefix.module()).arg("lock.rejoin-delay", 0).start().unwrap();
+    let server =
+        Server::builder().module(prefix.module()).arg("lock.rejoin-delay", 0).start().unwrap();
     assert!(grants(&server, "before"));
     let old = inode(&prefix.module());
     prefix.install();
@@ -111,9 +114,11 @@ fn running_server_survives_an_installation_over_its_module() {
 fn running_server_crashes_when_its_module_is_written_over() {
     let prefix = Prefix::new();
     prefix.install();
-    let server = Server::builder().module(prefix.module()).arg("lock.rejoin-delay", 0).start().unwrap();
+    let server =
+        Server::builder().module(prefix.module()).arg("lock.rejoin-delay", 0).start().unwrap();
     assert!(grants(&server, "before"));
-    let copied = Command::new("cp").arg(module_path().unwrap()).arg(prefix.module()).status().unwrap();
+    let copied =
+        Command::new("cp").arg(module_path().unwrap()).arg(prefix.module()).status().unwrap();
     assert!(copied.success());
     eventually(PATIENCE, "the server crashes", || !grants(&server, "after"));
 }
@@ -126,7 +131,8 @@ fn configuration_of_the_administrator_stays_and_all_else_is_removed() {
     let text = fs::read_to_string(&configuration).unwrap();
     assert!(text.contains("\nloadmodule /usr/lib/quorlock/libquorlock.so\n"), "{text}");
     assert_eq!(fs::metadata(&configuration).unwrap().mode() & 0o777, 0o640);
-    let unit = fs::read_to_string(prefix.path("usr/lib/systemd/system/quorlock-node@.service")).unwrap();
+    let unit =
+        fs::read_to_string(prefix.path("usr/lib/systemd/system/quorlock-node@.service")).unwrap();
     assert!(unit.contains("/etc/quorlock/%i.conf"), "{unit}");
     let files = prefix.files();
     assert!(files.contains(&"usr/share/man/man1/quorlock-run.1".to_owned()), "{files:?}");

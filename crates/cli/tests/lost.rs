@@ -1,7 +1,7 @@
 //! Locks that are lost while the command runs.
 //!
-//! The masters tell whether the command was stopped in time, not a clock: when it is gone, a majority of them still
-//! holds the lock, so that no other client can have acquired it.
+//! The masters tell whether the command was stopped in time, not a clock: when it is gone, a
+//! majority of them still holds the lock, so that no other client can have acquired it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 

@@ -46,15 +46,16 @@ fn every_verb_has_a_page_with_its_options_and_exit_codes() {
         assert!(all.contains(&format!("quorlock-{verb}(1)")), "{verb}");
         let page = page(folder.path(), &format!("quorlock-{verb}"));
         let help = help(&[verb]);
-        let options =
-            help.split_whitespace().map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-'));
+        let options = help
+            .split_whitespace()
+            .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-'));
         for option in options.filter(|word| word.starts_with("--") && word.len() > 2) {
             assert!(page.contains(option), "{verb}: {option}");
         }
         let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
         for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
-            let known =
-                ["Usage", "Options", "Arguments", "Nodes"].contains(&heading) || heading.starts_with(' ');
+            let known = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)
+                || heading.starts_with(' ');
             let section = format!(".SH {}", heading.to_uppercase());
             let section = section.split(" (").next().unwrap();
             assert!(known || page.replace('"', "").contains(section), "{verb}: {section}");

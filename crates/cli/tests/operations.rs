@@ -1,5 +1,5 @@
-//! What docs/operations shows and this machine can check without a fleet: links, and what Kubernetes would run.
-//! `make test-dist` runs the commands of the pages.
+//! What docs/operations shows and this machine can check without a fleet: links, and what
+//! Kubernetes would run. `make test-dist` runs the commands of the pages.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -40,7 +40,8 @@ fn links_of_the_pages_lead_somewhere() {
     for (path, text) in pages() {
         for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
             let (file, heading) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let target =
+                if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
             assert!(target.exists(), "{}: {link}", path.display());
             if !heading.is_empty() {
                 let page = fs::read_to_string(&target).unwrap();
@@ -93,13 +94,20 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
             assert!(object["metadata"]["name"].is_string(), "{object}");
             for container in containers(&object) {
                 assert_eq!(container["envFrom"][0]["secretRef"]["name"], "quorlock");
-                let words =
-                    container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+                let words = container["command"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|word| word.as_str().unwrap());
                 // This test does not wait for a minute.
-                let words: Vec<_> = words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
+                let words: Vec<_> =
+                    words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
                 let end = words.iter().position(|word| *word == "--").unwrap();
                 let mut command = quorlock();
-                command.args(&words[1..=end]).arg("true").env("QUORLOCK_NODES", masters.urls().join(","));
+                command
+                    .args(&words[1..=end])
+                    .arg("true")
+                    .env("QUORLOCK_NODES", masters.urls().join(","));
                 let output = command.output().unwrap();
                 assert_eq!((words[0], code(output.status)), ("quorlock", 0), "{}", stderr(&output));
             }

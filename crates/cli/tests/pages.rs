@@ -1,5 +1,5 @@
-//! What the README and the first chapters of the book show works: their sessions, their commands and
-//! their figures.
+//! What the README and the first chapters of the book show works: their sessions, their commands
+//! and their figures.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -33,7 +33,8 @@ fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
 
 /// Blocks of shell commands that need nodes, and no installation.
 fn scripts(page: &'static str) -> Vec<&'static str> {
-    let needs_nodes = |block: &&str| block.contains("quorlock ") && !block.starts_with("quorlock up");
+    let needs_nodes =
+        |block: &&str| block.contains("quorlock ") && !block.starts_with("quorlock up");
     let installs = |block: &&str| block.contains("make ") || block.contains("sudo ");
     blocks(page, "sh").into_iter().filter(|block| needs_nodes(block) && !installs(block)).collect()
 }
@@ -121,7 +122,8 @@ fn sessions_are_what_a_server_answers() {
             for exchange in session.split(PROMPT).skip(1) {
                 let (command, shown) = exchange.split_once('\n').unwrap();
                 let actual = cli(&masters[0], command);
-                let (shown, actual): (Vec<_>, Vec<_>) = (shown.lines().collect(), actual.lines().collect());
+                let (shown, actual): (Vec<_>, Vec<_>) =
+                    (shown.lines().collect(), actual.lines().collect());
                 let is_same = shown.len() == actual.len()
                     && actual.iter().zip(&shown).all(|(actual, shown)| is_as_shown(actual, shown));
                 assert!(is_same, "{command}: {shown:#?} is not {actual:#?}");
@@ -143,6 +145,7 @@ fn figures_of_the_readme_are_those_of_the_benchmarks() {
     for row in shown {
         assert!(all.contains(&row), "docs/benchmarks.md lacks {row:?}");
     }
-    let check = Command::new(format!("{ROOT}/scripts/draw-figures")).arg("--check").output().unwrap();
+    let check =
+        Command::new(format!("{ROOT}/scripts/draw-figures")).arg("--check").output().unwrap();
     assert_eq!((code(check.status), stderr(&check)), (0, ""));
 }

@@ -28,14 +28,23 @@ fn contrib(path: &str) -> PathBuf {
 
 fn alerts() -> BTreeSet<String> {
     let rules = fs::read_to_string(contrib("prometheus/quorlock-alerts.yml")).unwrap();
-    rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect()
+    rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn promtool(arguments: &[&str], file: &str) {
     let file = contrib(file);
     let output = Command::new("promtool").args(arguments).arg(&file).output();
     let output = output.expect("promtool is there: `make setup` installs it");
-    assert!(output.status.success(), "{} {}", String::from_utf8_lossy(&output.stdout), stderr(&output));
+    assert!(
+        output.status.success(),
+        "{} {}",
+        String::from_utf8_lossy(&output.stdout),
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -91,7 +100,9 @@ impl Prometheus {
             .spawn()
             .expect("prometheus is there: `make setup` installs it");
         let prometheus = Self { address, process, _folder: folder };
-        eventually(PATIENCE, "Prometheus is ready", || matches!(try_get(address, "/-/ready"), Ok((200, _))));
+        eventually(PATIENCE, "Prometheus is ready", || {
+            matches!(try_get(address, "/-/ready"), Ok((200, _)))
+        });
         prometheus
     }
 
@@ -172,7 +183,14 @@ impl Broken {
         dead.kill();
         let other_set = Server::with_module().arg("lock.set", "us 5 1,2,3,4,5").start().unwrap();
         let urls = [&crowded, &starting, &evicting, &dead, &other_set].map(Server::url).to_vec();
-        Self { crowded, clock, evicting, _others: [starting, dead, other_set], urls, waiting: Vec::new() }
+        Self {
+            crowded,
+            clock,
+            evicting,
+            _others: [starting, dead, other_set],
+            urls,
+            waiting: Vec::new(),
+        }
     }
 
     /// What counters count: provoked once Prometheus has seen them at zero.
@@ -191,7 +209,8 @@ impl Broken {
         run(&self.evicting, &["LOCK.ACQUIRE", "evicted", "t", "60000"]);
         run(&self.evicting, &["CONFIG", "SET", "maxmemory", "1"]);
         eventually(PATIENCE, "a key was evicted", || {
-            let info: String = redis::cmd("INFO").arg("lock").query(&mut self.evicting.connection()).unwrap();
+            let info: String =
+                redis::cmd("INFO").arg("lock").query(&mut self.evicting.connection()).unwrap();
             !info.contains("saved_from_eviction:0\r")
         });
         run(&self.evicting, &["CONFIG", "SET", "maxmemory", "0"]);
@@ -200,9 +219,11 @@ impl Broken {
 
 #[test]
 fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
-    let good = Masters::start_with(3, |index, master| master.arg("lock.set", set_of(index + 1, 3))).unwrap();
+    let good = Masters::start_with(3, |index, master| master.arg("lock.set", set_of(index + 1, 3)))
+        .unwrap();
     let mut one_missing =
-        Masters::start_with(3, |index, master| master.arg("lock.set", set_of(index + 1, 3))).unwrap();
+        Masters::start_with(3, |index, master| master.arg("lock.set", set_of(index + 1, 3)))
+            .unwrap();
     one_missing[0].kill();
     let mut broken = Broken::start();
     let of_good = Exporter::start(&good.urls(), &[]);
@@ -212,14 +233,17 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
-    let prometheus = Prometheus::start(&[of_good.address, of_one_missing.address, of_broken.address, nobody]);
+    let prometheus =
+        Prometheus::start(&[of_good.address, of_one_missing.address, of_broken.address, nobody]);
     eventually(PATIENCE, "everything was scraped", || {
         prometheus.query("quorlock_node_saved_from_eviction_total == 0").len() == 3 + 2 + 4
     });
     broken.provoke();
 
-    let everything: BTreeSet<_> =
-        alerts().into_iter().filter(|alert| !ONLY_WITH_PROMTOOL.contains(&alert.as_str())).collect();
+    let everything: BTreeSet<_> = alerts()
+        .into_iter()
+        .filter(|alert| !ONLY_WITH_PROMTOOL.contains(&alert.as_str()))
+        .collect();
     let mut firing = BTreeSet::new();
     let all_fire = |firing: &mut BTreeSet<String>| {
         for exporter in [of_broken.address, of_one_missing.address, nobody] {

@@ -1,7 +1,7 @@
 //! `quorlock revoke`: the old holder ends before the next one begins.
 //!
-//! Commands hold a lock of the kernel on one file while they run, which the kernel frees when all of
-//! their processes are gone: two that run at the same time are noticed, however short that is.
+//! Commands hold a lock of the kernel on one file while they run, which the kernel frees when all
+//! of their processes are gone: two that run at the same time are noticed, however short that is.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, Running, becomes_free, code, has_key, holding, on, quorlock, revoked, run_script, stderr,
-    stdout,
+    Net, PATIENCE, Running, becomes_free, code, has_key, holding, on, quorlock, revoked,
+    run_script, stderr, stdout,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
@@ -56,8 +56,10 @@ fn says(running: &mut Running, text: &str) {
 fn client_waits(masters: &Masters) {
     eventually(PATIENCE, "a client waits", || {
         let waiters = |master: &quorlock_testkit::Server| {
-            let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-            info.lines().any(|line| line.starts_with("lock_waiters:") && line.trim() != "lock_waiters:0")
+            let info: String =
+                redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+            info.lines()
+                .any(|line| line.starts_with("lock_waiters:") && line.trim() != "lock_waiters:0")
         };
         masters.iter().any(waiters)
     });
@@ -78,7 +80,8 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
     for script in [holder, stubborn] {
         let masters = Masters::start(3);
         let file = tempfile::NamedTempFile::new().unwrap();
-        let (mut holder, mut waiter) = holder_and_waiter(&masters, file.path(), &script(file.path()));
+        let (mut holder, mut waiter) =
+            holder_and_waiter(&masters, file.path(), &script(file.path()));
         let output = revoke(&masters, &["--yes"]).end();
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
         assert!(stderr(&output).contains("then web-4 acquires the lock"), "{}", stderr(&output));
@@ -182,9 +185,14 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     let nodes = [masters[0].url(), proxies[1].url(), proxies[2].url()].join(",");
     let revocation = quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]).output().unwrap();
     assert_eq!(code(revocation.status), 122, "{}", stderr(&revocation));
-    assert!(stderr(&revocation).contains("the holder may extend the lock"), "{}", stderr(&revocation));
+    assert!(
+        stderr(&revocation).contains("the holder may extend the lock"),
+        "{}",
+        stderr(&revocation)
+    );
     assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
-    // The lease that was revoked has ended by now. The lock is held on the others, and not repaired.
+    // The lease that was revoked has ended by now. The lock is held on the others, and not
+    // repaired.
     eventually(PATIENCE, "its lease has ended", || holding(&masters) == 2);
     assert_eq!(revoked(&masters), 0);
     proxies.iter().for_each(Proxy::heal);
@@ -201,7 +209,8 @@ fn master_that_answers_late_is_revoked_later() {
     let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
     proxies[2].drop_bytes(Direction::ToServer);
     let nodes = proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",");
-    let mut revocation = Running::start(quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]));
+    let mut revocation =
+        Running::start(quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]));
     says(&mut revocation, "revoked; the lock ends within");
     assert_eq!(revoked(&masters), 2);
     proxies[2].cut();

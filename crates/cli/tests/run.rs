@@ -7,7 +7,9 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::{Holder, PATIENT, Running, code, holding, quorlock, run_on, run_script, stderr, stdout};
+use common::{
+    Holder, PATIENT, Running, code, holding, quorlock, run_on, run_script, stderr, stdout,
+};
 use quorlock_testkit::{Masters, Server};
 
 #[test]
@@ -25,7 +27,8 @@ fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
 fn command_that_a_signal_killed_exits_with_128_and_the_signal() {
     let masters = Masters::start(1);
     for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
-        let output = run_script(&masters, &PATIENT, &format!("kill -{signal} $$")).output().unwrap();
+        let output =
+            run_script(&masters, &PATIENT, &format!("kill -{signal} $$")).output().unwrap();
         assert_eq!(code(output.status), expected);
         assert_eq!(holding(&masters), 0);
     }
@@ -35,7 +38,9 @@ fn command_that_a_signal_killed_exits_with_128_and_the_signal() {
 fn missing_command_exits_with_127_and_one_that_cannot_run_with_126() {
     let masters = Masters::start(3);
     let plain_file = tempfile::NamedTempFile::new().unwrap();
-    for (command, expected) in [("/no/such/command", 127), (plain_file.path().to_str().unwrap(), 126)] {
+    for (command, expected) in
+        [("/no/such/command", 127), (plain_file.path().to_str().unwrap(), 126)]
+    {
         let output = run_on(masters.urls()).args(["k", "--", command]).output().unwrap();
         assert_eq!(code(output.status), expected);
         assert!(stderr(&output).contains(command), "{}", stderr(&output));
@@ -81,8 +86,9 @@ fn command_gets_its_key_and_a_fence_that_grows() {
     let masters = Masters::start(3);
     let mut last = 0;
     for _ in 0..5 {
-        let output =
-            run_script(&masters, &PATIENT, "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE").output().unwrap();
+        let output = run_script(&masters, &PATIENT, "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE")
+            .output()
+            .unwrap();
         let (key, fence) = stdout(&output).trim_end().split_once('\n').unwrap();
         assert_eq!(key, "k");
         let fence = fence.parse::<u64>().unwrap();
@@ -114,7 +120,8 @@ fn key_may_be_any_bytes() {
     let masters = Masters::start(1);
     let key = OsStr::from_bytes(b"a b\xff%s\n");
     let mut run = run_on(masters.urls());
-    let output = run.arg(key).args(["--", "sh", "-c", "printf %s \"$QUORLOCK_KEY\""]).output().unwrap();
+    let output =
+        run.arg(key).args(["--", "sh", "-c", "printf %s \"$QUORLOCK_KEY\""]).output().unwrap();
     assert_eq!(code(output.status), 0);
     assert_eq!(output.stdout, key.as_bytes());
 }
@@ -150,8 +157,11 @@ fn master_may_be_named_by_host_and_port_alone() {
 #[test]
 fn standard_streams_are_the_commands_own() {
     let masters = Masters::start(1);
-    let mut running =
-        Running::start(&mut run_script(&masters, &PATIENT, "read line; echo \"out $line\"; echo err >&2"));
+    let mut running = Running::start(&mut run_script(
+        &masters,
+        &PATIENT,
+        "read line; echo \"out $line\"; echo err >&2",
+    ));
     running.say("in");
     let output = running.end();
     assert_eq!((stdout(&output), stderr(&output)), ("out in\n", "err\n"));
@@ -172,7 +182,8 @@ fn runs_of_the_same_key_never_overlap() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
     // Only one run can make the folder: a run that overlaps finds it, and fails.
-    let script = format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
+    let script =
+        format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let run_some = || {
         for _ in 0..5 {
             let output = run_script(&masters, &PATIENT, &script).output().unwrap();
@@ -201,7 +212,8 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
 #[test]
 fn command_that_outlives_its_lock_is_reported_as_unprotected() {
     let masters = Masters::start(1);
-    let mut running = Running::start(&mut run_script(&masters, &PATIENT, "echo held; read go; exit 7"));
+    let mut running =
+        Running::start(&mut run_script(&masters, &PATIENT, "echo held; read go; exit 7"));
     assert_eq!(running.line(), "held");
     redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
     running.say("go");
@@ -239,9 +251,13 @@ fn invalid_lock_is_an_error_that_says_why() {
     assert!(refused(run_on(masters.urls()).args(["--ttl", "0", "k"])).contains("ttl"));
     assert!(refused(run_on(masters.urls()).args(["--ttl", "1ms", "k"])).contains("raise the ttl"));
     assert!(
-        refused(run_on(masters.urls()).args(["--node-limit", "2s", "k"])).contains("--node-limit must be")
+        refused(run_on(masters.urls()).args(["--node-limit", "2s", "k"]))
+            .contains("--node-limit must be")
     );
-    assert!(refused(run_on(masters.urls()).args(["--owner", &"x".repeat(257), "k"])).contains("256 bytes"));
+    assert!(
+        refused(run_on(masters.urls()).args(["--owner", &"x".repeat(257), "k"]))
+            .contains("256 bytes")
+    );
     assert!(refused(run_on(masters.urls()).arg("")).contains("needs a name"));
     assert!(refused(run_on(["redis://h:1", "redis://h:1"]).arg("k")).contains("listed twice"));
 }
@@ -278,7 +294,8 @@ fn password_is_never_shown() {
     ];
     for node in nodes {
         for wait in ["0", "5ms"] {
-            let output = run_on([&node]).args(["--wait", wait, "k", "--", "true"]).output().unwrap();
+            let output =
+                run_on([&node]).args(["--wait", wait, "k", "--", "true"]).output().unwrap();
             assert!([122, 125].contains(&code(output.status)), "{node}");
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
@@ -288,8 +305,11 @@ fn password_is_never_shown() {
         assert_eq!(code(output.status), 125);
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
     }
-    let help =
-        quorlock().env("QUORLOCK_NODES", "redis://:hunter2@h").args(["run", "--help"]).output().unwrap();
+    let help = quorlock()
+        .env("QUORLOCK_NODES", "redis://:hunter2@h")
+        .args(["run", "--help"])
+        .output()
+        .unwrap();
     assert!(!stdout(&help).contains("hunter2"));
 }
 

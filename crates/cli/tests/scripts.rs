@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{
-    QUORLOCK, Running, becomes_free, code, holding, on, quorlock, run_script, stderr, stdout, with_input,
+    QUORLOCK, Running, becomes_free, code, holding, on, quorlock, run_script, stderr, stdout,
+    with_input,
 };
 use quorlock_testkit::{Masters, Proxy, eventually};
 use rustix::process::Signal;
@@ -88,9 +89,12 @@ fn extended_lock_lasts_and_has_a_new_handle_that_alone_is_good() {
 #[test]
 fn json_has_handle_key_fence_and_times() {
     let masters = Masters::start(3);
-    let now_ms = || u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+    let now_ms = || {
+        u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+    };
     let before_ms = now_ms();
-    let output = on(&masters, "acquire").args(["--json", "--ttl", "30s", "a \"key\""]).output().unwrap();
+    let output =
+        on(&masters, "acquire").args(["--json", "--ttl", "30s", "a \"key\""]).output().unwrap();
     let json: Value = serde_json::from_str(stdout(&output)).unwrap();
     assert_eq!(json["key"], "a \"key\"");
     assert_eq!(json["ttl_ms"], 30_000);
@@ -229,7 +233,8 @@ fn node_that_is_cut_off_delays_nothing() {
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
     proxies[2].cut();
     let mut command = quorlock();
-    let output = command.args(["acquire", "--nodes", &urls.join(","), "k"]).args(TTL).output().unwrap();
+    let output =
+        command.args(["acquire", "--nodes", &urls.join(","), "k"]).args(TTL).output().unwrap();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
     assert_eq!(holding(&masters), 2);
 }
@@ -243,11 +248,16 @@ fn example_of_the_help_works() {
     assert!(script.contains("release -") && script.contains("extend -"), "{script}");
     let folder = Path::new(QUORLOCK).parent().unwrap();
     let path = std::env::join_paths(
-        std::iter::once(folder.to_owned()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+        std::iter::once(folder.to_owned())
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
     );
     let run = || {
         let mut shell = Command::new("sh");
-        shell.arg("-c").arg(script).env("PATH", path.as_ref().unwrap()).env("XDG_CONFIG_HOME", "/nowhere");
+        shell
+            .arg("-c")
+            .arg(script)
+            .env("PATH", path.as_ref().unwrap())
+            .env("XDG_CONFIG_HOME", "/nowhere");
         shell.env("QUORLOCK_NODES", masters.urls().join(",")).output().unwrap()
     };
     let output = run();

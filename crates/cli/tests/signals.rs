@@ -8,7 +8,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use common::{
-    Holder, PATIENCE, PATIENT, QUORLOCK, Running, code, holding, is_alive, run_script, stderr, stdout,
+    Holder, PATIENCE, PATIENT, QUORLOCK, Running, code, holding, is_alive, run_script, stderr,
+    stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
@@ -16,7 +17,8 @@ use rustix::process::Signal;
 #[test]
 fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
     let masters = Masters::start(3);
-    let script = "trap 'echo TERM; exit 3' TERM; trap 'echo INT; exit 4' INT; trap 'echo HUP; exit 5' HUP
+    let script =
+        "trap 'echo TERM; exit 3' TERM; trap 'echo INT; exit 4' INT; trap 'echo HUP; exit 5' HUP
                   trap 'echo USR1; exit 6' USR1; echo started; read go";
     for (signal, name, expected) in [
         (Signal::TERM, "TERM", 3),
@@ -81,7 +83,10 @@ fn hang_up_under_nohup_reaches_no_process() {
     let masters = Masters::start(1);
     let run = run_script(&masters, &PATIENT, "echo started; read go; echo done");
     let mut command = Command::new("nohup");
-    command.process_group(0).arg(QUORLOCK).args(run.get_args().skip_while(|argument| *argument != "run"));
+    command
+        .process_group(0)
+        .arg(QUORLOCK)
+        .args(run.get_args().skip_while(|argument| *argument != "run"));
     let mut running = Running::start(&mut command);
     assert_eq!(running.line(), "started");
     running.signal(Signal::HUP);
@@ -97,7 +102,8 @@ fn times_asked(masters: &Masters) -> usize {
         .map(|master| {
             let stats: String =
                 redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
-            let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.acquire:calls="));
+            let calls =
+                stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.acquire:calls="));
             calls.and_then(|calls| calls.split(',').next()?.parse::<usize>().ok()).unwrap_or(0)
         })
         .sum()

@@ -76,7 +76,11 @@ fn each_broken_node_is_shown_with_its_reason() {
     for secret in ["wrongpass", "hidden"] {
         assert!(!stdout(&output).contains(secret) && !stderr(&output).contains(secret));
     }
-    assert!(stdout(&output).contains("1 of 8 nodes vote: no majority, which is 5."), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("1 of 8 nodes vote: no majority, which is 5."),
+        "{}",
+        stdout(&output)
+    );
     assert!(stdout(&output).lines().all(|line| line.chars().count() <= 100), "{}", stdout(&output));
 }
 

@@ -1,4 +1,5 @@
-//! How the command is stopped, and what is waited for: `--kill-after`, `--wait-all`, and what quorlock says meanwhile.
+//! How the command is stopped, and what is waited for: `--kill-after`, `--wait-all`, and what
+//! quorlock says meanwhile.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -59,7 +60,8 @@ fn kill_after_bounds_the_grace_and_leaves_the_command_more_time() {
 #[test]
 fn grace_that_leaves_no_time_to_extend_is_refused() {
     let masters = Masters::start(1);
-    let output = run_script(&masters, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
+    let output =
+        run_script(&masters, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (125, ""));
     assert!(
         stderr(&output).contains("raise --ttl: the grace must be at most 4000 ms"),
@@ -147,7 +149,8 @@ fn loss_ends_background_processes_in_sessions_of_their_own() {
     assert_eq!(code(running.end().status), 120);
 }
 
-/// A command that leaves a process behind, which prints its process id and ends when a file appears.
+/// A command that leaves a process behind, which prints its process id and ends when a file
+/// appears.
 fn in_background(shell: &str, go: &str) -> String {
     // The command ends only when the other has begun.
     format!(
@@ -160,7 +163,8 @@ fn in_background(shell: &str, go: &str) -> String {
 fn command_survives_the_loss_of_two_of_five_masters_at_any_moment() {
     let mut masters = Masters::start(5);
     let options = ["--ttl", "1s", "--node-limit", "100ms"];
-    let mut running = Running::start(&mut run_script(&masters, &options, "echo held; read go; echo done"));
+    let mut running =
+        Running::start(&mut run_script(&masters, &options, "echo held; read go; echo done"));
     assert_eq!(running.line(), "held");
     for first in 0..5 {
         let second = (first + 1) % 5;
@@ -188,9 +192,11 @@ fn sixteen_runs_on_four_of_five_masters_never_overlap() {
     let mut masters = Masters::start(5);
     masters[2].kill();
     let folder = tempfile::tempdir().unwrap();
-    let script = format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
-    let running: Vec<_> =
-        (0..16).map(|_| Running::start(&mut run_script(&masters, &common::PATIENT, &script))).collect();
+    let script =
+        format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
+    let running: Vec<_> = (0..16)
+        .map(|_| Running::start(&mut run_script(&masters, &common::PATIENT, &script)))
+        .collect();
     for running in running {
         let output = running.end();
         assert_eq!((code(output.status), stderr(&output)), (0, ""));

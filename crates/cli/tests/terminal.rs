@@ -10,7 +10,9 @@ use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Child, Command, Stdio};
 
-use common::{Holder, Lines, PATIENCE, QUORLOCK, code, holding, is_alive, revoked, run_script, stdout};
+use common::{
+    Holder, Lines, PATIENCE, QUORLOCK, code, holding, is_alive, revoked, run_script, stdout,
+};
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Pid;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -28,7 +30,8 @@ struct Terminal {
 impl Terminal {
     /// `$Q` is `quorlock run` on these masters.
     fn start(masters: &Masters, options: &str, script: &str) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let master =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let name = ptsname(&master, Vec::new()).unwrap();
@@ -37,7 +40,16 @@ impl Terminal {
             File::options().read(true).write(true).open(path).unwrap().into()
         };
         let mut shell = Command::new("setsid");
-        shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
+        shell.args([
+            "--ctty",
+            "--wait",
+            "env",
+            "--default-signal",
+            "bash",
+            "--norc",
+            "-mc",
+            script,
+        ]);
         shell
             .env("Q", format!("{QUORLOCK} run {options}"))
             .env("QUORLOCK", QUORLOCK)
@@ -78,7 +90,8 @@ impl Drop for Terminal {
 #[test]
 fn ctrl_c_reaches_the_command_once_and_its_exit_code_the_shell() {
     let masters = Masters::start(3);
-    let script = "$Q k -- sh -c 'trap \"echo INT; exit 5\" INT; echo ready; while :; do sleep 0.01; done'
+    let script =
+        "$Q k -- sh -c 'trap \"echo INT; exit 5\" INT; echo ready; while :; do sleep 0.01; done'
                   echo status $?";
     let mut terminal = Terminal::start(&masters, "", script);
     terminal.shows("ready");

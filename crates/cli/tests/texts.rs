@@ -17,10 +17,16 @@ fn fails(arguments: &[&str], hint: &str) {
 #[test]
 fn list_of_nodes_has_commas_and_schemes() {
     fails(&["run", "--nodes", "a:1 b:2 c:3"], "separate the nodes by commas");
-    fails(&["run", "--nodes", "redis://:s3cret@a redis://:s3cret@b"], "separate the nodes by commas");
+    fails(
+        &["run", "--nodes", "redis://:s3cret@a redis://:s3cret@b"],
+        "separate the nodes by commas",
+    );
     fails(&["run", "--nodes", "a:1", "b:2", "c:3"], "separate them by commas");
     fails(&["run", "--nodes", "/tmp/s"], "write redis+unix:///tmp/s");
-    fails(&["run", "--nodes", "http://:s3cret@a"], "write redis://host:port, rediss://host:port for TLS");
+    fails(
+        &["run", "--nodes", "http://:s3cret@a"],
+        "write redis://host:port, rediss://host:port for TLS",
+    );
     fails(&["run", "--nodes", "u:s3cret@a:b"], "write redis://host:port");
     fails(&["run", "--nodes", "redis-sentinel://:s3cret@a"], "Sentinel");
     fails(&["run"], "--nodes");

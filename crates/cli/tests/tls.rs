@@ -53,7 +53,8 @@ impl TlsMasters {
     }
 
     fn urls(&self, scheme: &str) -> String {
-        let urls: Vec<_> = self.ports.iter().map(|port| format!("{scheme}127.0.0.1:{port}")).collect();
+        let urls: Vec<_> =
+            self.ports.iter().map(|port| format!("{scheme}127.0.0.1:{port}")).collect();
         urls.join(",")
     }
 
@@ -106,9 +107,14 @@ fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
 #[test]
 fn client_certificate_comes_from_options_or_a_file() {
     let Some(masters) = TlsMasters::start(true) else { return };
-    let output = masters.run(&[("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")]);
+    let output =
+        masters.run(&[("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")]);
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert_ne!(code(masters.run(&[("--cacert", "ca.pem")]).status), 0, "the nodes want a certificate");
+    assert_ne!(
+        code(masters.run(&[("--cacert", "ca.pem")]).status),
+        0,
+        "the nodes want a certificate"
+    );
     fails(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
 
     let nodes = masters.urls("rediss://");

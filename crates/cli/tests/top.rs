@@ -36,7 +36,8 @@ struct Terminal {
 impl Terminal {
     /// `$TOP` is `quorlock top` on these masters.
     fn start(masters: &Masters, script: &str) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let master =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
@@ -47,7 +48,16 @@ impl Terminal {
             File::options().read(true).write(true).open(path).unwrap().into()
         };
         let mut shell = Command::new("setsid");
-        shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
+        shell.args([
+            "--ctty",
+            "--wait",
+            "env",
+            "--default-signal",
+            "bash",
+            "--norc",
+            "-mc",
+            script,
+        ]);
         shell.env("TOP", format!("{QUORLOCK} top --interval 100ms"));
         shell.env("QUORLOCK_NODES", masters.urls().join(",")).env("TERM", "xterm-256color");
         shell.stdin(slave()).stdout(slave()).stderr(slave());
@@ -76,7 +86,9 @@ impl Terminal {
     /// Waits for the screen of the shell.
     #[track_caller]
     fn is_left(&self) {
-        self.becomes("the screen of the shell", |screen| !screen.alternate_screen() && !screen.hide_cursor());
+        self.becomes("the screen of the shell", |screen| {
+            !screen.alternate_screen() && !screen.hide_cursor()
+        });
         eventually(PATIENCE, "the modes are those of the shell", || self.is_cooked());
     }
 
@@ -132,7 +144,8 @@ impl Drop for Terminal {
 fn acquire(masters: &Masters, key: &str, owner: &str) {
     for master in masters {
         let words = ["LOCK.ACQUIRE", key, "token", "60000", "FENCE", "7", "OWNER", owner];
-        let _: Option<u64> = redis::cmd(words[0]).arg(&words[1..]).query(&mut master.connection()).unwrap();
+        let _: Option<u64> =
+            redis::cmd(words[0]).arg(&words[1..]).query(&mut master.connection()).unwrap();
     }
 }
 
@@ -164,7 +177,9 @@ fn text_of_clients_cannot_control_the_terminal() {
     terminal.shows("pwned");
     terminal.shows("red");
     let shown = String::from_utf8_lossy(&terminal.written.lock().unwrap()).into_owned();
-    assert!(!shown.contains("\x1b]0;pwned") && !shown.contains('\u{202e}') && !shown.contains('\x07'));
+    assert!(
+        !shown.contains("\x1b]0;pwned") && !shown.contains('\u{202e}') && !shown.contains('\x07')
+    );
 }
 
 #[test]
@@ -207,11 +222,14 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
 
 /// The number of calls and the time that this server has spent on listing locks.
 fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
-    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.scan:"));
     let figure = |name: &str| -> u64 {
         let mut figures = line.into_iter().flat_map(|line| line.split(','));
-        figures.find_map(|figure| figure.strip_prefix(name)).map_or(0, |count| count.parse().unwrap())
+        figures
+            .find_map(|figure| figure.strip_prefix(name))
+            .map_or(0, |count| count.parse().unwrap())
     };
     (figure("calls="), Duration::from_micros(figure("usec=")))
 }
@@ -220,7 +238,8 @@ fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
 #[test]
 fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     const LOCKS: u64 = 10_000;
-    let masters = Masters::start_with(1, |_, master| master.arg("lock.max-ttl", 3_600_000)).unwrap();
+    let masters =
+        Masters::start_with(1, |_, master| master.arg("lock.max-ttl", 3_600_000)).unwrap();
     let mut pipe = redis::pipe();
     for index in 0..LOCKS {
         let key = format!("orders/{index:05}");

@@ -98,7 +98,8 @@ fn no_masters_and_too_many_are_refused() {
 
 /// Starts masters in a folder, and returns the line of standard output and the messages.
 fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
-    let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
+    let mut up =
+        Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
     let line = up.line();
     (up, line.strip_prefix("export QUORLOCK_NODES=").unwrap().to_owned())
 }
@@ -112,7 +113,10 @@ fn stop(up: Running) -> String {
 }
 
 fn get(url: &str, key: &str) -> Option<String> {
-    redis::cmd("GET").arg(key).query(&mut Client::open(url).unwrap().get_connection().unwrap()).unwrap()
+    redis::cmd("GET")
+        .arg(key)
+        .query(&mut Client::open(url).unwrap().get_connection().unwrap())
+        .unwrap()
 }
 
 #[test]
@@ -127,8 +131,10 @@ fn kept_masters_go_on_with_their_data_and_may_have_forgotten_locks() {
         .exec(&mut Client::open(url).unwrap().get_connection().unwrap())
         .unwrap();
     let run = |nodes: &str| {
-        let output =
-            quorlock().args(["run", "--no-wait", "--nodes", nodes, "k", "--", "true"]).output().unwrap();
+        let output = quorlock()
+            .args(["run", "--no-wait", "--nodes", nodes, "k", "--", "true"])
+            .output()
+            .unwrap();
         (code(output.status), stderr(&output).to_owned())
     };
     assert_eq!(run(&nodes).0, 0);
@@ -160,7 +166,8 @@ fn masters_have_the_ports_that_follow_the_first() {
         let probe = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port().min(u16::MAX - 3);
         drop(probe);
-        let mut up = Running::start(quorlock().args(["up", "-n", "3", "--port", &port.to_string()]));
+        let mut up =
+            Running::start(quorlock().args(["up", "-n", "3", "--port", &port.to_string()]));
         up.try_line().map(|line| (up, line, port))
     };
     let (up, line, port) = (0..10).find_map(|_| start()).unwrap();

@@ -1,7 +1,7 @@
 //! The watchdog: a `quorlock run` that is stopped or killed leaves no command beyond its lock.
 //!
-//! Commands hold a flock on a file, and so does everything that they start, for as long as any of it runs. A command
-//! that finds the file locked has overlapped with the one before.
+//! Commands hold a flock on a file, and so does everything that they start, for as long as any of
+//! it runs. A command that finds the file locked has overlapped with the one before.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 
@@ -9,7 +9,9 @@ mod common;
 
 use std::process::Command;
 
-use common::{PATIENCE, QUORLOCK, Running, code, holding, is_alive, run_script, stderr, stdout, watchdog_of};
+use common::{
+    PATIENCE, QUORLOCK, Running, code, holding, is_alive, run_script, stderr, stdout, watchdog_of,
+};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -18,8 +20,7 @@ const TTL: [&str; 2] = ["--ttl", "1500ms"];
 /// Ignores SIGTERM.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
 /// Does so in a process and in a session that are not its own.
-const STUBBORN_ALL: &str =
-    "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & sh -c 'while :; do sleep 0.01; done'";
+const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & sh -c 'while :; do sleep 0.01; done'";
 
 /// A holder whose command never ends, and a run that waits for its lock.
 struct Pair {
@@ -159,8 +160,17 @@ fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let mut run = common::run_on(proxies.iter().map(Proxy::url));
     let script = format!("echo $$; {STUBBORN}");
-    let mut running =
-        Running::start(run.args(["--ttl", "6s", "--node-limit", "100ms", "k", "--", "sh", "-c", &script]));
+    let mut running = Running::start(run.args([
+        "--ttl",
+        "6s",
+        "--node-limit",
+        "100ms",
+        "k",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]));
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     kill(watchdog, Signal::STOP);
@@ -179,7 +189,8 @@ fn watchdog_ends_with_the_command_and_ignores_signals() {
     let mut running = Running::start(&mut run_script(&masters, &[], "echo held; read go; exit 3"));
     assert_eq!(running.line(), "held");
     let watchdog = watchdog_of(running.pid());
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2]
+    {
         kill(watchdog, signal);
     }
     running.say("go");
@@ -191,7 +202,11 @@ fn watchdog_ends_with_the_command_and_ignores_signals() {
 fn watchdog_refuses_to_start_without_quorlock_run() {
     let output = common::quorlock().args(["__watchdog", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("only `quorlock run` starts a watchdog"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("only `quorlock run` starts a watchdog"),
+        "{}",
+        stderr(&output)
+    );
     let help = common::quorlock().arg("--help").output().unwrap();
     assert!(!stdout(&help).contains("watchdog"));
 }
@@ -202,10 +217,13 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let folder = tempfile::tempdir().unwrap();
     let quorlock_pid = folder.path().join("pid");
     let mut pipeline = Command::new("sh");
+    pipeline.arg("-c").arg(
+        "{ echo $$ >\"$PID\"; exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat",
+    );
     pipeline
-        .arg("-c")
-        .arg("{ echo $$ >\"$PID\"; exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat");
-    pipeline.arg(QUORLOCK).env("PID", &quorlock_pid).env("QUORLOCK_NODES", masters.urls().join(","));
+        .arg(QUORLOCK)
+        .env("PID", &quorlock_pid)
+        .env("QUORLOCK_NODES", masters.urls().join(","));
     let mut running = Running::start(&mut pipeline);
     running.pid_line();
     running.say("go");
@@ -218,8 +236,9 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let shell = running.pid();
     let mut quorlock = None;
     eventually(PATIENCE, "quorlock runs", || {
-        quorlock =
-            common::children_of(shell).into_iter().find(|child| !common::children_of(*child).is_empty());
+        quorlock = common::children_of(shell)
+            .into_iter()
+            .find(|child| !common::children_of(*child).is_empty());
         quorlock.is_some()
     });
     kill(quorlock.unwrap(), Signal::KILL);

@@ -75,7 +75,9 @@ fn status(error: &RunError) -> StatusCode {
         RunError::NotAcquired(AcquireError::Held { .. } | AcquireError::TimedOut { .. }) => {
             StatusCode::CONFLICT
         }
-        RunError::NotAcquired(AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. })
+        RunError::NotAcquired(
+            AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. },
+        )
         | RunError::Lost { .. } => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

@@ -12,8 +12,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let quorum = Quorum::connect(nodes.split(','))?;
 
     // Short work.
-    let lock =
-        quorum.lock("orders/42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(5)).acquire()?;
+    let lock = quorum
+        .lock("orders/42")
+        .ttl(Duration::from_secs(10))
+        .wait(Duration::from_secs(5))
+        .acquire()?;
     println!("fence {}, {:?} left, held on {}", lock.fence(), lock.remaining(), lock.coverage());
     lock.release()?;
 

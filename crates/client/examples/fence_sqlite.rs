@@ -29,7 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [] => story(),
-        [database, checked, masters @ ..] => sell(Path::new(database), checked == "checked", masters),
+        [database, checked, masters @ ..] => {
+            sell(Path::new(database), checked == "checked", masters)
+        }
         [_] => Err("usage: fence_sqlite, without arguments".into()),
     }
 }
@@ -62,7 +64,10 @@ async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), 
 /// The check and the write are one statement, so that no other write comes in between.
 fn write_if_latest(stock: &Connection, apples: i64, fence: Fence) -> rusqlite::Result<usize> {
     let fence = i64::try_from(fence.get()).expect("a fence is less than 2^53");
-    stock.execute("UPDATE stock SET apples = ?1, fence = ?2 WHERE fence <= ?2", params![apples, fence])
+    stock.execute(
+        "UPDATE stock SET apples = ?1, fence = ?2 WHERE fence <= ?2",
+        params![apples, fence],
+    )
 }
 
 fn story() -> Result<(), Box<dyn Error>> {
@@ -75,7 +80,10 @@ fn story() -> Result<(), Box<dyn Error>> {
         println!("\n{}", if checked { "With the fence:" } else { "Without a fence:" });
         let (sold, left) = play(checked, &masters.urls())?;
         let right = left == APPLES - sold;
-        println!("  => {sold} sold, {left} left of {APPLES}: {}", if right { "right" } else { "WRONG" });
+        println!(
+            "  => {sold} sold, {left} left of {APPLES}: {}",
+            if right { "right" } else { "WRONG" }
+        );
         if right != checked {
             return Err("the result is not the expected one".into());
         }
@@ -88,12 +96,17 @@ fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>>
     let directory = tempfile::tempdir()?;
     let database = directory.path().join("stock.db");
     let stock = Connection::open(&database)?;
-    stock.execute_batch("CREATE TABLE stock (apples INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0)")?;
+    stock.execute_batch(
+        "CREATE TABLE stock (apples INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0)",
+    )?;
     stock.execute("INSERT INTO stock (apples) VALUES (?1)", [APPLES])?;
 
     let mut anna = Clerk::start(&database, checked, masters)?;
     let hers = anna.line()?;
-    println!("  Anna reads {}. She still holds the lock, and is stopped before she writes.", apples(&hers));
+    println!(
+        "  Anna reads {}. She still holds the lock, and is stopped before she writes.",
+        apples(&hers)
+    );
     anna.stop()?;
 
     let mut ben = Clerk::start(&database, checked, masters)?;
@@ -104,7 +117,11 @@ fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>>
     let her_end = anna.go_on()?;
     let fate = match her_end.as_str() {
         "wrote" => "writes over it".into(),
-        _ => format!("is refused: her fence is {}, and the database has seen {}", fence(&hers), fence(&his)),
+        _ => format!(
+            "is refused: her fence is {}, and the database has seen {}",
+            fence(&hers),
+            fence(&his)
+        ),
     };
     println!("  Anna wakes up, writes one less than she had read, and {fate}.");
 

@@ -18,7 +18,8 @@ const TERM_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 async fn main() -> Result<(), Box<dyn Error>> {
     let nodes = std::env::var("QUORLOCK_NODES")?;
     let quorum = Quorum::connect(nodes.split(',')).await?;
-    let leadership = quorum.lock("leader").ttl(TTL).wait(Duration::from_secs(60)).max_hold(TERM_MAX);
+    let leadership =
+        quorum.lock("leader").ttl(TTL).wait(Duration::from_secs(60)).max_hold(TERM_MAX);
     loop {
         match leadership.run(lead).await {
             // A real leader leads until it is shut down. This one steps down after a while.

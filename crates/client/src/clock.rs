@@ -76,7 +76,8 @@ pub(crate) mod tests {
         Moment { boot: moment.boot + SLEPT.get(), ..moment }
     }
 
-    /// From now on, both clocks of this thread are that of the tokio runtime, which a test may pause.
+    /// From now on, both clocks of this thread are that of the tokio runtime, which a test may
+    /// pause.
     pub(crate) fn follow_the_runtime() {
         EPOCH.set(EPOCH.get().or(Some(Instant::now())));
     }

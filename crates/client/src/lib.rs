@@ -159,11 +159,11 @@ mod transport;
 
 pub use api::{
     AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
-    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo, ListedLock, Lock,
-    LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer, NodeError, NodeHealth,
-    NodeInspection, NodeRevocation, Nodes, Ownership, Quorum, QuorumBuilder, ReleaseError, Released,
-    Revocation, RevocationReport, RevocationState, RevokeError, RevokedNode, RunError, ScanError, Stale,
-    WaiterInfo,
+    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo,
+    ListedLock, Lock, LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer,
+    NodeError, NodeHealth, NodeInspection, NodeRevocation, Nodes, Ownership, Quorum, QuorumBuilder,
+    ReleaseError, Released, Revocation, RevocationReport, RevocationState, RevokeError,
+    RevokedNode, RunError, ScanError, Stale, WaiterInfo,
 };
 pub use quorlock_core::{Fence, InvalidFence};
 

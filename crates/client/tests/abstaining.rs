@@ -57,8 +57,9 @@ async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
 
 #[tokio::test]
 async fn held_lock_is_extended_on_masters_that_abstain_after_a_restart() {
-    let masters =
-        Masters::start_with(3, |_, builder| builder.arg("appendonly", "yes").arg("appendfsync", "always"));
+    let masters = Masters::start_with(3, |_, builder| {
+        builder.arg("appendonly", "yes").arg("appendfsync", "always")
+    });
     let mut masters = masters.unwrap();
     let quorum = Quorum::connect(masters.urls()).await.unwrap();
     let mut lock = patiently(&quorum, "k").acquire().await.unwrap();
@@ -81,14 +82,20 @@ async fn user_with_only_lock_rights_can_lock() {
     for master in &masters {
         let commands = ["+lock.acquire", "+lock.extend", "+lock.release", "+lock.inspect", "+info"];
         let rules = [&["on", ">pw", "~lock:*"], &commands[..]].concat();
-        redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();
+        redis::cmd("ACL")
+            .arg("SETUSER")
+            .arg("locker")
+            .arg(&rules)
+            .exec(&mut master.connection())
+            .unwrap();
         urls.push(master.url().replace("redis://", "redis://locker:pw@"));
     }
     let quorum = Quorum::connect(urls).await.unwrap();
     let mut lock = patiently(&quorum, "lock:k").acquire().await.unwrap();
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    let Err(AcquireError::NoQuorum { nodes }) = patiently(&quorum, "other").try_acquire().await else {
+    let Err(AcquireError::NoQuorum { nodes }) = patiently(&quorum, "other").try_acquire().await
+    else {
         panic!("that key is not allowed")
     };
     assert!(nodes.failed().all(|(_, error)| error.to_string().starts_with("NOPERM")), "{nodes}");

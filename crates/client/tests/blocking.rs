@@ -16,7 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 fn quorum() -> (Masters, Quorum) {
     let masters = Masters::start(3);
     let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
-    eventually(PATIENCE, "all are connected", || quorum.health().iter().all(|node| node.error.is_none()));
+    eventually(PATIENCE, "all are connected", || {
+        quorum.health().iter().all(|node| node.error.is_none())
+    });
     (masters, quorum)
 }
 

@@ -28,7 +28,8 @@ async fn lock_is_handed_to_another_process_as_text_and_never_free() {
     assert_eq!(lock.key(), b"orders/42");
     assert!(lock.fence() > fence);
     assert!(lock.remaining() > Duration::from_secs(9));
-    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3)
+        .await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     nothing_is_left(&masters, "orders/42").await;
@@ -45,7 +46,8 @@ async fn node_whose_fences_are_ahead_is_swapped_too() {
     all_hold(&masters, "k").await;
     let lock = quorum.attach(lock.detach()).await.unwrap();
     assert!(lock.fence() > fence);
-    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3)
+        .await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     nothing_is_left(&masters, "k").await;
 }

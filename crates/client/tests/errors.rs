@@ -1,9 +1,9 @@
 //! One short example of each error of the API, in the order of src/api/error.rs.
 //!
-//! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`, `Misconfigured`,
-//! `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs, and
-//! `RevokeError`, `ScanError` and the `Revoked` of others in revoke.rs. `NoThread` needs a system that
-//! has no thread left, and a client that a node answers `QueueFull` polls instead.
+//! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`,
+//! `Misconfigured`, `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs, and
+//! `RevokeError`, `ScanError` and the `Revoked` of others in revoke.rs. `NoThread` needs a system
+//! that has no thread left, and a client that a node answers `QueueFull` polls instead.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use common::{Net, PATIENCE, all_hold, connect, net, quorum};
 use quorlock_client::{
-    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError, Nodes,
-    Quorum, ReleaseError, RunError,
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError,
+    Nodes, Quorum, ReleaseError, RunError,
 };
 use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, WallClock};
 use redis::Commands as _;
@@ -86,7 +86,8 @@ async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
     let slow = Duration::from_millis(50);
     net.proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, slow));
     // The drift takes 12 ms of the ttl, and the network more than the 8 ms that are left.
-    let strict = net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
+    let strict =
+        net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
     let error = strict.try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
     heal(&net);
@@ -176,9 +177,12 @@ async fn attach_errors_say_whether_the_lock_is_gone() {
     let gone = net.quorum.attach(detached).await.unwrap_err();
     assert!(matches!(gone, AttachError::Gone { .. }), "{gone}");
 
-    let strict = net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
+    let strict =
+        net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
     let detached = net.quorum.lock("s").acquire().await.unwrap().detach();
-    net.proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, Duration::from_millis(50)));
+    net.proxies
+        .iter()
+        .for_each(|proxy| proxy.delay(Direction::ToClient, Duration::from_millis(50)));
     let late = strict.attach(detached).await.unwrap_err();
     assert!(matches!(late, AttachError::InsufficientValidity { .. }), "{late}");
     heal(&net);
@@ -197,7 +201,9 @@ async fn release_and_flush_errors_leave_the_rest_to_the_background() {
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(2));
     let lock = lock.node_timeout(Duration::from_millis(100)).acquire().await.unwrap();
     silence(&net);
-    let ReleaseError::NoQuorum { nodes } = lock.release().await.unwrap_err() else { panic!("another error") };
+    let ReleaseError::NoQuorum { nodes } = lock.release().await.unwrap_err() else {
+        panic!("another error")
+    };
     all_failed(&nodes);
     let FlushError { pending } = net.quorum.flush(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!(pending, 1);
@@ -234,7 +240,8 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     let far = Proxy::start(net.masters[0].url());
     far.delay(Direction::ToClient, Duration::from_millis(120));
     let quorum = Quorum::connect([far.url()]).await.unwrap();
-    let lock = quorum.lock("k").ttl(Duration::from_millis(200)).min_validity(Duration::from_millis(1));
+    let lock =
+        quorum.lock("k").ttl(Duration::from_millis(200)).min_validity(Duration::from_millis(1));
     let error = lock.try_acquire().await.unwrap_err();
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
     let NodeError::TooFar { limit_ms, ttl_ms, .. } = nodes.failed().next().unwrap().1 else {
@@ -254,7 +261,9 @@ async fn node_that_may_not_vote_says_why() {
 
     let of_another_set = Server::with_module().arg("lock.set", "eu 1 1").start().unwrap();
     let quorum = Quorum::builder().node(of_another_set.url()).set("us").connect().await.unwrap();
-    let NodeError::NotAdmitted { reason } = why(&quorum).await else { panic!("it is of another set") };
+    let NodeError::NotAdmitted { reason } = why(&quorum).await else {
+        panic!("it is of another set")
+    };
     assert!(reason.contains("eu"), "{reason}");
 }
 
@@ -278,12 +287,13 @@ async fn ttl_above_the_limit_of_a_node_names_the_limit() {
 async fn clock_that_is_far_behind_is_named() {
     let ahead = WallClock::new();
     ahead.step_ms(3_600_000);
-    let masters = Masters::start_with(
-        2,
-        |index, builder| {
-            if index == 0 { builder.wall_clock(&ahead) } else { builder }
-        },
-    );
+    let masters =
+        Masters::start_with(
+            2,
+            |index, builder| {
+                if index == 0 { builder.wall_clock(&ahead) } else { builder }
+            },
+        );
     let masters = masters.unwrap();
     let quorum = connect(masters.urls()).await;
     // Both nodes must agree on a fence, and the first one gives none that the second one accepts.

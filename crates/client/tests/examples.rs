@@ -25,7 +25,14 @@ fn example(name: &str) -> PathBuf {
             other => other,
         };
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--package", env!("CARGO_PKG_NAME"), "--examples", "--profile", profile_name])
+            .args([
+                "build",
+                "--package",
+                env!("CARGO_PKG_NAME"),
+                "--examples",
+                "--profile",
+                profile_name,
+            ])
             .arg("--target-dir")
             .arg(profile.parent().unwrap())
             .status();
@@ -60,7 +67,10 @@ fn one_machine_of_a_fleet_runs_the_job() {
     let mut printed = run("cron", 4, &[]);
     printed.sort_unstable();
     assert_eq!(printed[0], "42 pages\n");
-    assert!(printed[1..].iter().all(|text| text == "another machine does the job\n"), "{printed:?}");
+    assert!(
+        printed[1..].iter().all(|text| text == "another machine does the job\n"),
+        "{printed:?}"
+    );
 }
 
 #[test]
@@ -106,7 +116,10 @@ fn workers_do_each_job_once() {
 #[test]
 fn program_without_tokio_acquires_locks() {
     let printed = run("blocking", 1, &[]);
-    assert!(printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"), "{printed:?}");
+    assert!(
+        printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"),
+        "{printed:?}"
+    );
 }
 
 /// A service that runs until the test ends.
@@ -118,7 +131,10 @@ struct Service {
 impl Service {
     fn start(masters: &Masters) -> Self {
         let mut command = Command::new(example("axum"));
-        command.arg("127.0.0.1:0").env("QUORLOCK_NODES", masters.urls().join(",")).stdout(Stdio::piped());
+        command
+            .arg("127.0.0.1:0")
+            .env("QUORLOCK_NODES", masters.urls().join(","))
+            .stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

@@ -6,7 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, connected, exists, holding, net, nothing_is_left, quorum};
+use common::{
+    PATIENCE, all_hold, connect, connected, exists, holding, net, nothing_is_left, quorum,
+};
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
 use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
 use tokio::net::TcpListener;
@@ -92,11 +94,13 @@ async fn master_that_answers_garbage_delays_nothing() {
     nothing_is_left(&masters, "k").await;
 }
 
-/// Ten locks at once and one after the other are acquired, extended and released, without waiting for the faulty node.
+/// Ten locks at once and one after the other are acquired, extended and released, without waiting
+/// for the faulty node.
 async fn delays_nothing(quorum: &Quorum) {
     let started = Instant::now();
     let ten = (0..10).map(|n| {
-        let builder = quorum.lock(format!("k{n}")).ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT);
+        let builder =
+            quorum.lock(format!("k{n}")).ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT);
         tokio::spawn(async move {
             let mut lock = builder.try_acquire().await.unwrap();
             lock.extend().await.unwrap();
@@ -116,7 +120,11 @@ async fn delays_nothing(quorum: &Quorum) {
             .unwrap();
         lock.release().await.unwrap();
     }
-    assert!(started.elapsed() < AT_ONCE, "a decision waited for the sick node: {:?}", started.elapsed());
+    assert!(
+        started.elapsed() < AT_ONCE,
+        "a decision waited for the sick node: {:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -126,8 +134,13 @@ async fn held_lock_beside_a_black_hole_is_refused_at_once() {
     all_hold(&net.masters, "k").await;
     net.proxies[2].hold(Direction::ToClient);
     let started = Instant::now();
-    let refused =
-        net.quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT).try_acquire().await;
+    let refused = net
+        .quorum
+        .lock("k")
+        .ttl(Duration::from_secs(30))
+        .node_timeout(LONG_LIMIT)
+        .try_acquire()
+        .await;
     assert!(matches!(refused, Err(AcquireError::Held { .. })));
     assert!(started.elapsed() < AT_ONCE);
 }
@@ -138,8 +151,11 @@ async fn replies_delayed_beyond_the_ttl_are_no_lock_and_leave_nothing() {
     for proxy in &net.proxies {
         proxy.hold(Direction::ToClient);
     }
-    let builder =
-        net.quorum.lock("k").ttl(Duration::from_millis(400)).node_timeout(Duration::from_millis(380));
+    let builder = net
+        .quorum
+        .lock("k")
+        .ttl(Duration::from_millis(400))
+        .node_timeout(Duration::from_millis(380));
     let acquiring = tokio::spawn(async move { builder.try_acquire().await });
     eventually_async(PATIENCE, "the nodes have granted, and nobody knows", async || {
         holding(&net.masters, "k") == 3
@@ -162,7 +178,9 @@ async fn client_that_slept_through_its_ttl_holds_nothing() {
     // The first step sends; then the whole client stands still, as in a long pause of the machine.
     assert!(futures_util::poll!(acquiring.as_mut()).is_pending());
     tokio::task::yield_now().await;
-    eventually(PATIENCE, "the nodes have granted", || holding(&masters, "k") == 3 || masters.is_empty());
+    eventually(PATIENCE, "the nodes have granted", || {
+        holding(&masters, "k") == 3 || masters.is_empty()
+    });
     let slept = std::time::Instant::now();
     eventually(PATIENCE, "the ttl is over", || slept.elapsed() > Duration::from_millis(300));
     let error = acquiring.await.unwrap_err();
@@ -181,11 +199,15 @@ async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
         proxy.hold(Direction::ToServer);
     }
     let before = lock.remaining();
-    let Err(ExtendError::NoQuorum { nodes }) = lock.extend().await else { panic!("one of three answers") };
+    let Err(ExtendError::NoQuorum { nodes }) = lock.extend().await else {
+        panic!("one of three answers")
+    };
     assert_eq!(nodes.failed().count(), 2);
     assert!(matches!(nodes.failed().next().unwrap().1, NodeError::TimedOut { limit_ms: 200 }));
     assert!(lock.remaining() <= before && !lock.remaining().is_zero());
-    let Err(ReleaseError::NoQuorum { .. }) = lock.release().await else { panic!("one of three answers") };
+    let Err(ReleaseError::NoQuorum { .. }) = lock.release().await else {
+        panic!("one of three answers")
+    };
     for proxy in &net.proxies {
         proxy.heal();
     }
@@ -231,8 +253,10 @@ async fn release_reaches_a_node_that_was_paused_when_it_was_sent() {
     masters[2].pause();
     lock.release().await.unwrap();
     masters[2].resume();
-    eventually_async(PATIENCE, "the release arrives late, but arrives", async || !exists(&masters[2], "k"))
-        .await;
+    eventually_async(PATIENCE, "the release arrives late, but arrives", async || {
+        !exists(&masters[2], "k")
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -251,7 +275,8 @@ async fn dropped_acquire_on_a_faulty_network_leaves_nothing() {
 
 #[tokio::test]
 async fn without_a_validity_check_an_expired_lock_is_granted() {
-    // The harm without it: plain SET NX PX through the same late network is answered OK after the key has gone.
+    // The harm without it: plain SET NX PX through the same late network is answered OK after the
+    // key has gone.
     let server = Server::builder().start().unwrap();
     let proxy = quorlock_testkit::Proxy::start(server.url());
     let client = redis::Client::open(proxy.url()).unwrap();
@@ -267,10 +292,15 @@ async fn without_a_validity_check_an_expired_lock_is_granted() {
             .query_async::<String>(&mut connection)
             .await
     });
-    eventually_async(PATIENCE, "it was set", async || proxy.waiting_bytes(Direction::ToClient) > 0).await;
+    eventually_async(PATIENCE, "it was set", async || proxy.waiting_bytes(Direction::ToClient) > 0)
+        .await;
     eventually_async(PATIENCE, "it is over", async || !exists(&server, "k")).await;
     proxy.heal();
-    assert_eq!(setting.await.unwrap().unwrap(), "OK", "and the client believes that it holds the lock");
+    assert_eq!(
+        setting.await.unwrap().unwrap(),
+        "OK",
+        "and the client believes that it holds the lock"
+    );
 }
 
 #[tokio::test]
@@ -281,9 +311,11 @@ async fn release_is_repeated_through_the_connection_that_replaced_its_own() {
     let proxy = &net.proxies[1];
     proxy.drop_bytes(Direction::ToServer);
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    eventually_async(PATIENCE, "it is lost", async || proxy.dropped_bytes(Direction::ToServer) > 0).await;
+    eventually_async(PATIENCE, "it is lost", async || proxy.dropped_bytes(Direction::ToServer) > 0)
+        .await;
     // The old connection stays open, and what was sent through it is never answered.
-    eventually_async(PATIENCE, "the silence is noticed", async || connected(&net.quorum) == (3, 2)).await;
+    eventually_async(PATIENCE, "the silence is noticed", async || connected(&net.quorum) == (3, 2))
+        .await;
     proxy.heal();
     nothing_is_left(&net.masters, "k").await;
 }
@@ -292,7 +324,8 @@ async fn release_is_repeated_through_the_connection_that_replaced_its_own() {
 fn release_fails_without_panic_after_the_runtime_has_ended() {
     let masters = Masters::start(3);
     let (own, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
-    let lock = own.block_on(async { connect(masters.urls()).await.lock("k").acquire().await.unwrap() });
+    let lock =
+        own.block_on(async { connect(masters.urls()).await.lock("k").acquire().await.unwrap() });
     drop(own);
     let released = other.block_on(lock.release());
     assert!(matches!(released, Err(ReleaseError::NoQuorum { .. })), "{released:?}");

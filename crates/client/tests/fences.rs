@@ -19,8 +19,10 @@ fn patiently(quorum: &Quorum) -> LockBuilder {
 
 /// How often a master has carried out a command.
 fn calls(master: &Server, command: &str) -> u64 {
-    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
-    let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    let info: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+    let line =
+        info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
@@ -40,7 +42,8 @@ async fn take(quorum: &Quorum, last: &mut Option<Fence>) {
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
     // What a start adds to the counters would take as long to pass as this says.
-    let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let masters =
+        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(Proxy::url)).await;
     let mut counted = 0;
@@ -50,7 +53,8 @@ async fn uncontended_lock_costs_one_round_trip() {
         all_hold(&masters, "k").await;
         eventually_async(PATIENCE, "all have answered", async || lock.coverage().held == 3).await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
-        let round_trips: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+        let round_trips: Vec<_> =
+            after.iter().zip(&before).map(|(after, before)| after - before).collect();
         // The client sometimes checks a connection, which counts as well.
         counted += u32::from(round_trips == [1, 1, 1]);
         lock.release().await.unwrap();
@@ -83,15 +87,18 @@ async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
 #[tokio::test]
 async fn master_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
     let clocks: Vec<_> = (0..3).map(|_| WallClock::new()).collect();
-    let masters = Masters::start_with(3, |index, builder| builder.wall_clock(&clocks[index])).unwrap();
+    let masters =
+        Masters::start_with(3, |index, builder| builder.wall_clock(&clocks[index])).unwrap();
     let quorum = connect(masters.urls()).await;
     let mut last = None;
     for ahead_s in [10, -10, 3600, -3600] {
         clocks[1].set_right();
         clocks[1].step_ms(ahead_s * 1000);
         let shows_s = || {
-            let (s, _): (i64, i64) = redis::cmd("TIME").query(&mut masters[1].connection()).unwrap();
-            s - i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
+            let (s, _): (i64, i64) =
+                redis::cmd("TIME").query(&mut masters[1].connection()).unwrap();
+            s - i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs())
+                .unwrap()
         };
         eventually(PATIENCE, "its clock is wrong", || (shows_s() - ahead_s).abs() <= 1);
         for _ in 0..10 {
@@ -110,9 +117,11 @@ async fn master_restarted_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
         let mut last = None;
         take(&quorum, &mut last).await;
         clocks[1].step_ms(ahead_s * 1000);
-        // Its counters begin where its clock is. As it knows nothing of the time before, it must not be needed.
+        // Its counters begin where its clock is. As it knows nothing of the time before, it must
+        // not be needed.
         masters[1].restart().unwrap();
-        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3)).await;
+        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3))
+            .await;
         for _ in 0..10 {
             take(&quorum, &mut last).await;
         }
@@ -138,10 +147,13 @@ async fn masters_with_different_fences_agree_after_one_round() {
 #[tokio::test]
 async fn fences_grow_while_the_masters_restart_one_after_the_other() {
     const MAX_TTL_MS: u64 = 1000;
-    let mut masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
+    let mut masters =
+        Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
     let quorum = connect(masters.urls()).await;
-    let builder =
-        quorum.lock("k").ttl(Duration::from_millis(MAX_TTL_MS)).node_timeout(Duration::from_millis(400));
+    let builder = quorum
+        .lock("k")
+        .ttl(Duration::from_millis(MAX_TTL_MS))
+        .node_timeout(Duration::from_millis(400));
     let mut last = None;
     for restarted in [0, 1, 2, 0] {
         // From now on it is not brand-new, and abstains for the longest ttl.
@@ -160,13 +172,15 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
             while_abstaining += u32::from(abstains(&masters[restarted]));
         }
         assert!(while_abstaining > 0, "it has abstained, and locks were taken");
-        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3)).await;
+        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3))
+            .await;
     }
 }
 
 #[tokio::test]
 async fn answer_after_the_grant_changes_nothing() {
-    let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let masters =
+        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(Proxy::url)).await;
     proxies[2].hold(Direction::ToClient);

@@ -9,7 +9,8 @@ const PAGE: &str = include_str!("../../../docs/fencing.md");
 
 /// The block of code in this language that contains these words.
 fn block(language: &str, words: &str) -> &'static str {
-    let blocks = PAGE.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix(language));
+    let blocks =
+        PAGE.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix(language));
     blocks.into_iter().find(|block| block.contains(words)).unwrap()
 }
 
@@ -61,13 +62,22 @@ fn script_refuses_a_late_writer() {
     let script = block("lua", "redis.call");
     let mut write = |fence: u64, value: &str| -> u64 {
         let mut eval = redis::cmd("EVAL");
-        eval.arg(script).arg(1).arg("stock/apples").arg(fence).arg(value).query(&mut connection).unwrap()
+        eval.arg(script)
+            .arg(1)
+            .arg("stock/apples")
+            .arg(fence)
+            .arg(value)
+            .query(&mut connection)
+            .unwrap()
     };
     assert_eq!(write(LATE, "9"), 1);
     assert_eq!(write(LATE, "8"), 1, "the same holder writes again");
     assert_eq!(write(LATE + 1, "7"), 1);
     assert_eq!(write(LATE, "6"), 0, "too late");
-    let left: String =
-        redis::cmd("HGET").arg("stock/apples").arg("value").query(&mut server.connection()).unwrap();
+    let left: String = redis::cmd("HGET")
+        .arg("stock/apples")
+        .arg("value")
+        .query(&mut server.connection())
+        .unwrap();
     assert_eq!(left, "7");
 }

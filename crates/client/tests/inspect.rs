@@ -21,12 +21,16 @@ async fn held(quorum: &Quorum, key: &str) -> HeldLock {
 async fn held_lock_is_described_and_then_free() {
     let (masters, quorum) = quorum(3).await;
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
-    let lock = quorum.lock("k").ttl(Duration::from_secs(20)).owner("web-3").acquire().await.unwrap();
+    let lock =
+        quorum.lock("k").ttl(Duration::from_secs(20)).owner("web-3").acquire().await.unwrap();
     all_hold(&masters, "k").await;
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
     assert_eq!((held.fence, held.owner.as_deref()), (lock.fence(), Some("web-3")));
-    assert!(held.at_most > Duration::from_secs(15) && held.at_most <= Duration::from_secs(20), "{held:?}");
+    assert!(
+        held.at_most > Duration::from_secs(15) && held.at_most <= Duration::from_secs(20),
+        "{held:?}"
+    );
     assert!(inspection.holding_nodes().count() >= 2, "{inspection}");
     let text = inspection.to_string();
     assert!(text.starts_with("held by web-3, fence ") && text.lines().count() == 4, "{text}");
@@ -47,7 +51,8 @@ async fn waiters_and_keys_are_counted() {
     eventually_async(PATIENCE, "one node has the waiter", async || {
         let inspection = quorum.inspect("a").await.unwrap();
         let leases = inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
-        leases.clone().all(|lease| lease.keys == 2) && leases.map(|lease| lease.waiters).sum::<u64>() == 1
+        leases.clone().all(|lease| lease.keys == 2)
+            && leases.map(|lease| lease.waiters).sum::<u64>() == 1
     })
     .await;
     lock.release().await.unwrap();
@@ -57,7 +62,8 @@ async fn waiters_and_keys_are_counted() {
 #[tokio::test]
 async fn one_silent_node_is_an_error_of_that_node_only() {
     // Without a skew to allow for, no node's fence is ahead of the others'.
-    let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let masters =
+        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxy = Proxy::start(masters[1].url());
     let quorum = connect([masters[0].url(), proxy.url(), masters[2].url()]).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -89,7 +95,8 @@ async fn key_is_unclear_without_a_majority_and_unknown_without_an_answer() {
 async fn node_that_forgot_a_lock_does_not_call_it_free() {
     let mut masters = Masters::start(3);
     let quorum = connect(masters.urls()).await;
-    let _lock = quorum.lock("k").ttl(Duration::from_secs(30)).owner("web-3").acquire().await.unwrap();
+    let _lock =
+        quorum.lock("k").ttl(Duration::from_secs(30)).owner("web-3").acquire().await.unwrap();
     all_hold(&masters, "k").await;
     for forgetful in [0, 1] {
         masters[forgetful].set_arg("lock.rejoin-delay", 30_000);

@@ -36,7 +36,8 @@ fn flag() -> (Flag, Arc<AtomicBool>) {
 
 /// How many EXTENDs a server has carried out, and in how many reads of its clients.
 fn extends(master: &quorlock_testkit::Server) -> u64 {
-    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+    let info: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_lock.extend:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
@@ -97,13 +98,17 @@ async fn renewed_lock_is_uncertain_only_while_no_majority_answers() {
     for proxy in &net.proxies[..2] {
         proxy.hold(Direction::ToServer);
     }
-    eventually_async(PATIENCE, "it is noticed", async || matches!(lock.ownership(), Ownership::Uncertain(_)))
-        .await;
+    eventually_async(PATIENCE, "it is noticed", async || {
+        matches!(lock.ownership(), Ownership::Uncertain(_))
+    })
+    .await;
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "it is confirmed", async || matches!(lock.ownership(), Ownership::Held(_)))
-        .await;
+    eventually_async(PATIENCE, "it is confirmed", async || {
+        matches!(lock.ownership(), Ownership::Held(_))
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -116,7 +121,10 @@ async fn renewals_due_at_the_same_time_share_one_message_to_a_node() {
         lock.renew();
     }
     let (chunks, before) = (net.proxies[0].chunks(Direction::ToServer), extends(&net.masters[0]));
-    eventually_async(PATIENCE, "all are extended", async || extends(&net.masters[0]) >= before + 100).await;
+    eventually_async(PATIENCE, "all are extended", async || {
+        extends(&net.masters[0]) >= before + 100
+    })
+    .await;
     let chunks = net.proxies[0].chunks(Direction::ToServer) - chunks;
     assert!(chunks < 60, "{chunks} messages for 100 extensions");
 }
@@ -206,7 +214,10 @@ async fn run_is_stopped_at_max_hold() {
     let (masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(TTL).max_hold(TTL * 2);
     let error = builder.run(async |_| std::future::pending::<()>().await).await.unwrap_err();
-    assert!(matches!(error, RunError::Lost { lost: LostError::HeldTooLong { .. }, .. }), "{error:?}");
+    assert!(
+        matches!(error, RunError::Lost { lost: LostError::HeldTooLong { .. }, .. }),
+        "{error:?}"
+    );
     nothing_is_left(&masters, "k").await;
 }
 
@@ -236,7 +247,8 @@ async fn dropped_run_drops_the_work_and_releases_the_lock() {
 async fn coverage_rises_again_after_a_node_comes_back() {
     let mut masters = Masters::start(5);
     masters[3].kill();
-    let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().await.unwrap();
+    let quorum =
+        Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().await.unwrap();
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
     eventually_async(PATIENCE, "four have it", async || lock.coverage().held == 4).await;
@@ -281,7 +293,8 @@ async fn lost_lock_is_not_revived_by_repairs() {
 #[tokio::test]
 async fn lock_released_during_its_repair_leaves_nothing() {
     let masters = Masters::start(3);
-    let proxies: Vec<_> = masters.iter().map(|master| quorlock_testkit::Proxy::start(master.url())).collect();
+    let proxies: Vec<_> =
+        masters.iter().map(|master| quorlock_testkit::Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(quorlock_testkit::Proxy::url)).await;
     for n in 0..20 {
         let key = format!("k{n}");

@@ -25,8 +25,12 @@ fn worked() -> Duration {
 #[ignore = "a measurement, which needs a machine to itself"]
 async fn ten_thousand_renewed_locks_cost_less_than_a_tenth_of_a_core() {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp()).unwrap();
-    let quorum =
-        Quorum::builder().nodes(masters.urls()).node_timeout(Duration::from_secs(1)).connect().await.unwrap();
+    let quorum = Quorum::builder()
+        .nodes(masters.urls())
+        .node_timeout(Duration::from_secs(1))
+        .connect()
+        .await
+        .unwrap();
     let acquired = stream::iter(0..LOCKS).map(|n| {
         let builder = quorum.lock(format!("k{n}")).ttl(TTL);
         async move {
@@ -40,7 +44,8 @@ async fn ten_thousand_renewed_locks_cost_less_than_a_tenth_of_a_core() {
     tokio::time::sleep(TTL / 2).await;
     let (began, worked_before) = (Instant::now(), worked());
     tokio::time::sleep(MEASURED).await;
-    let share = worked().saturating_sub(worked_before).as_secs_f64() / began.elapsed().as_secs_f64();
+    let share =
+        worked().saturating_sub(worked_before).as_secs_f64() / began.elapsed().as_secs_f64();
     let held = locks.iter().filter(|lock| matches!(lock.ownership(), Ownership::Held(_))).count();
     println!(
         "{LOCKS} kept locks with a ttl of {TTL:?} on {NODES} nodes: {:.1} % of one core, {held} held",

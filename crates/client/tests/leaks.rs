@@ -1,5 +1,5 @@
-//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, and whenever: no key after
-//! the largest ttl, no task, no file descriptor, no waiter in a queue.
+//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, and whenever: no key
+//! after the largest ttl, no task, no file descriptor, no waiter in a queue.
 //!
 //! `cargo test` runs it for some seconds; `make test-leaks` for a million acquires.
 
@@ -28,7 +28,8 @@ const KEYS: u32 = 256;
 const TTL_MAX: Duration = Duration::from_secs(2);
 /// The default length of the test.
 const BRIEFLY: Duration = Duration::from_secs(6);
-/// How long a busy machine may take for an action that is due at once, and longer than any accident.
+/// How long a busy machine may take for an action that is due at once, and longer than any
+/// accident.
 const SLACK: Duration = Duration::from_secs(20);
 
 /// When the test ends.
@@ -65,7 +66,8 @@ async fn work(quorum: Quorum, goal: Arc<Goal>) {
         let key = format!("k{}", rng.random_range(0..KEYS));
         let ttl = TTL_MAX.mul_f64(rng.random_range(0.1..=1.0));
         let builder = quorum.lock(key).ttl(ttl).wait(millis(&mut rng, 30));
-        let patience = if rng.random_ratio(1, 3) { millis(&mut rng, 5) } else { Duration::from_secs(60) };
+        let patience =
+            if rng.random_ratio(1, 3) { millis(&mut rng, 5) } else { Duration::from_secs(60) };
         if rng.random_ratio(1, 20) {
             let time = millis(&mut rng, 5);
             let _ = timeout(patience, builder.run(async |_| sleep(time).await)).await;
@@ -132,19 +134,23 @@ fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
 }
 
 fn keys(fleet: &Fleet) -> u64 {
-    let count = |master: &Master| redis::cmd("DBSIZE").query::<u64>(&mut master.server.connection()).unwrap();
+    let count = |master: &Master| {
+        redis::cmd("DBSIZE").query::<u64>(&mut master.server.connection()).unwrap()
+    };
     fleet.masters.iter().map(count).sum()
 }
 
 fn waiters(fleet: &Fleet) -> u64 {
-    let count = |master: &Master| info(&mut master.server.connection(), "lock", "lock_waiters").unwrap();
+    let count =
+        |master: &Master| info(&mut master.server.connection(), "lock", "lock_waiters").unwrap();
     fleet.masters.iter().map(count).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp()).unwrap();
-    let (descriptors_before, tasks_before) = (descriptors(), Handle::current().metrics().num_alive_tasks());
+    let (descriptors_before, tasks_before) =
+        (descriptors(), Handle::current().metrics().num_alive_tasks());
 
     let quorum = Quorum::connect(fleet.urls(0)).await.unwrap();
     let enough = std::env::var("QUORLOCK_LEAKS_ACQUIRES").ok().map(|n| n.parse().unwrap());
@@ -188,5 +194,8 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
         fleet.masters.iter().all(|master| master.networks[0].connections() == 0)
     })
     .await;
-    eventually_async(SLACK, "no file descriptor is left", async || descriptors() <= descriptors_before).await;
+    eventually_async(SLACK, "no file descriptor is left", async || {
+        descriptors() <= descriptors_before
+    })
+    .await;
 }

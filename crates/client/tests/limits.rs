@@ -29,7 +29,8 @@ async fn distant_masters_need_no_settings() {
         let (_masters, _proxies, quorum) = far_away(Duration::from_millis(round_trip_ms)).await;
         for attempt in 0..3 {
             let lock = quorum.lock("k").acquire().await;
-            let mut lock = lock.unwrap_or_else(|error| panic!("{round_trip_ms} ms, {attempt}: {error}"));
+            let mut lock =
+                lock.unwrap_or_else(|error| panic!("{round_trip_ms} ms, {attempt}: {error}"));
             lock.extend().await.unwrap();
             lock.release().await.unwrap();
         }
@@ -56,7 +57,8 @@ async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
             locks
         })
     });
-    let locks: u32 = futures_util::future::join_all(callers).await.into_iter().map(Result::unwrap).sum();
+    let locks: u32 =
+        futures_util::future::join_all(callers).await.into_iter().map(Result::unwrap).sum();
     println!("{locks} locks in {seconds} s, none refused");
     assert!(locks > 0);
 }
@@ -108,7 +110,9 @@ async fn free_keys_are_granted_while_all_seats_are_taken() {
         .unwrap();
     let mut held = Vec::new();
     for key in 0..SEATS + 6 {
-        held.push(holder.lock(format!("k{key}")).ttl(Duration::from_secs(30)).acquire().await.unwrap());
+        held.push(
+            holder.lock(format!("k{key}")).ttl(Duration::from_secs(30)).acquire().await.unwrap(),
+        );
     }
     let late = held.split_off(SEATS);
     all_hold(&masters, "k0").await;
@@ -120,7 +124,8 @@ async fn free_keys_are_granted_while_all_seats_are_taken() {
         waiting.spawn(async move { lock.acquire().await.map(drop) });
     }
     eventually_async(PATIENCE * 2, "all seats are taken", async || {
-        let info: String = redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
+        let info: String =
+            redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
         info.contains(&format!("lock_waiters:{SEATS}\r"))
     })
     .await;

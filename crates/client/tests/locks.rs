@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use common::{PATIENCE, all_hold, exists, holding, nothing_is_left, quorum};
 use futures_util::future::join_all;
-use quorlock_client::{AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released};
+use quorlock_client::{
+    AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released,
+};
 use quorlock_testkit::{Masters, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -70,7 +72,10 @@ async fn waiting_ends_with_the_lock_or_at_its_end() {
 async fn extension_lasts_a_full_ttl_from_now() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
-    eventually_async(PATIENCE, "time passes", async || lock.remaining() < Duration::from_millis(1900)).await;
+    eventually_async(PATIENCE, "time passes", async || {
+        lock.remaining() < Duration::from_millis(1900)
+    })
+    .await;
     lock.extend().await.unwrap();
     assert!(lock.remaining() > Duration::from_millis(1900));
     lock.release().await.unwrap();
@@ -180,7 +185,9 @@ async fn key_of_another_type_is_refused_by_the_nodes() {
 #[tokio::test]
 async fn invalid_quorum_or_lock_is_refused() {
     assert!(matches!(Quorum::connect(Vec::<String>::new()).await, Err(ConnectError::NoNodes)));
-    let Err(error) = Quorum::connect(["redis://user:secret@[", "x"]).await else { panic!("not a URL") };
+    let Err(error) = Quorum::connect(["redis://user:secret@[", "x"]).await else {
+        panic!("not a URL")
+    };
     assert!(!error.to_string().contains("secret"), "{error}");
     let twice = Quorum::connect(["redis://127.0.0.1:1", "redis://127.0.0.1:1/"]).await;
     assert!(matches!(twice, Err(ConnectError::DuplicateNode { .. })));
@@ -190,7 +197,8 @@ async fn invalid_quorum_or_lock_is_refused() {
         let error = quorum.lock("k").ttl(ttl).try_acquire().await.unwrap_err();
         assert!(matches!(error, AcquireError::InvalidRequest { .. }), "{ttl:?}: {error}");
     }
-    let too_patient = quorum.lock("k").node_timeout(Duration::from_secs(60)).try_acquire().await.unwrap_err();
+    let too_patient =
+        quorum.lock("k").node_timeout(Duration::from_secs(60)).try_acquire().await.unwrap_err();
     assert!(matches!(too_patient, AcquireError::InvalidRequest { .. }));
 }
 
@@ -209,8 +217,12 @@ async fn lock_of_many_concurrent_tasks_is_free_on_every_node_at_the_end() {
         let quorum = quorum.clone();
         async move {
             for _ in 0..50 {
-                let lock =
-                    quorum.lock(format!("k{task}")).ttl(Duration::from_secs(60)).acquire().await.unwrap();
+                let lock = quorum
+                    .lock(format!("k{task}"))
+                    .ttl(Duration::from_secs(60))
+                    .acquire()
+                    .await
+                    .unwrap();
                 assert_eq!(lock.release().await.unwrap(), Released::Released);
             }
         }

@@ -70,7 +70,8 @@ struct Load {
     granted: AtomicUsize,
 }
 
-/// Programs with one list of nodes, which take the same lock again and again until they are stopped.
+/// Programs with one list of nodes, which take the same lock again and again until they are
+/// stopped.
 struct Clients {
     workers: JoinSet<()>,
     stop: Arc<AtomicBool>,
@@ -87,7 +88,9 @@ impl Clients {
                 while !stop.load(Ordering::SeqCst) {
                     let lock = quorum.lock("k").ttl(MAX_TTL).wait(Duration::from_secs(1));
                     let Ok(lock) = lock.acquire().await else { continue };
-                    if load.holders.fetch_add(1, Ordering::SeqCst) > 0 && lock.remaining() > MAX_TTL / 4 {
+                    if load.holders.fetch_add(1, Ordering::SeqCst) > 0
+                        && lock.remaining() > MAX_TTL / 4
+                    {
                         load.overlaps.fetch_add(1, Ordering::SeqCst);
                     }
                     tokio::time::sleep(Duration::from_millis(3)).await;
@@ -112,7 +115,10 @@ impl Load {
     /// Locks are still granted, and there was no second holder.
     async fn goes_on(&self, step: &str) {
         let before = self.granted.load(Ordering::SeqCst);
-        eventually_async(PATIENCE * 2, step, async || self.granted.load(Ordering::SeqCst) > before + 5).await;
+        eventually_async(PATIENCE * 2, step, async || {
+            self.granted.load(Ordering::SeqCst) > before + 5
+        })
+        .await;
         assert_eq!(self.overlaps.load(Ordering::SeqCst), 0, "{step}");
     }
 }
@@ -174,8 +180,9 @@ async fn clients_with_different_lists_exclude_each_other_by_the_set() {
         let urls = |range: std::ops::Range<usize>| nodes[range].iter().map(Server::url).collect();
         [urls(0..3), urls(2..5)]
     };
-    let without: Vec<_> =
-        (0..5).map(|_| Server::with_module().arg("lock.rejoin-delay", 0).start().unwrap()).collect();
+    let without: Vec<_> = (0..5)
+        .map(|_| Server::with_module().arg("lock.rejoin-delay", 0).start().unwrap())
+        .collect();
     assert!(both_hold(lists(&without)).await, "nothing else notices it");
 
     let with: Vec<_> = (1..=5)

@@ -1,4 +1,5 @@
-//! The figures that a client gives to the `metrics` facade: `cargo test -p quorlock-client --features metrics --test metrics`
+//! The figures that a client gives to the `metrics` facade: `cargo test -p quorlock-client
+//! --features metrics --test metrics`
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -9,7 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use common::{all_hold, nothing_is_left, quorum};
 use metrics::{
-    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
 };
 
 /// How often each counter was incremented and each histogram recorded.
@@ -47,7 +49,8 @@ impl Recorder for Figures {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let labels: Vec<_> =
+            key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
         let name = format!("{}{{{}}}", key.name(), labels.join(","));
         Counter::from_arc(Arc::new(Figure(self.clone(), name)))
     }

@@ -73,8 +73,14 @@ async fn lock_through_tls_needs_a_trusted_certificate() {
     works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
 
     let stranger = builder.connect().await.unwrap();
-    assert_eq!(connected(&stranger).1, 0, "no other authority signed the certificates of these nodes");
-    let NodeError::Misconfigured { reason } = why(&stranger).await else { panic!("it is not connected") };
+    assert_eq!(
+        connected(&stranger).1,
+        0,
+        "no other authority signed the certificates of these nodes"
+    );
+    let NodeError::Misconfigured { reason } = why(&stranger).await else {
+        panic!("it is not connected")
+    };
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }
 
@@ -109,10 +115,18 @@ async fn node_that_requires_a_client_certificate_gets_one() {
     let authority = certificates(dir.path());
     let (_master, port) = tls_master(dir.path(), true);
     let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
-    let builder = Quorum::builder().node(format!("rediss://127.0.0.1:{port}")).node_timeout(PATIENCE);
+    let builder =
+        Quorum::builder().node(format!("rediss://127.0.0.1:{port}")).node_timeout(PATIENCE);
     let builder = builder.root_certificates(authority);
-    works(&builder.clone().client_certificate(read("node.pem"), read("node.key")).connect().await.unwrap())
-        .await;
+    works(
+        &builder
+            .clone()
+            .client_certificate(read("node.pem"), read("node.key"))
+            .connect()
+            .await
+            .unwrap(),
+    )
+    .await;
     assert_eq!(connected(&builder.connect().await.unwrap()).1, 0);
 }
 
@@ -120,8 +134,7 @@ async fn node_that_requires_a_client_certificate_gets_one() {
 async fn user_with_only_the_documented_rights_is_enough() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     for master in &masters {
-        let rules =
-            "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
+        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
         redis::cmd("ACL")
             .arg("SETUSER")
             .arg("locks")
@@ -131,7 +144,10 @@ async fn user_with_only_the_documented_rights_is_enough() {
     }
     let with = |user: &str| {
         let user = user.to_owned();
-        masters.urls().into_iter().map(move |url| url.replace("redis://", &format!("redis://{user}@")))
+        masters
+            .urls()
+            .into_iter()
+            .map(move |url| url.replace("redis://", &format!("redis://{user}@")))
     };
     works(&connect(with("locks:s3cret%2F%40")).await).await;
 
@@ -168,7 +184,9 @@ async fn url_may_have_a_database_number_and_a_unix_socket() {
 
 #[tokio::test]
 async fn sentinel_and_cluster_are_refused_with_an_explanation() {
-    for url in ["redis-sentinel://a/mymaster", "redis+cluster://user:secret@a", "rediss-cluster://a"] {
+    for url in
+        ["redis-sentinel://a/mymaster", "redis+cluster://user:secret@a", "rediss-cluster://a"]
+    {
         let error = Quorum::connect([url]).await.unwrap_err();
         assert!(matches!(error, ConnectError::InvalidUrl { .. }), "{error}");
         let text = error.to_string();
@@ -181,7 +199,9 @@ async fn one_server_by_two_addresses_is_refused() {
     let masters = Masters::start(2);
     let again = Proxy::start(masters[1].url());
     let urls = [masters[0].url(), masters[1].url(), again.url()];
-    let Err(ConnectError::SameServer { nodes }) = Quorum::connect(urls).await else { panic!("two votes") };
+    let Err(ConnectError::SameServer { nodes }) = Quorum::connect(urls).await else {
+        panic!("two votes")
+    };
     let addresses = [&masters[1].url(), &again.url()];
     for node in &nodes {
         assert!(addresses.iter().any(|url| url.contains(node)), "{nodes:?}");
@@ -231,11 +251,17 @@ async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMu
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
         harm();
-        eventually_async(PATIENCE, "the node does not take part", async || !all_grant(quorum).await).await;
+        eventually_async(PATIENCE, "the node does not take part", async || {
+            !all_grant(quorum).await
+        })
+        .await;
         sleep(Duration::from_secs(1)).await;
         heal();
         let healed = Instant::now();
-        eventually_async(PATIENCE * 2, "the node takes part again", async || all_grant(quorum).await).await;
+        eventually_async(PATIENCE * 2, "the node takes part again", async || {
+            all_grant(quorum).await
+        })
+        .await;
         fastest = fastest.min(healed.elapsed());
         if fastest < Duration::from_secs(1) {
             break;
@@ -265,7 +291,8 @@ async fn silent_connection_is_replaced_by_one_beside_it() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
     // Bytes lost in the middle of a connection leave it open and useless for ever.
-    let took = back_after(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
+    let took =
+        back_after(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 

@@ -18,8 +18,10 @@ async fn waiting(masters: &Masters, count: u64) {
         let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
         line.trim().parse().unwrap()
     };
-    eventually_async(PATIENCE, "clients wait", async || masters.iter().map(waiters).sum::<u64>() == count)
-        .await;
+    eventually_async(PATIENCE, "clients wait", async || {
+        masters.iter().map(waiters).sum::<u64>() == count
+    })
+    .await;
 }
 
 /// A lock that was waited for, of a client with the default limits.
@@ -46,7 +48,11 @@ async fn lock_after_a_wait_survives_any_one_node() {
         lock.renew();
         masters[stopped].pause();
         tokio::time::sleep(TTL * 2).await;
-        assert!(matches!(lock.ownership(), Ownership::Held(_)), "{stopped}: {:?}", lock.ownership());
+        assert!(
+            matches!(lock.ownership(), Ownership::Held(_)),
+            "{stopped}: {:?}",
+            lock.ownership()
+        );
         masters[stopped].resume();
     }
 }

@@ -41,7 +41,13 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
     let mut closest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for n in 0..5 {
-        let lock = net.quorum.lock(format!("k{n}")).ttl(Duration::from_millis(300)).acquire().await.unwrap();
+        let lock = net
+            .quorum
+            .lock(format!("k{n}"))
+            .ttl(Duration::from_millis(300))
+            .acquire()
+            .await
+            .unwrap();
         let deadline = Instant::now() + lock.remaining();
         for proxy in &net.proxies {
             proxy.hold(Direction::ToClient);
@@ -87,8 +93,10 @@ async fn release_of_an_ended_lock_is_a_result_and_is_not_repeated() {
     }
     net.quorum.flush(PATIENCE).await.unwrap();
     for master in &net.masters {
-        let info: String = redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
-        let releases = info.lines().find_map(|line| line.strip_prefix("cmdstat_lock.release:calls="));
+        let info: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
+        let releases =
+            info.lines().find_map(|line| line.strip_prefix("cmdstat_lock.release:calls="));
         let releases = releases.map(|line| line.split(',').next().unwrap().parse::<u32>().unwrap());
         assert!(releases.unwrap_or(0) <= 1, "{releases:?}");
     }

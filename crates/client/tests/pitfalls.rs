@@ -1,5 +1,5 @@
-//! Faults of other clients, as claims about this one. The name of each test begins with the number of its case, R1 to
-//! R25; R6 was no fault.
+//! Faults of other clients, as claims about this one. The name of each test begins with the number
+//! of its case, R1 to R25; R6 was no fault.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -39,7 +39,8 @@ fn pttl(master: &Server, key: &str) -> Duration {
 async fn r1_one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
     let (masters, quorum) = quorum(2).await;
     hold(&masters[0], "k", LONG);
-    let refused = timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire()).await.expect("it settles");
+    let refused =
+        timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire()).await.expect("it settles");
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
     eventually_async(PATIENCE, "the other is free again", async || !exists(&masters[1], "k")).await;
 }
@@ -77,12 +78,16 @@ async fn r3_r4_expired_lock_is_not_reported_and_blocks_no_client() {
     let net = net(3).await;
     hold(&net.masters[1], "k", Duration::from_millis(550));
     net.proxies[2].hold(Direction::ToClient);
-    let builder = net.quorum.lock("k").ttl(Duration::from_millis(300)).wait(Duration::from_millis(900));
+    let builder =
+        net.quorum.lock("k").ttl(Duration::from_millis(300)).wait(Duration::from_millis(900));
     let acquiring = tokio::spawn(async move {
         let acquired = builder.acquire().await;
         acquired.map(|lock| (lock.remaining(), lock))
     });
-    eventually_async(PATIENCE, "the stalled node has granted", async || exists(&net.masters[2], "k")).await;
+    eventually_async(PATIENCE, "the stalled node has granted", async || {
+        exists(&net.masters[2], "k")
+    })
+    .await;
     eventually_async(PATIENCE, "that grant is over", async || !exists(&net.masters[2], "k")).await;
     net.proxies[2].heal();
     match acquiring.await.unwrap() {
@@ -128,7 +133,10 @@ async fn r8_loss_is_known_within_the_ttl_and_keeps_the_result_of_the_work() {
         std::future::pending::<()>().await;
     });
     let error = stopped.await.unwrap_err();
-    assert!(matches!(error, RunError::Lost { lost: LostError::Ended { .. }, finished: false }), "{error:?}");
+    assert!(
+        matches!(error, RunError::Lost { lost: LostError::Ended { .. }, finished: false }),
+        "{error:?}"
+    );
     assert!(deleted.unwrap().elapsed() < ttl, "{:?}", deleted.unwrap().elapsed());
 
     let done = builder.run(async |_| {
@@ -198,7 +206,8 @@ async fn r14_hanging_node_is_not_waited_for() {
     masters[0].pause();
     let started = Instant::now();
     for _ in 0..5 {
-        let mut lock = quorum.lock("k").ttl(LONG).node_timeout(PATIENCE).try_acquire().await.unwrap();
+        let mut lock =
+            quorum.lock("k").ttl(LONG).node_timeout(PATIENCE).try_acquire().await.unwrap();
         lock.extend().await.unwrap();
         lock.release().await.unwrap();
     }
@@ -211,8 +220,9 @@ async fn r15_locks_on_many_keys_do_not_wait_for_each_other_beside_a_black_hole()
     let net = net(3).await;
     net.proxies[2].drop_bytes(Direction::ToServer);
     let started = Instant::now();
-    let builders: Vec<_> =
-        (0..10).map(|n| net.quorum.lock(format!("k{n}")).ttl(LONG).node_timeout(PATIENCE)).collect();
+    let builders: Vec<_> = (0..10)
+        .map(|n| net.quorum.lock(format!("k{n}")).ttl(LONG).node_timeout(PATIENCE))
+        .collect();
     let locks = join_all(builders.iter().map(LockBuilder::try_acquire)).await;
     assert!(locks.iter().all(Result::is_ok), "{locks:?}");
     assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
@@ -272,7 +282,10 @@ async fn r19_held_key_beside_a_black_hole_is_answered_in_bounded_time() {
         let started = Instant::now();
         let builder = net.quorum.lock("k").ttl(LONG).node_timeout(limit);
         let error = builder.try_acquire().await.unwrap_err();
-        assert!(matches!(error, AcquireError::Held { .. } | AcquireError::NoQuorum { .. }), "{error}");
+        assert!(
+            matches!(error, AcquireError::Held { .. } | AcquireError::NoQuorum { .. }),
+            "{error}"
+        );
         fastest = fastest.min(started.elapsed());
     }
     assert!(fastest < limit * 2, "{fastest:?}");
@@ -298,7 +311,8 @@ async fn r22_refused_attempt_releases_the_grants_of_the_minority() {
     masters.iter().take(3).for_each(|master| hold(master, "k", LONG));
     let error = quorum.lock("k").ttl(LONG).try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::Held { .. }), "{error}");
-    eventually_async(PATIENCE, "only the other's are left", async || holding(&masters, "k") == 3).await;
+    eventually_async(PATIENCE, "only the other's are left", async || holding(&masters, "k") == 3)
+        .await;
 }
 
 #[tokio::test]

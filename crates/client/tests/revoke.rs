@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
 use quorlock_client::{
-    Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation, Ownership,
-    Released, RevocationState, RevokeError, ScanError, blocking,
+    Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation,
+    Ownership, Released, RevocationState, RevokeError, ScanError, blocking,
 };
 use quorlock_testkit::{Masters, Proxy, Server, eventually_async};
 use tokio::time::timeout;
@@ -119,9 +119,11 @@ async fn nodes_that_do_not_answer_are_an_error() {
 
 #[test]
 fn blocking_calls_revoke_and_list() {
-    let masters = Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let masters =
+        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
-    let locks: Vec<_> = ["b", "a", "c/1"].map(|key| quorum.lock(key).ttl(TTL).acquire().unwrap()).into();
+    let locks: Vec<_> =
+        ["b", "a", "c/1"].map(|key| quorum.lock(key).ttl(TTL).acquire().unwrap()).into();
     let mut list = quorum.scan("*", 10).unwrap();
     quorlock_testkit::eventually(PATIENCE, "all nodes list them", || {
         list = quorum.scan("*", 10).unwrap();

@@ -1,4 +1,5 @@
-//! A token is a capability: a program that knows it can release the lock. Only the text of a detached lock shows it.
+//! A token is a capability: a program that knows it can release the lock. Only the text of a
+//! detached lock shows it.
 
 #![allow(clippy::format_push_string, reason = "what is shown is gathered bit by bit")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -71,7 +72,8 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let _listening = tracing::subscriber::set_default(told.clone());
     let net = net(3).await;
     let limit = Duration::from_millis(300);
-    let builder = net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_timeout(limit).owner("me");
+    let builder =
+        net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_timeout(limit).owner("me");
     let mut lock = builder.acquire().await.unwrap();
     all_hold(&net.masters, "orders/42").await;
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
@@ -96,7 +98,8 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "all nodes answer again", async || connected(&net.quorum).1 == 3).await;
+    eventually_async(PATIENCE, "all nodes answer again", async || connected(&net.quorum).1 == 3)
+        .await;
     for master in &net.masters {
         redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
     }
@@ -112,7 +115,9 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     net.quorum.flush(PATIENCE).await.unwrap();
 
     let told = told.0.lock().unwrap();
-    for expected in ["key=orders/42", "attempts=1", "coverage=", ": granted", "granted", "the lock is lost"] {
+    for expected in
+        ["key=orders/42", "attempts=1", "coverage=", ": granted", "granted", "the lock is lost"]
+    {
         assert!(told.contains(expected), "{expected} is not told:\n{told}");
     }
     for secret in secrets {

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{PATIENCE, all_hold, connect, holding, nothing_is_left, quorum};
-use quorlock_client::{AcquireError, Fence, LostError, Ownership, Quorum, Released, RunError, blocking};
+use quorlock_client::{
+    AcquireError, Fence, LostError, Ownership, Quorum, Released, RunError, blocking,
+};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -42,8 +44,10 @@ async fn no_key_is_taken_when_one_is_held() {
     assert!(matches!(waited, Err(AcquireError::TimedOut { .. })), "{waited:?}");
     nothing_is_left(&masters, "a").await;
     nothing_is_left(&masters, "c").await;
-    let (a, c) =
-        (quorum.lock("a").try_acquire().await.unwrap(), quorum.lock("c").try_acquire().await.unwrap());
+    let (a, c) = (
+        quorum.lock("a").try_acquire().await.unwrap(),
+        quorum.lock("c").try_acquire().await.unwrap(),
+    );
     one.release().await.unwrap();
     drop((a, c));
 }
@@ -75,10 +79,11 @@ async fn waiter_for_several_keys_leaves_the_free_ones_to_others() {
     let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = ours.clone();
-    let waiting = tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
+    let waiting =
+        tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
     eventually_async(PATIENCE, "it waits on a server", async || waiters(&masters) == 1).await;
-    // Also within one program, and for the holder of a key that another call waits for: otherwise the two calls would
-    // wait for each other.
+    // Also within one program, and for the holder of a key that another call waits for: otherwise
+    // the two calls would wait for each other.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
     assert!(!waiting.is_finished());
     held.release().await.unwrap();
@@ -97,7 +102,8 @@ fn waiters(masters: &Masters) -> u64 {
     masters.iter().map(on_one).sum()
 }
 
-/// The resource behind the locks: the holder inside for each key, and the largest fence that it has seen.
+/// The resource behind the locks: the holder inside for each key, and the largest fence that it has
+/// seen.
 #[derive(Default)]
 struct Guarded {
     inside: HashMap<&'static str, (bool, Option<Fence>)>,
@@ -107,7 +113,8 @@ struct Guarded {
 async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
     const CLIENTS: usize = 3;
     const TURNS: usize = 12;
-    let orders: [&[&str]; 6] = [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["c", "b", "a"], &["b"]];
+    let orders: [&[&str]; 6] =
+        [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["c", "b", "a"], &["b"]];
     let masters = Masters::start(3);
     let guarded = Arc::new(Mutex::new(Guarded::default()));
     let mut tasks = JoinSet::new();
@@ -118,8 +125,10 @@ async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
             let (client, guarded) = (client.clone(), Arc::clone(&guarded));
             tasks.spawn(async move {
                 for _ in 0..TURNS {
-                    let builder =
-                        client.lock_all(keys).ttl(Duration::from_secs(20)).wait(Duration::from_secs(60));
+                    let builder = client
+                        .lock_all(keys)
+                        .ttl(Duration::from_secs(20))
+                        .wait(Duration::from_secs(60));
                     let lock = builder.acquire().await.unwrap();
                     for &key in keys {
                         let mut guarded = guarded.lock().unwrap();
@@ -187,7 +196,8 @@ async fn end_of_one_key_ends_the_lock() {
 #[tokio::test]
 async fn extension_repairs_a_master_that_lost_one_of_the_keys() {
     let (masters, quorum) = quorum(3).await;
-    let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(20)).acquire().await.unwrap();
+    let mut lock =
+        quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(20)).acquire().await.unwrap();
     eventually_async(PATIENCE, "all of them have it", async || lock.coverage().held == 3).await;
     redis::cmd("DEL").arg("b").exec(&mut masters[2].connection()).unwrap();
     lock.extend().await.unwrap();
@@ -211,7 +221,10 @@ async fn lock_of_several_keys_is_handed_over_as_one() {
     let lock = other.attach(text.parse().unwrap()).await.unwrap();
     assert!(lock.fence() > fence);
     assert!(lock.keys().eq([b"a", b"b"]));
-    assert!(other.attach(text.parse().unwrap()).await.is_err(), "of all who resume it one at most succeeds");
+    assert!(
+        other.attach(text.parse().unwrap()).await.is_err(),
+        "of all who resume it one at most succeeds"
+    );
     assert!(ours.lock("a").try_acquire().await.is_err());
     lock.release().await.unwrap();
     nothing_is_left(&masters, "a").await;
@@ -233,7 +246,10 @@ async fn run_works_under_several_keys() {
     nothing_is_left(&masters, "a").await;
     nothing_is_left(&masters, "b").await;
     let none: Result<(), RunError> = quorum.lock_all([""; 0]).run(|_| async {}).await;
-    assert!(matches!(none, Err(RunError::NotAcquired(AcquireError::InvalidRequest { .. }))), "{none:?}");
+    assert!(
+        matches!(none, Err(RunError::NotAcquired(AcquireError::InvalidRequest { .. }))),
+        "{none:?}"
+    );
     let too_many = quorum.lock_all((0..65).map(|n| n.to_string())).try_acquire().await;
     assert!(matches!(too_many, Err(AcquireError::InvalidRequest { .. })), "{too_many:?}");
 }

@@ -61,7 +61,8 @@ async fn at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
 
 #[tokio::test]
 async fn wrong_password_fails_at_once() {
-    let start = |_, builder: quorlock_testkit::ServerBuilder| builder.tcp().arg("requirepass", "right");
+    let start =
+        |_, builder: quorlock_testkit::ServerBuilder| builder.tcp().arg("requirepass", "right");
     let masters = Masters::start_with(3, start).unwrap();
     let urls = masters.urls().into_iter().map(|url| url.replace("redis://", "redis://:wrong@"));
     let error = at_once(urls).await;
@@ -151,7 +152,12 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
     let docs = include_str!("../../../docs/operations/security.md");
     let line = docs.lines().find(|line| line.starts_with("user locker on ")).unwrap();
     let rules: Vec<_> = line.split(' ').skip(2).collect();
-    redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();
+    redis::cmd("ACL")
+        .arg("SETUSER")
+        .arg("locker")
+        .arg(&rules)
+        .exec(&mut master.connection())
+        .unwrap();
     let url = master.url().replace("redis://", "redis://locker:a-long-password@");
     let urls = [url.clone(), url.replace("127.0.0.1", "localhost")];
     let error = Quorum::connect(urls).await.unwrap_err();
@@ -162,7 +168,12 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
 async fn user_without_info_has_no_vote_and_the_error_says_why() {
     let master = Server::with_module().tcp().start().unwrap();
     let rules = ["on", ">pw", "~*", "+lock.acquire", "+lock.extend", "+lock.release"];
-    redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut master.connection()).unwrap();
+    redis::cmd("ACL")
+        .arg("SETUSER")
+        .arg("locker")
+        .arg(&rules)
+        .exec(&mut master.connection())
+        .unwrap();
     let error = at_once([master.url().replace("redis://", "redis://locker:pw@")]).await;
     assert!(error.to_string().contains("+info"), "{error}");
 }
@@ -178,7 +189,8 @@ async fn nodes_from_clients_of_redis_rs_wait_in_the_queue() {
     let call = tokio::spawn(async move { other.lock("k").acquire().await.unwrap() });
     eventually_async(PATIENCE, "it waits in the queue", async || {
         masters.iter().any(|master| {
-            let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
+            let info: String =
+                redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
             info.contains("lock_waiters:1\r")
         })
     })

@@ -36,10 +36,13 @@ fn queue_node(masters: &Masters) -> usize {
 
 /// The number of this module's commands that a server has run.
 fn calls(server: &Server) -> u64 {
-    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let info: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let ours = info.lines().filter(|line| line.starts_with("cmdstat_lock."));
-    ours.map(|line| line.split("calls=").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap())
-        .sum()
+    ours.map(|line| {
+        line.split("calls=").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap()
+    })
+    .sum()
 }
 
 #[tokio::test]
@@ -58,7 +61,8 @@ async fn waiter_waits_on_one_server_and_holds_nothing() {
     assert!(waiting.await.unwrap() > fence);
 }
 
-/// Another client's lock on a key on all masters, and the key's queue node, which is the same for all clients.
+/// Another client's lock on a key on all masters, and the key's queue node, which is the same for
+/// all clients.
 async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) {
     let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
     let lock = holder.lock(key).acquire().await.unwrap();
@@ -103,15 +107,21 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     let lock = net.quorum.lock("k").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     lock.release().await.unwrap();
-    eventually_async(PATIENCE, "the others are free", async || holding(&net.masters, "k") == 1).await;
+    eventually_async(PATIENCE, "the others are free", async || holding(&net.masters, "k") == 1)
+        .await;
 
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
     clients_wait(&net.masters, 1).await;
-    assert_eq!((queue_node(&net.masters), holding(&net.masters, "k")), (node, 1), "it asks nobody else");
-    let released: i64 = redis::cmd("LOCK.RELEASE").arg("k").arg("somebody").query(&mut queue).unwrap();
+    assert_eq!(
+        (queue_node(&net.masters), holding(&net.masters, "k")),
+        (node, 1),
+        "it asks nobody else"
+    );
+    let released: i64 =
+        redis::cmd("LOCK.RELEASE").arg("k").arg("somebody").query(&mut queue).unwrap();
     assert_eq!(released, 1);
     waiting.await.unwrap().release().await.unwrap();
 }
@@ -191,8 +201,9 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
     for _ in 0..3 {
         let quorum = connect(net.proxies.iter().map(quorlock_testkit::Proxy::url)).await;
         let started = Instant::now();
-        let waiting =
-            tokio::spawn(async move { quorum.lock("k").wait(Duration::from_millis(400)).acquire().await });
+        let waiting = tokio::spawn(async move {
+            quorum.lock("k").wait(Duration::from_millis(400)).acquire().await
+        });
         clients_wait(&net.masters, 1).await;
         for proxy in &net.proxies {
             proxy.hold(Direction::ToClient);
@@ -232,10 +243,9 @@ async fn wait_dropped_at_any_moment_leaves_nothing() {
     for n in 0..40_u64 {
         let lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
         let builder = other.lock("k").ttl(Duration::from_secs(20)).wait(Duration::from_secs(20));
-        let waiting =
-            tokio::spawn(
-                async move { timeout(Duration::from_micros(n * 150), builder.acquire()).await.is_ok() },
-            );
+        let waiting = tokio::spawn(async move {
+            timeout(Duration::from_micros(n * 150), builder.acquire()).await.is_ok()
+        });
         tokio::time::sleep(Duration::from_micros(n * 100)).await;
         lock.release().await.unwrap();
         waiting.await.unwrap();
@@ -287,7 +297,13 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
 async fn key_of_a_plain_set_is_waited_for_too() {
     let (masters, quorum) = quorum(3).await;
     for master in &masters {
-        redis::cmd("SET").arg("k").arg("old").arg("PX").arg(300).exec(&mut master.connection()).unwrap();
+        redis::cmd("SET")
+            .arg("k")
+            .arg("old")
+            .arg("PX")
+            .arg(300)
+            .exec(&mut master.connection())
+            .unwrap();
     }
     let lock = quorum.lock("k").acquire().await.unwrap();
     assert!(holding(&masters, "k") >= 2);

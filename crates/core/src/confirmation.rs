@@ -57,8 +57,14 @@ mod tests {
     #[test]
     fn missing_confirmation_is_news_once_and_so_is_its_return() {
         assert!(news(&[Confirmed, Confirmed]).is_empty());
-        assert_eq!(news(&[Unconfirmed, Unconfirmed, Confirmed, Confirmed]), [Unconfirmed, Confirmed]);
-        assert_eq!(news(&[Unconfirmed, Confirmed, Unconfirmed]), [Unconfirmed, Confirmed, Unconfirmed]);
+        assert_eq!(
+            news(&[Unconfirmed, Unconfirmed, Confirmed, Confirmed]),
+            [Unconfirmed, Confirmed]
+        );
+        assert_eq!(
+            news(&[Unconfirmed, Confirmed, Unconfirmed]),
+            [Unconfirmed, Confirmed, Unconfirmed]
+        );
     }
 
     #[test]

@@ -59,7 +59,11 @@ impl StopSchedule {
     ///
     /// `kill_after` is the grace between termination and kill. The default is as much as the
     /// validity allows if the lock is not extended for a third of the ttl.
-    pub fn new(ttl: Ttl, kill_after: Option<Duration>, deadline: Moment) -> Result<Self, GraceTooLong> {
+    pub fn new(
+        ttl: Ttl,
+        kill_after: Option<Duration>,
+        deadline: Moment,
+    ) -> Result<Self, GraceTooLong> {
         let longest = ttl.duration() * 2 / 5;
         let whole = (ttl.duration() / TERMINATE_PER_TTL).saturating_sub(margin(ttl));
         let grace = kill_after.unwrap_or(whole);
@@ -200,7 +204,8 @@ mod tests {
 
     #[test]
     fn grace_that_leaves_no_time_to_extend_is_refused() {
-        let error = StopSchedule::new(TTL, Some(Duration::from_millis(4001)), at(10_000)).unwrap_err();
+        let error =
+            StopSchedule::new(TTL, Some(Duration::from_millis(4001)), at(10_000)).unwrap_err();
         assert_eq!(error.longest, Duration::from_secs(4));
     }
 
@@ -263,8 +268,7 @@ mod tests {
     }
 
     fn runs() -> impl Strategy<Value = Run> {
-        let event =
-            prop_oneof![4 => Just(Event::Extended), 1 => Just(Event::Lost), 1 => Just(Event::Abandoned)];
+        let event = prop_oneof![4 => Just(Event::Extended), 1 => Just(Event::Lost), 1 => Just(Event::Abandoned)];
         let events = prop::collection::vec((0_u64..12, event), 0..20);
         let kill_after = prop::option::of(0_u32..=400);
         (100_u64..60_000, kill_after, 0_u64..10_000, 0_u64..5, events).prop_map(

@@ -51,7 +51,10 @@ fn promoted_replica_abstains_for_the_largest_ttl() {
     server.turn();
     assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Replica, None)));
     server.hear(&ServerEvent::Promoted);
-    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Promotion, Some(MAX_TTL_MS))));
+    assert_eq!(
+        server.node().abstains(server.now().monotonic),
+        Some((Reason::Promotion, Some(MAX_TTL_MS)))
+    );
     server.pass_ms(MAX_TTL_MS);
     server.turn();
     server.clear();
@@ -62,7 +65,10 @@ fn promoted_replica_abstains_for_the_largest_ttl() {
 fn abstention_is_never_cut_short_by_another() {
     let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
     server.hear(&ServerEvent::Swap(0, 1));
-    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Start, Some(10 * MAX_TTL_MS))));
+    assert_eq!(
+        server.node().abstains(server.now().monotonic),
+        Some((Reason::Start, Some(10 * MAX_TTL_MS)))
+    );
 }
 
 #[test]

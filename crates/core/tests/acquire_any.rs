@@ -143,7 +143,11 @@ fn newcomers_overtake_no_waiter() {
     server.take_away(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
-    assert_eq!(server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1, 1, "the key without waiters");
+    assert_eq!(
+        server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1,
+        1,
+        "the key without waiters"
+    );
     server.turn();
     assert_eq!(granted(&server), [ticket]);
 }
@@ -167,7 +171,9 @@ fn reader_behind_one_for_any_joins_when_that_is_served_elsewhere() {
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
     let any = waits_for_any(&mut server, &[A, B], b"any");
-    let Patient::Waits(reader) = server.share_or_wait(B, b"second reader", 1000, 50_000) else { panic!() };
+    let Patient::Waits(reader) = server.share_or_wait(B, b"second reader", 1000, 50_000) else {
+        panic!()
+    };
     server.turn();
     assert_eq!(granted(&server), []);
     assert!(server.release(A, b"x"));
@@ -194,7 +200,9 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
-    let PatientAny::Waits(ticket) = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500) else { panic!() };
+    let PatientAny::Waits(ticket) = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500) else {
+        panic!()
+    };
     let behind = waits(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
@@ -266,7 +274,8 @@ fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
     for key in &all {
         server.acquire(key, b"x", 60_000, None).unwrap();
     }
-    let tickets: Vec<_> = (0..1000_u32).map(|n| waits_for_any(&mut server, &all, &n.to_le_bytes())).collect();
+    let tickets: Vec<_> =
+        (0..1000_u32).map(|n| waits_for_any(&mut server, &all, &n.to_le_bytes())).collect();
     server.turn();
     for (n, ticket) in tickets[..64].iter().enumerate() {
         assert!(server.release(all[63 - n], b"x"));
@@ -295,7 +304,8 @@ const KEYS: u8 = 4;
 fn happening() -> impl Strategy<Value = Happening> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
     let wait = prop::option::weighted(0.7, 1..4000_u64);
-    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event =
+        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         8 => (keys.clone(), ttl.clone(), wait.clone())
             .prop_map(|(keys, ttl_ms, wait_ms)| Happening::Any { keys, ttl_ms, wait_ms }),
@@ -352,7 +362,10 @@ impl Beliefs {
         prop_assert!(self.held.iter().all(|other| other.keys & held.keys == 0), "two holders");
         for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
             let before = self.fences.insert(key, held.fence);
-            prop_assert!(before.is_none_or(|before| before < held.fence), "a fence that did not grow");
+            prop_assert!(
+                before.is_none_or(|before| before < held.fence),
+                "a fence that did not grow"
+            );
         }
         self.held.push(held);
         Ok(())

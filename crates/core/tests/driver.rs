@@ -7,7 +7,8 @@ mod support;
 use quorlock_core::Ttl;
 use quorlock_core::node::memory::{Name, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket, WaitReply,
+    Acquire, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket,
+    WaitReply,
 };
 use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
 
@@ -43,7 +44,8 @@ fn promoted_node_propagates_although_it_was_certain_before() {
     server.pass_ms(MAX_TTL_MS);
     server.turn();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    let propagated: Vec<_> = server.memory.keys.propagated.iter().map(|write| &write.key[..]).collect();
+    let propagated: Vec<_> =
+        server.memory.keys.propagated.iter().map(|write| &write.key[..]).collect();
     assert_eq!(propagated, [b"k"]);
 }
 

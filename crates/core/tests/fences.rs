@@ -38,11 +38,14 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -
                 Step::Lost(loss) => return Outcome { verdict: Err(loss), tells },
                 Step::TellFence { node, fence } => {
                     tells += 1;
-                    let answer = match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
-                        Extended::Held { fence, .. } => FenceAnswer::Stored(fence),
-                        Extended::BadFence(FenceError::TooFarAhead { .. }) => FenceAnswer::Unacceptable,
-                        _ => FenceAnswer::Failed,
-                    };
+                    let answer =
+                        match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
+                            Extended::Held { fence, .. } => FenceAnswer::Stored(fence),
+                            Extended::BadFence(FenceError::TooFarAhead { .. }) => {
+                                FenceAnswer::Unacceptable
+                            }
+                            _ => FenceAnswer::Failed,
+                        };
                     core.fence_answer(node, answer, now);
                 }
             }
@@ -85,7 +88,9 @@ fn masters(n: usize) -> Vec<Server> {
 fn orders(n: usize) -> Vec<Vec<usize>> {
     (0..n).fold(vec![vec![]], |shorter, next| {
         let with_next = |order: &Vec<usize>| {
-            (0..=order.len()).map(|at| [&order[..at], &[next], &order[at..]].concat()).collect::<Vec<_>>()
+            (0..=order.len())
+                .map(|at| [&order[..at], &[next], &order[at..]].concat())
+                .collect::<Vec<_>>()
         };
         shorter.iter().flat_map(with_next).collect()
     })

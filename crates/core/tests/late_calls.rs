@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Context, Fleet, NodeStatus, Outcome, Random, RequestId, Response, Spec, Topology, limits,
+    Acquire, Action, Context, Fleet, NodeStatus, Outcome, Random, RequestId, Response, Spec,
+    Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment};
 use quorlock_core::{Fence, Ttl};

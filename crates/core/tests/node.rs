@@ -148,7 +148,8 @@ fn string_that_never_expires_is_data_and_is_not_adopted() {
 fn new_token_leaves_the_old_one_nothing() {
     let mut server = Server::new();
     let first = server.acquire(b"k", b"a", 1000, None).unwrap();
-    let Extended::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b")) else {
+    let Extended::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b"))
+    else {
         panic!()
     };
     assert!(fence > first);
@@ -205,7 +206,8 @@ fn memory_follows_the_number_of_leases_down_as_well() {
 
 #[test]
 fn nodes_that_decide_alike_are_equal_whatever_their_history() {
-    let hash = |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(server.node());
+    let hash =
+        |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(server.node());
     let mut one = Server::new();
     let mut other = Server::new();
     one.acquire(b"gone", b"t", 1000, None).unwrap();

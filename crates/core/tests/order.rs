@@ -12,7 +12,8 @@ fn all_clients_have_the_same_order_however_they_list_the_nodes() {
         let key = n.to_le_bytes();
         let ours: Vec<_> = order(&key, names).into_iter().map(|index| names[index]).collect();
         let reversed: Vec<_> = names.into_iter().rev().collect();
-        let theirs: Vec<_> = order(&key, reversed.clone()).into_iter().map(|index| reversed[index]).collect();
+        let theirs: Vec<_> =
+            order(&key, reversed.clone()).into_iter().map(|index| reversed[index]).collect();
         assert_eq!(ours, theirs);
         let without_d: Vec<_> =
             order(&key, names[..3].iter().copied()).into_iter().map(|i| names[i]).collect();

@@ -12,12 +12,12 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Admission, AgreedSet, FenceProposals, InvalidSet, Keys, NodeError, NodeSet, NodeStatus, RoundTrips,
-    SetReport, Spec, Token, Topology, agree, limits,
+    Admission, AgreedSet, FenceProposals, InvalidSet, Keys, NodeError, NodeSet, NodeStatus,
+    RoundTrips, SetReport, Spec, Token, Topology, agree, limits,
 };
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Lifetime, Loss, Majority, Moment, Release,
-    ReleaseVerdict, Step, Vote, drift, order,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Lifetime, Loss, Majority, Moment,
+    Release, ReleaseVerdict, Step, Vote, drift, order,
 };
 use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
@@ -155,8 +155,10 @@ fn clock_drift(mut case: Fields) {
 
 fn validity(mut case: Fields) {
     let (ttl, waited) = (case.ttl(), case.us("waited_us"));
-    let now =
-        Moment { boot: NOW.boot + case.us("elapsed_boot_us"), raw: NOW.raw + case.us("elapsed_raw_us") };
+    let now = Moment {
+        boot: NOW.boot + case.us("elapsed_boot_us"),
+        raw: NOW.raw + case.us("elapsed_raw_us"),
+    };
     let lifetime = Lifetime::after_wait(NOW, waited, ttl);
     let left = lifetime.and_then(|lifetime| lifetime.remaining(now));
     case.expect("validity_us", &left, |us| us.as_u64().map(Duration::from_micros));
@@ -168,7 +170,12 @@ fn validity(mut case: Fields) {
 fn node_timeout(mut case: Fields) {
     let (round_trip, ttl) = (case.us("round_trip_us"), case.ttl());
     assert_eq!(limits::node_timeout(round_trip, ttl), case.us("node_timeout_us"), "{}", case.text);
-    assert_eq!(limits::ttl_wanted(round_trip, ttl), case.us_or_null("ttl_wanted_us"), "{}", case.text);
+    assert_eq!(
+        limits::ttl_wanted(round_trip, ttl),
+        case.us_or_null("ttl_wanted_us"),
+        "{}",
+        case.text
+    );
 }
 
 fn other_limits(mut case: Fields) {
@@ -313,7 +320,8 @@ fn extension(mut case: Fields) {
     let ttl = Ttl::from_ms(10_000).unwrap();
     let known = case.indexes("known_to_hold");
     let missing = case.indexes("known_to_miss");
-    let mut round = Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known).known_to_miss(missing);
+    let mut round =
+        Extension::new(majority(&mut case), NOW, ttl).known_to_hold(known).known_to_miss(missing);
     let mut verdict = None;
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(round.answer(node, held, NOW));

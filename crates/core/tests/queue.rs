@@ -34,8 +34,10 @@ fn release_hands_over_to_the_first_waiter() {
     let second = waits(&mut server, b"k", b"c", 5000);
     server.pass_ms(300);
     assert!(server.release(b"k", b"a"));
-    assert!(matches!(server.told[..], [(ticket, Told::Granted { fence: next, waited_us: 300_000 })]
-        if ticket == first && next > fence));
+    assert!(
+        matches!(server.told[..], [(ticket, Told::Granted { fence: next, waited_us: 300_000 })]
+        if ticket == first && next > fence)
+    );
     assert_eq!(server.text(b"k"), b"b");
     assert!(server.release(b"k", b"b"));
     assert_eq!(granted(&server), [first, second]);
@@ -165,8 +167,9 @@ fn abstention_refuses_every_waiter() {
 fn waiters_are_limited() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    let tickets: Vec<_> =
-        (0..MAX_WAITERS).map(|n| waits(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000)).collect();
+    let tickets: Vec<_> = (0..MAX_WAITERS)
+        .map(|n| waits(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
+        .collect();
     assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::QueueFull);
     assert!(server.cancel(tickets[7]));
     assert!(!server.cancel(tickets[7]));
@@ -189,7 +192,8 @@ enum Happening {
 
 fn happening() -> impl Strategy<Value = Happening> {
     let key = 0..2_u8;
-    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event =
+        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         6 => (key.clone(), 1..3000_u64, 1..4000_u64)
             .prop_map(|(key, ttl_ms, wait_ms)| Happening::Wait { key, ttl_ms, wait_ms }),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Lifetime, Loss, Majority, Moment, Release,
-    ReleaseVerdict, Step, Vote, drift, reliable,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Lifetime, Loss, Majority, Moment,
+    Release, ReleaseVerdict, Step, Vote, drift, reliable,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -63,7 +63,11 @@ fn silence_is_told_from_refusal() {
     let mut silent = attempt(3, 10_000);
     silent.vote(0, Vote::Silent, at(ms(1)));
     silent.vote(1, Vote::Silent, at(ms(1)));
-    assert_eq!(silent.poll(), Some(Step::Lost(Loss::NoQuorum)), "one node is no majority, whatever it says");
+    assert_eq!(
+        silent.poll(),
+        Some(Step::Lost(Loss::NoQuorum)),
+        "one node is no majority, whatever it says"
+    );
 
     let mut held = attempt(3, 10_000);
     held.vote(0, Vote::Refused, at(ms(1)));
@@ -84,7 +88,11 @@ fn grant_that_comes_too_late_is_no_lock() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(1)), at(ms(10)));
     attempt.vote(1, Vote::Granted(fence(1)), at(ms(489)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)), "1000 − 489 − 12 is less than half the ttl");
+    assert_eq!(
+        attempt.poll(),
+        Some(Step::Lost(Loss::TooLate)),
+        "1000 − 489 − 12 is less than half the ttl"
+    );
 }
 
 #[test]
@@ -187,7 +195,11 @@ fn attempt_is_lost_once_no_majority_can_agree() {
     attempt.vote(2, Vote::Silent, at(ms(1)));
     assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "no remaining node can change that");
+    assert_eq!(
+        attempt.poll(),
+        Some(Step::Lost(Loss::NoQuorum)),
+        "no remaining node can change that"
+    );
 }
 
 #[test]
@@ -289,7 +301,10 @@ fn extension_needs_a_majority_and_tells_lost_from_unconfirmed() {
 
     let mut extended = new();
     assert_eq!(extended.answer(0, Some(true), at(ms(1))), None);
-    assert!(matches!(extended.answer(1, Some(true), at(ms(1))), Some(ExtensionVerdict::Extended(_))));
+    assert!(matches!(
+        extended.answer(1, Some(true), at(ms(1))),
+        Some(ExtensionVerdict::Extended(_))
+    ));
     assert_eq!(extended.answer(2, Some(false), at(ms(1))), None, "it is decided once");
 
     let mut lost = new();

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
-    NodeStatus, Outcome, Random, Request, RequestId, Response, Revocation, RevocationState, RevokeMode,
-    RevokeQuestion, RevokeReply, Send, Spec, Topology,
+    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, LeaseInfo, NodeError,
+    NodeRevocation, NodeStatus, Outcome, Random, Request, RequestId, Response, Revocation,
+    RevocationState, RevokeMode, RevokeQuestion, RevokeReply, Send, Spec, Topology,
 };
 use quorlock_core::node::Holder;
 use quorlock_core::quorum::{End, Majority, Moment, Standing};
@@ -269,7 +269,10 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
     }
     assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "its lease has ended");
     let regular = hold.renew_in(world.now()).unwrap();
-    assert!(regular > Duration::from_millis(TTL_MS / 4), "it is not in a hurry to repair it: {regular:?}");
+    assert!(
+        regular > Duration::from_millis(TTL_MS / 4),
+        "it is not in a hurry to repair it: {regular:?}"
+    );
 }
 
 #[test]
@@ -299,7 +302,10 @@ fn revocation_is_over_by_the_deadline() {
     assert_eq!(revocation.state(), RevocationState::Revoked, "what was revoked stays so");
     world.pass_revoking(&mut revocation, TTL_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
-    assert_eq!((revocation.poll_timeout(), revocation.remaining(world.now())), (None, Duration::ZERO));
+    assert_eq!(
+        (revocation.poll_timeout(), revocation.remaining(world.now())),
+        (None, Duration::ZERO)
+    );
 }
 
 #[test]

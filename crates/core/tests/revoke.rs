@@ -26,8 +26,13 @@ fn revoked_lock_ends_at_its_deadline_and_not_before() {
     assert_eq!(server.revoke(K), Ok(true));
     assert!(is_revoked(&mut server, K));
     server.pass_ms(400);
-    for (fence, new_token) in [(None, None), (server.acquire(B, b"x", 9, None), None), (None, Some(NEXT))] {
-        assert_eq!(server.extend_with(K, TOKEN, 5000, fence, new_token), Extended::Revoked { left_ms: 600 });
+    for (fence, new_token) in
+        [(None, None), (server.acquire(B, b"x", 9, None), None), (None, Some(NEXT))]
+    {
+        assert_eq!(
+            server.extend_with(K, TOKEN, 5000, fence, new_token),
+            Extended::Revoked { left_ms: 600 }
+        );
     }
     assert_eq!(server.extend_with(K, b"other", 5000, None, None), Extended::NotHeld);
     server.pass_ms(599);
@@ -43,7 +48,9 @@ fn revoked_lock_ends_at_its_deadline_and_not_before() {
 fn holder_of_a_revoked_lock_releases_it_earlier() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 1000, None).unwrap();
-    let Patient::Waits(ticket) = server.acquire_or_wait(K, NEXT, 1000, 5000) else { panic!("held") };
+    let Patient::Waits(ticket) = server.acquire_or_wait(K, NEXT, 1000, 5000) else {
+        panic!("held")
+    };
     server.revoke(K).unwrap();
     server.turn();
     assert_eq!(server.told, []);
@@ -134,8 +141,13 @@ fn everything_that_is_written_of_a_revocation_is_propagated() {
     server.memory.keys.propagated.clear();
     server.revoke(A).unwrap();
     server.revoke(K).unwrap();
-    let sets: Vec<_> =
-        server.memory.keys.propagated.drain(..).map(|it| (it.key, it.value, it.expires_at_ms)).collect();
+    let sets: Vec<_> = server
+        .memory
+        .keys
+        .propagated
+        .drain(..)
+        .map(|it| (it.key, it.value, it.expires_at_ms))
+        .collect();
     let set = |key: &[u8], ms| (key.into(), Some(Some(UNKNOWN.into())), Some(server.wall_ms + ms));
     assert_eq!(sets, [set(A, 1000), set(B, 1000), set(K, 700)]);
 }
@@ -191,7 +203,10 @@ fn accident_to_the_mirror_does_not_undo_a_revocation() {
     server.take_away(K, KeyEvent::Expired);
     server.turn();
     assert_eq!(server.text(K), UNKNOWN, "it is written again");
-    assert_eq!(server.extend_with(K, TOKEN, 10_000, None, None), Extended::Revoked { left_ms: 10_000 });
+    assert_eq!(
+        server.extend_with(K, TOKEN, 10_000, None, None),
+        Extended::Revoked { left_ms: 10_000 }
+    );
 }
 
 #[test]
@@ -231,7 +246,10 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     server.pass_ms(1000);
     server.turn();
     assert_eq!(server.text(K), UNKNOWN);
-    assert_eq!(server.extend_with(K, TOKEN, 10_000, None, None), Extended::Revoked { left_ms: 9000 });
+    assert_eq!(
+        server.extend_with(K, TOKEN, 10_000, None, None),
+        Extended::Revoked { left_ms: 9000 }
+    );
 }
 
 #[test]
@@ -241,7 +259,9 @@ fn inspect_shows_the_age_and_the_waiters_in_order() {
     let mut tickets = Vec::new();
     for index in 0..12 {
         let keys: &[&[u8]] = if index % 3 == 1 { &[A, B] } else { &[A] };
-        let Patient::Waits(ticket) = server.acquire_all_or_wait(keys, NEXT, 1000, 5000) else { panic!() };
+        let Patient::Waits(ticket) = server.acquire_all_or_wait(keys, NEXT, 1000, 5000) else {
+            panic!()
+        };
         tickets.push(ticket);
     }
     server.pass_ms(1500);
@@ -249,7 +269,9 @@ fn inspect_shows_the_age_and_the_waiters_in_order() {
     let shown = server.inspect_whole(A).unwrap();
     assert_eq!(shown.waiters, 12);
     assert_eq!(shown.queue.iter().map(|waiter| waiter.ticket).collect::<Vec<_>>(), tickets[..10]);
-    let Holder::Lease { held_ms, mode, keys, revoked, ttl_ms, .. } = shown.holder else { panic!("held") };
+    let Holder::Lease { held_ms, mode, keys, revoked, ttl_ms, .. } = shown.holder else {
+        panic!("held")
+    };
     assert_eq!((held_ms, mode, keys, revoked, ttl_ms), (1500, Mode::Exclusive, 2, false, 20_000));
 }
 

@@ -14,7 +14,13 @@ use quorlock_core::node::{
 };
 use support::Server;
 
-fn scan_in(server: &mut Server, db: u32, cursor: u64, pattern: Option<&[u8]>, count: u32) -> Scanned {
+fn scan_in(
+    server: &mut Server,
+    db: u32,
+    cursor: u64,
+    pattern: Option<&[u8]>,
+    count: u32,
+) -> Scanned {
     let pattern = pattern.map(|pattern| Pattern::new(pattern).unwrap());
     let scan = Scan { db, cursor, pattern: pattern.as_ref(), count };
     match server.execute(&Command::Scan(scan)) {
@@ -91,8 +97,15 @@ fn one_call_looks_at_a_bounded_slice() {
         server.acquire(&key(number), b"t", 10_000, None).unwrap();
     }
     let scanned = scan_in(&mut server, 0, 0, None, u32::MAX);
-    assert_eq!((scanned.locks.len(), scanned.cursor), (SCAN_COUNT_MAX as usize, SCAN_COUNT_MAX.into()));
-    assert_eq!(scan_in(&mut server, 0, 0, Some(b"none"), 10).cursor, 10, "what does not match is looked at");
+    assert_eq!(
+        (scanned.locks.len(), scanned.cursor),
+        (SCAN_COUNT_MAX as usize, SCAN_COUNT_MAX.into())
+    );
+    assert_eq!(
+        scan_in(&mut server, 0, 0, Some(b"none"), 10).cursor,
+        10,
+        "what does not match is looked at"
+    );
     // One lock is left in each chunk of 128, and then one alone.
     for (spares, at_least, at_most) in [(128, 40, 60), (4999, 1, 2)] {
         for number in (0..5000).filter(|number| number % spares != spares - 1) {
@@ -142,7 +155,10 @@ fn any_cursor_is_answered() {
     let mut server = Server::new();
     server.acquire(b"k", b"t", 10_000, None).unwrap();
     for cursor in [1, 100, 127, 128, 1_000_000, u64::from(u32::MAX), u64::MAX] {
-        assert_eq!(scan_in(&mut server, 0, cursor, None, 10), Scanned { cursor: 0, locks: Vec::new() });
+        assert_eq!(
+            scan_in(&mut server, 0, cursor, None, 10),
+            Scanned { cursor: 0, locks: Vec::new() }
+        );
     }
 }
 

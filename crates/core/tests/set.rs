@@ -404,12 +404,14 @@ mod exclusion {
 
     /// A client's list: one of the given lists, perhaps with a mistake.
     fn clients(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
-        (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(|(mut list, id)| {
-            if id != 0 && !list.remove(&id) {
-                list.insert(id);
-            }
-            list
-        })
+        (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(
+            |(mut list, id)| {
+                if id != 0 && !list.remove(&id) {
+                    list.insert(id);
+                }
+                list
+            },
+        )
     }
 
     proptest! {

@@ -43,7 +43,9 @@ fn all_keys_are_taken_or_none() {
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     for key in [A, B] {
         assert_eq!(server.text(key), b"t");
-        let Inspected::Lease { fence: shown, keys, .. } = server.inspect(key) else { panic!("held") };
+        let Inspected::Lease { fence: shown, keys, .. } = server.inspect(key) else {
+            panic!("held")
+        };
         assert_eq!((shown, keys), (fence, 2));
         assert_eq!(server.acquire(key, b"other", 1000, None), None);
     }
@@ -73,9 +75,15 @@ fn extension_moves_all_keys_or_none() {
     let higher = fence.next().next();
     assert_eq!(server.extend_all_with(&[A, B], b"x", 9000, Some(higher), None), Extended::NotHeld);
     for keys in [&[A][..], &[B]] {
-        assert_eq!(server.extend_all_with(keys, b"t", 9000, Some(higher), None), Extended::OtherKeys);
+        assert_eq!(
+            server.extend_all_with(keys, b"t", 9000, Some(higher), None),
+            Extended::OtherKeys
+        );
     }
-    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 9000, Some(higher), None), Extended::NotHeld);
+    assert_eq!(
+        server.extend_all_with(&[A, B, C], b"t", 9000, Some(higher), None),
+        Extended::NotHeld
+    );
     assert_eq!(server.extend(A, b"t", 9000), None);
     for key in [A, B] {
         assert!(
@@ -106,14 +114,19 @@ fn two_locks_of_one_token_are_not_extended_as_one() {
     assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::OtherKeys);
     assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::OtherKeys);
     assert!(server.extend(B, b"t", 2000).is_some());
-    assert!(matches!(server.extend_all_with(&[A, C], b"t", 1000, None, None), Extended::Held { .. }));
+    assert!(matches!(
+        server.extend_all_with(&[A, C], b"t", 1000, None, None),
+        Extended::Held { .. }
+    ));
 }
 
 #[test]
 fn new_token_holds_all_keys() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
-    let Extended::Held { fence: next } = server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u")) else {
+    let Extended::Held { fence: next } =
+        server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u"))
+    else {
         panic!("held")
     };
     assert!(next > fence);
@@ -148,8 +161,16 @@ fn end_of_one_key_ends_all() {
         assert_eq!(granted(&server), [], "{name}: not before");
         end(&mut server);
         // At once, even where a key still exists.
-        assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
-        assert_eq!(server.extend_all_with(&[A, C], b"t", 1000, None, None), Extended::NotHeld, "{name}");
+        assert_eq!(
+            server.extend_all_with(&[A, B, C], b"t", 1000, None, None),
+            Extended::NotHeld,
+            "{name}"
+        );
+        assert_eq!(
+            server.extend_all_with(&[A, C], b"t", 1000, None, None),
+            Extended::NotHeld,
+            "{name}"
+        );
         server.turn();
         let all: BTreeSet<_> = granted(&server).into_iter().collect();
         assert_eq!(all, BTreeSet::from(waiters), "{name}");
@@ -196,7 +217,10 @@ fn restored_keys_are_one_lock_again_when_all_are_there() {
     server.set(B, b"t", Some(4000));
     assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld);
     assert_eq!(server.node().leases(), 0, "nothing is adopted unless all is");
-    assert!(matches!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::Held { .. }));
+    assert!(matches!(
+        server.extend_all_with(&[A, B], b"t", 1000, None, None),
+        Extended::Held { .. }
+    ));
     for key in [A, B] {
         assert!(matches!(server.inspect(key), Inspected::Lease { ttl_ms: 4000, keys: 2, .. }));
         assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 4000));
@@ -333,7 +357,10 @@ fn memory_is_given_back_and_the_keys_of_a_lock_still_belong_together() {
     server.acquire_all(&[A, B, C], b"t", 50_000, None).unwrap();
     server.pass_ms(2000);
     server.turn();
-    assert!(matches!(server.extend_all_with(&[A, B, C], b"t", 60_000, None, None), Extended::Held { .. }));
+    assert!(matches!(
+        server.extend_all_with(&[A, B, C], b"t", 60_000, None, None),
+        Extended::Held { .. }
+    ));
     server.take_away(B, KeyEvent::Removed);
     server.turn();
     assert!(server.is_empty());
@@ -372,7 +399,8 @@ const KEYS: u8 = 4;
 
 fn happening() -> impl Strategy<Value = Happening> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
-    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event =
+        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         3 => (keys.clone(), ttl.clone()).prop_map(|(keys, ttl_ms)| Happening::Acquire { keys, ttl_ms }),
         8 => (keys.clone(), ttl.clone(), 1..4000_u64)
@@ -441,7 +469,10 @@ impl Beliefs {
         prop_assert!(taken.is_none(), "two holders: {taken:?} and {held:?}");
         for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
             let before = self.fences.insert(key, held.fence);
-            prop_assert!(before.is_none_or(|before| before < held.fence), "a fence that did not grow");
+            prop_assert!(
+                before.is_none_or(|before| before < held.fence),
+                "a fence that did not grow"
+            );
         }
         self.held.push(held);
         Ok(())

@@ -75,7 +75,11 @@ fn lock_held_by_a_token_is_refused_to_it_also_when_shared() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     assert_eq!(server.acquire_shared(K, READER, 1000, None), None);
-    assert_eq!(server.share_or_wait(K, READER, 1000, 5000), Patient::Refused, "it would wait for itself");
+    assert_eq!(
+        server.share_or_wait(K, READER, 1000, 5000),
+        Patient::Refused,
+        "it would wait for itself"
+    );
     server.acquire_shared(K, SECOND, 5000, None).unwrap();
     server.pass_ms(1000);
     // Before any turn of the server.
@@ -238,7 +242,11 @@ fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let fence = server.acquire_shared(K, SECOND, 10_000, granted_elsewhere).unwrap();
     assert_eq!(Some(fence), granted_elsewhere, "with the fence that the lock has");
-    assert_eq!(server.acquire(K, b"other", 1000, granted_elsewhere), None, "it takes nothing from a holder");
+    assert_eq!(
+        server.acquire(K, b"other", 1000, granted_elsewhere),
+        None,
+        "it takes nothing from a holder"
+    );
     assert!(server.release(K, READER) && server.release(K, SECOND));
     assert_eq!(granted(&server), [writer]);
 }
@@ -267,7 +275,8 @@ fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
     settings.max_waiters = 1000;
     let mut server = Server::with(settings);
     server.acquire(K, WRITER, 60_000, None).unwrap();
-    let readers: Vec<_> = (0..450_u32).map(|n| reader_waits(&mut server, &n.to_le_bytes())).collect();
+    let readers: Vec<_> =
+        (0..450_u32).map(|n| reader_waits(&mut server, &n.to_le_bytes())).collect();
     let second_writer = writer_waits(&mut server, b"second writer");
     assert!(server.release(K, WRITER));
     assert_eq!(granted(&server), readers[..100]);
@@ -501,8 +510,14 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
     server.acquire_shared(K, SECOND, 2000, None).unwrap();
     assert_eq!(server.revoke(K), Ok(true));
     assert_eq!((server.text(K), server.node().stats().revoked), (UNKNOWN, 2));
-    assert_eq!(server.extend_with(K, READER, 5000, None, None), Extended::Revoked { left_ms: 1000 });
-    assert_eq!(server.extend_with(K, SECOND, 5000, None, None), Extended::Revoked { left_ms: 2000 });
+    assert_eq!(
+        server.extend_with(K, READER, 5000, None, None),
+        Extended::Revoked { left_ms: 1000 }
+    );
+    assert_eq!(
+        server.extend_with(K, SECOND, 5000, None, None),
+        Extended::Revoked { left_ms: 2000 }
+    );
     assert_eq!(server.acquire_shared(K, b"third", 1000, None), None);
     let third = reader_waits(&mut server, b"third");
     assert!(server.release(K, READER));
@@ -531,7 +546,8 @@ fn revoked_shared_lock_that_lets_others_in_never_ends() {
             server.acquire_shared(K, &[n], 1000, None);
             server.turn();
         }
-        let revoked = matches!(server.inspect_whole(K).unwrap().holder, Holder::Lease { revoked: true, .. });
+        let revoked =
+            matches!(server.inspect_whole(K).unwrap().holder, Holder::Lease { revoked: true, .. });
         break_rule(None);
         !revoked
     };
@@ -581,7 +597,8 @@ fn inspect_shows_how_many_hold_it_and_the_first_ten() {
         panic!("held")
     };
     assert_eq!((holders, mode, keys, held_ms, ttl_ms), (12, Mode::Shared, 1, 120, 1001));
-    let shown: Vec<_> = owners.iter().map(|owner| owner.as_deref().map(String::from_utf8_lossy)).collect();
+    let shown: Vec<_> =
+        owners.iter().map(|owner| owner.as_deref().map(String::from_utf8_lossy)).collect();
     let expected: Vec<_> = (0..10).map(|n| (n != 3).then(|| format!("host:{n}").into())).collect();
     assert_eq!(shown, expected);
 }
@@ -605,7 +622,10 @@ fn reader_that_is_gone_before_its_answer_leaves_nothing() {
 fn reload_and_unload_know_shared_locks() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 10_000, None).unwrap();
-    assert!(!server.node().may_be_forgotten(server.now().monotonic), "only the node knows its holders");
+    assert!(
+        !server.node().may_be_forgotten(server.now().monotonic),
+        "only the node knows its holders"
+    );
     server.hear(&ServerEvent::LoadingBegins);
     server.hear(&ServerEvent::LoadingEnds);
     server.turn();
@@ -667,7 +687,8 @@ enum Happening {
 fn happening() -> impl Strategy<Value = Happening> {
     let (nth, ttl) = (0..8_usize, 1..3000_u64);
     let mode = prop_oneof![2 => Just(Mode::Shared), 1 => Just(Mode::Exclusive)];
-    let event = prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event =
+        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         4 => (mode.clone(), ttl.clone()).prop_map(|(mode, ttl_ms)| Happening::Acquire { mode, ttl_ms }),
         8 => (mode.clone(), ttl.clone(), 1..4000_u64)
@@ -720,7 +741,10 @@ impl Beliefs {
 
     fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
         let beside = self.held.iter().all(|other| other.mode == Mode::Shared && !other.revoked);
-        prop_assert!(self.held.is_empty() || held.mode == Mode::Shared && beside, "beside a writer");
+        prop_assert!(
+            self.held.is_empty() || held.mode == Mode::Shared && beside,
+            "beside a writer"
+        );
         prop_assert!(held.fence > self.written, "not above an earlier writer");
         if held.mode == Mode::Exclusive {
             prop_assert!(held.fence > self.largest, "not above all earlier");

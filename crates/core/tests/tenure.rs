@@ -58,7 +58,11 @@ fn lost_lock_stays_lost_whatever_answers_follow() {
 
     let mut late = tenure();
     late.settle(extended(900), at(990));
-    assert_eq!(late.standing(at(990)), Standing::Lost(End::Expired), "it may have been seen as lost at 988");
+    assert_eq!(
+        late.standing(at(990)),
+        Standing::Lost(End::Expired),
+        "it may have been seen as lost at 988"
+    );
     assert_eq!(late.standing(at(0)), Standing::Lost(End::Expired));
 }
 
@@ -84,8 +88,9 @@ fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
 
 #[test]
 fn node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
-    let mut round =
-        Extension::new(Majority::of(5).unwrap(), at(0), ttl()).known_to_hold(1..4).known_to_miss([0, 4]);
+    let mut round = Extension::new(Majority::of(5).unwrap(), at(0), ttl())
+        .known_to_hold(1..4)
+        .known_to_miss([0, 4]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     round.answer(2, Some(true), at(1));
@@ -99,8 +104,9 @@ fn node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
 
 #[test]
 fn nothing_is_repaired_by_a_round_that_came_too_late() {
-    let mut round =
-        Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([1, 2]).known_to_miss([0]);
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
+        .known_to_hold([1, 2])
+        .known_to_miss([0]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     assert_eq!(round.answer(2, Some(true), at(988)), Some(ExtensionVerdict::Uncertain));
@@ -109,8 +115,9 @@ fn nothing_is_repaired_by_a_round_that_came_too_late() {
 
 #[test]
 fn nothing_is_repaired_once_the_time_was_up() {
-    let mut round =
-        Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([1, 2]).known_to_miss([0]);
+    let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
+        .known_to_hold([1, 2])
+        .known_to_miss([0]);
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     assert_eq!(round.time_is_up(), Some(ExtensionVerdict::Uncertain));

@@ -65,7 +65,9 @@ fn main() -> ExitCode {
     let seed = args.seed.unwrap_or_else(any_seed);
     let protected = if args.unprotected { Protected::No } else { Protected::Yes };
     let outcome = match args {
-        Args { role: Some(Role::FencesClient(behaviour)), .. } => behaviour.run().map(|()| Vec::new()),
+        Args { role: Some(Role::FencesClient(behaviour)), .. } => {
+            behaviour.run().map(|()| Vec::new())
+        }
         Args { fences: Some(seconds), .. } => growth(seed, Duration::from_secs(seconds), protected),
         Args { random: Some(seconds), .. } => {
             accidents(exclusion::Plan { seed, duration: Duration::from_secs(seconds), protected })
@@ -135,7 +137,8 @@ fn complaints(report: &exclusion::Report) -> Vec<String> {
 fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let plan = fences::Plan { seed, duration, protected, program: std::env::current_exe()? };
-    let report = fences::run(plan, |elapsed, fences| eprintln!("{} s: {fences} locks", elapsed.as_secs()))?;
+    let report =
+        fences::run(plan, |elapsed, fences| eprintln!("{} s: {fences} locks", elapsed.as_secs()))?;
     println!("{report}");
     let mut complaints = Vec::new();
     match protected {
@@ -143,14 +146,18 @@ fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<Str
             complaints.push(format!("fences do not grow; seed {seed}"));
         }
         Protected::No if report.disorders.is_empty() => {
-            complaints.push("without agreement fences grew as well, so that nothing is shown".into());
+            complaints
+                .push("without agreement fences grew as well, so that nothing is shown".into());
         }
         _ => {}
     }
     if report.fences == 0 {
         complaints.push("no lock was granted, so that nothing is shown".into());
     } else if report.longest_gap > OUTAGE_MAX {
-        complaints.push(format!("no lock was granted for {} s; seed {seed}", report.longest_gap.as_secs()));
+        complaints.push(format!(
+            "no lock was granted for {} s; seed {seed}",
+            report.longest_gap.as_secs()
+        ));
     }
     Ok(complaints)
 }

@@ -10,8 +10,11 @@ const FENCING: &str = include_str!("../../../docs/fencing.md");
 /// The names of all functions in the tests of the workspace.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let directories = ["tests", "crates/faults/tests", "crates/client/tests", "crates/testkit/tests"];
-    let files = directories.iter().flat_map(|directory| fs::read_dir(root.join(directory)).expect(directory));
+    let directories =
+        ["tests", "crates/faults/tests", "crates/client/tests", "crates/testkit/tests"];
+    let files = directories
+        .iter()
+        .flat_map(|directory| fs::read_dir(root.join(directory)).expect(directory));
     let sources = files.filter_map(|file| fs::read_to_string(file.expect("a file").path()).ok());
     let names = |source: String| -> Vec<String> {
         source
@@ -44,7 +47,8 @@ fn tests_that_the_pages_name_exist() {
 #[test]
 fn safety_page_names_all_scenarios() {
     let scenarios = include_str!("scenarios.rs");
-    let names = scenarios.split("#[test]\nfn ").skip(1).filter_map(|test| Some(test.split_once('(')?.0));
+    let names =
+        scenarios.split("#[test]\nfn ").skip(1).filter_map(|test| Some(test.split_once('(')?.0));
     let mut count = 0;
     for name in names {
         assert!(SAFETY.contains(&format!("`{name}`")), "docs/safety.md lacks {name}");

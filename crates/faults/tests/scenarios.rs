@@ -15,7 +15,12 @@ fn does_no_harm(scenario: &Scenario) {
         }
         Baseline::Unharmed(why) => {
             let without = run(scenario, Protected::No);
-            assert!(without.harms.is_empty(), "{}: {:?}, but: {why}", scenario.fault, without.harms);
+            assert!(
+                without.harms.is_empty(),
+                "{}: {:?}, but: {why}",
+                scenario.fault,
+                without.harms
+            );
         }
         Baseline::None(_) => {}
     }

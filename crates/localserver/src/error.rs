@@ -112,7 +112,9 @@ pub enum StartError {
         source: io::Error,
     },
     /// The server ended before it answered a PING.
-    #[error("the server ended before it answered a PING ({status}); the end of its log:\n{log_tail}")]
+    #[error(
+        "the server ended before it answered a PING ({status}); the end of its log:\n{log_tail}"
+    )]
     Exited {
         /// Its exit status.
         status: ExitStatus,

@@ -42,8 +42,8 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 ///
 /// A test or program that runs where cargo put it uses the module of the same target directory and
 /// profile, since one of another profile may be older. A missing module is built. Any other program
-/// uses the module in its own directory, else the installed one in `../lib/quorlock`, else the one of
-/// the workspace: the release build, else the debug build.
+/// uses the module in its own directory, else the installed one in `../lib/quorlock`, else the one
+/// of the workspace: the release build, else the debug build.
 ///
 /// An existing module is used as it is, and never rebuilt.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
@@ -74,12 +74,14 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
         }
         searched.push(module);
         // /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so.
-        searched.extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
+        searched
+            .extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
     }
     // An installed program is not on the machine that built it.
     if workspace.join("Cargo.toml").is_file() {
         // Documentation tests run from a separate directory.
-        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+        let target =
+            env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
         searched.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
     }
     match searched.iter().find(|module| module.is_file()) {
@@ -137,8 +139,13 @@ mod tests {
 
     #[test]
     fn test_example_and_program_share_one_output_directory() {
-        for executable in ["/t/debug/deps/claims-1f", "/t/debug/examples/tour", "/t/debug/quorlock"] {
-            assert_eq!(output_directory(Path::new(executable)), Some(Path::new("/t/debug")), "{executable}");
+        for executable in ["/t/debug/deps/claims-1f", "/t/debug/examples/tour", "/t/debug/quorlock"]
+        {
+            assert_eq!(
+                output_directory(Path::new(executable)),
+                Some(Path::new("/t/debug")),
+                "{executable}"
+            );
         }
     }
 }

@@ -37,14 +37,16 @@ impl Masters {
         mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self, StartError> {
         assert!(n <= Self::MAX, "{n} masters are more than {}", Self::MAX);
-        let builders: Vec<_> = (0..n).map(|index| configure(index, Server::with_module())).collect();
+        let builders: Vec<_> =
+            (0..n).map(|index| configure(index, Server::with_module())).collect();
         let started: Vec<_> = thread::scope(|scope| {
             let starting: Vec<_> =
                 builders.into_iter().map(|builder| scope.spawn(move || builder.start())).collect();
             starting.into_iter().map(thread::ScopedJoinHandle::join).collect()
         });
-        let servers =
-            started.into_iter().map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let servers = started
+            .into_iter()
+            .map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         servers.collect::<Result<_, _>>().map(Self)
     }
 

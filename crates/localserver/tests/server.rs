@@ -137,13 +137,17 @@ fn chosen_directory_stays_with_its_files() {
     redis::cmd("SAVE").exec(&mut server.connection()).unwrap();
     drop(server);
     let server = Server::builder().dir(&dir).start().unwrap();
-    assert_eq!(redis::cmd("GET").arg("key").query::<String>(&mut server.connection()).unwrap(), "kept");
+    assert_eq!(
+        redis::cmd("GET").arg("key").query::<String>(&mut server.connection()).unwrap(),
+        "kept"
+    );
 }
 
 #[test]
 fn directives_override_defaults_and_can_change_between_restarts() {
     let policy = |server: &Server| {
-        let answer = redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut server.connection());
+        let answer =
+            redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut server.connection());
         let [_, value]: [String; 2] = answer.expect("the server answers");
         value
     };
@@ -159,7 +163,11 @@ fn directives_override_defaults_and_can_change_between_restarts() {
 fn server_has_the_environment_that_it_was_given() {
     // Not read from /proc: servers overwrite that with their title.
     let server = Server::builder().env("LD_PRELOAD", "/nowhere/preloaded.so").start().unwrap();
-    assert!(server.log().contains("/nowhere/preloaded.so"), "the loader complains: {}", server.log());
+    assert!(
+        server.log().contains("/nowhere/preloaded.so"),
+        "the loader complains: {}",
+        server.log()
+    );
 }
 
 #[test]

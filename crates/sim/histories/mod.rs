@@ -121,7 +121,8 @@ pub(crate) fn record_all<D: Driver>() {
 fn each(mut check: impl FnMut(&Path, String)) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/histories");
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> = entries.filter(|path| path.extension().is_some_and(|it| it == "txt")).collect();
+    let mut paths: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|it| it == "txt")).collect();
     paths.sort();
     assert!(!paths.is_empty(), "{folder} has no history");
     for path in paths {
@@ -189,7 +190,9 @@ impl Told {
             ["drop", name] => Self::Drop(lock(name)),
             ["detach", name] => Self::Detach(lock(name)),
             ["attach", name, other] => Self::Attach { lock: lock(name), detached: lock(other) },
-            ["answer", at, ref answer @ ..] => Self::Answer(connection(at)?, Answer::parse(answer)?),
+            ["answer", at, ref answer @ ..] => {
+                Self::Answer(connection(at)?, Answer::parse(answer)?)
+            }
             ["lose", at] => Self::Lose(connection(at)?),
             ["refuse", node] => Self::Refuse(node.parse().ok()?),
             ["accept", node] => Self::Accept(node.parse().ok()?),
@@ -267,13 +270,14 @@ impl Names {
         let mut words: Vec<String> = Vec::new();
         for argument in arguments {
             let is_fence = words.last().is_some_and(|before| before == "FENCE");
-            let word = if argument.len() == 32 && argument.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                self.token(argument)
-            } else if is_fence && !self.fences.contains(&argument.parse().unwrap()) {
-                "new".to_owned()
-            } else {
-                argument.clone()
-            };
+            let word =
+                if argument.len() == 32 && argument.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                    self.token(argument)
+                } else if is_fence && !self.fences.contains(&argument.parse().unwrap()) {
+                    "new".to_owned()
+                } else {
+                    argument.clone()
+                };
             words.push(word);
         }
         words.join(" ")

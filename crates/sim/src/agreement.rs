@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Lifetime, Majority, Moment, Step, Vote, Win};
+use quorlock_core::quorum::{
+    Acquisition, FenceAnswer, Lifetime, Majority, Moment, Step, Vote, Win,
+};
 use quorlock_core::{Fence, Ttl};
 
 use crate::Mutant;
@@ -101,7 +103,9 @@ impl Agreement {
     pub(crate) fn steps(&mut self) -> Vec<Step> {
         match self {
             Self::Real(real) => drain(real),
-            Self::LargestAtOnce(naive) => naive.largest().map(|fence| naive.won(fence)).into_iter().collect(),
+            Self::LargestAtOnce(naive) => {
+                naive.largest().map(|fence| naive.won(fence)).into_iter().collect()
+            }
             Self::AmongGrants { naive, among } => {
                 let mut steps = among.as_mut().map(drain).unwrap_or_default();
                 for step in &mut steps {
@@ -139,7 +143,8 @@ impl Naive {
     }
 
     fn won(&self, fence: Fence) -> Step {
-        let lifetime = Lifetime::new(self.sent, self.ttl).expect("a ttl of which something is left");
+        let lifetime =
+            Lifetime::new(self.sent, self.ttl).expect("a ttl of which something is left");
         Step::Won(Win { fence, lifetime })
     }
 

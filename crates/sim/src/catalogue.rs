@@ -43,11 +43,18 @@ fn fences(size: Size) -> Vec<Check> {
         holds("fences: 3 nodes that lag behind each other, 2 clients", lagging),
     ];
     if size == Size::Full {
-        let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
+        let at_once =
+            |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
         let restart = World { restarts: 1, ..world.clone() };
         checks.extend([
-            holds("fences: 3 nodes, 2 clients, and a request arrives twice", World { repeats: 1, ..world }),
-            holds("fences: 3 nodes, 2 clients, and a node restarts far ahead of the others", restart.clone()),
+            holds(
+                "fences: 3 nodes, 2 clients, and a request arrives twice",
+                World { repeats: 1, ..world },
+            ),
+            holds(
+                "fences: 3 nodes, 2 clients, and a node restarts far ahead of the others",
+                restart.clone(),
+            ),
             holds(
                 "fences: 3 nodes, 2 clients, a node restarts, and the others have caught up",
                 caught_up(restart),
@@ -79,7 +86,10 @@ fn holders(size: Size) -> Vec<Check> {
             holds("holders: locks are given back", release),
             holds("holders: a node restarts", restart),
             holds("holders: locks are extended", extend),
-            holds("holders: a node restarts, locks are extended, answers arrive at once", at_once(both)),
+            holds(
+                "holders: a node restarts, locks are extended, answers arrive at once",
+                at_once(both),
+            ),
         ]);
     }
     checks
@@ -87,7 +97,8 @@ fn holders(size: Size) -> Vec<Check> {
 
 /// Locks that an operator deletes, with extensions and repairs.
 fn lost(size: Size) -> Vec<Check> {
-    let world = |clients| World { operator: true, repair: true, rounds: Some(2), ..World::new(3, clients) };
+    let world =
+        |clients| World { operator: true, repair: true, rounds: Some(2), ..World::new(3, clients) };
     let at_once = |clients| World { answers: Answers::AtOnce, ..world(clients) };
     let mut checks = vec![holds("lost: 3 nodes, 1 holder, answers arrive at once", at_once(1))];
     if size == Size::Full {
@@ -103,13 +114,19 @@ fn revoked(size: Size) -> Vec<Check> {
     let crash = |world: World| World { disk: true, restarts: 1, ..world };
     let mut checks = vec![
         holds("revoked: 3 nodes, 1 holder, answers arrive at once", revoked_holder(1)),
-        holds("revoked: the same, and a node crashes and reads its keys again", crash(revoked_holder(1))),
+        holds(
+            "revoked: the same, and a node crashes and reads its keys again",
+            crash(revoked_holder(1)),
+        ),
     ];
     if size == Size::Full {
         let unextended = World { rounds: Some(0), ..revoked_holder(2) };
         checks.extend([
             holds("revoked: 3 nodes, 2 clients, answers arrive at once", revoked_holder(2)),
-            holds("revoked: 2 clients, and a node crashes and reads its keys again", crash(unextended)),
+            holds(
+                "revoked: 2 clients, and a node crashes and reads its keys again",
+                crash(unextended),
+            ),
         ]);
     }
     checks
@@ -153,8 +170,14 @@ fn shared(size: Size) -> Vec<Check> {
     if size == Size::Full {
         checks.extend([
             holds("shared: a reader and a writer with longer clocks", timed(one_writer.clone())),
-            holds("shared: the same, and a node crashes and reads its keys again", crash(timed(one_writer))),
-            holds("shared: two readers and a writer, answers arrive at once", at_once(two_readers.clone())),
+            holds(
+                "shared: the same, and a node crashes and reads its keys again",
+                crash(timed(one_writer)),
+            ),
+            holds(
+                "shared: two readers and a writer, answers arrive at once",
+                at_once(two_readers.clone()),
+            ),
             holds(
                 "shared: two readers and a writer with clocks",
                 World { releases: false, clocks: Some(clocks(2, 2)), ..timed(two_readers) },
@@ -184,7 +207,10 @@ fn several(size: Size) -> Vec<Check> {
     let each = world(&[Keys::Both, Keys::A, Keys::B]);
     let mut checks = vec![
         holds("several keys: 3 nodes, one holds both, one the second", one.clone()),
-        holds("several keys: the same with clocks, answers arrive at once", at_once(timed(one.clone()))),
+        holds(
+            "several keys: the same with clocks, answers arrive at once",
+            at_once(timed(one.clone())),
+        ),
     ];
     if size == Size::Full {
         let release = World { releases: true, clocks: Some(clocks(2, 3)), ..timed(one.clone()) };
@@ -202,7 +228,8 @@ fn several(size: Size) -> Vec<Check> {
 pub fn mutants() -> Vec<Check> {
     let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
-    let holders = World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
+    let holders =
+        World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
     let timed = holders.clone();
     let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
     let overlapping = |world: World| World { keys: vec![Keys::Both, Keys::B], ..world };
@@ -242,7 +269,11 @@ pub fn mutants() -> Vec<Check> {
         caught(Mutant::RepairAtOnce, Property::LostStaysLost, lost.clone()),
         // One round more: a node is repaired only if the round before found that it misses the
         // lock.
-        caught(Mutant::RepairOnLateGrant, Property::LostStaysLost, World { rounds: Some(3), ..lost }),
+        caught(
+            Mutant::RepairOnLateGrant,
+            Property::LostStaysLost,
+            World { rounds: Some(3), ..lost },
+        ),
         caught(
             Mutant::RevokeFreesAtOnce,
             Property::OneHolder,
@@ -286,7 +317,11 @@ fn holds(name: &str, world: World) -> Check {
 }
 
 fn caught(mutant: Mutant, breaks: Property, world: World) -> Check {
-    Check { name: mutant.to_string(), world: World { mutant: Some(mutant), ..world }, breaks: Some(breaks) }
+    Check {
+        name: mutant.to_string(),
+        world: World { mutant: Some(mutant), ..world },
+        breaks: Some(breaks),
+    }
 }
 
 /// Time after a restart from which on nodes accept each other's fences.

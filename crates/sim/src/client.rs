@@ -73,7 +73,9 @@ impl Client {
     /// Returns whether this answer of a node would be used.
     pub(crate) fn expects(&self, rules: Rules, node: usize, request: Request) -> bool {
         match (&self.phase, request) {
-            (Phase::Acquiring(_, asked), Request::Tell(fence)) => asked.told.contains(&(node, fence)),
+            (Phase::Acquiring(_, asked), Request::Tell(fence)) => {
+                asked.told.contains(&(node, fence))
+            }
             (Phase::Holding(lock), Request::Extend(round)) => lock.expects(round),
             // A late answer, which matters only where locks are repaired.
             (Phase::Holding(_), Request::Acquire(_)) => rules.repair,
@@ -100,7 +102,11 @@ impl Client {
     }
 
     pub(crate) fn extend(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
-        if let Phase::Holding(lock) = &mut self.phase { vec![lock.extend(rules, now)] } else { vec![] }
+        if let Phase::Holding(lock) = &mut self.phase {
+            vec![lock.extend(rules, now)]
+        } else {
+            vec![]
+        }
     }
 
     pub(crate) fn release(&mut self, rules: Rules) -> Vec<Effect> {
@@ -175,7 +181,9 @@ impl Client {
                 self.look_at_the_clock(rules, now);
                 effects
             }
-            (Phase::Holding(lock), Request::Repair(round)) => lock.repaired(rules, node, round, held, now),
+            (Phase::Holding(lock), Request::Repair(round)) => {
+                lock.repaired(rules, node, round, held, now)
+            }
             (Phase::Releasing(release), Request::Release) => {
                 if release.answer(node, held).is_some() {
                     self.phase = Phase::Idle;
@@ -199,7 +207,8 @@ impl Client {
                     Effect::Ask(node, Request::Tell(fence))
                 }
                 Step::Won(win) => {
-                    let from_answer = asked.answered.and_then(|answered| Lifetime::new(answered, rules.ttl));
+                    let from_answer =
+                        asked.answered.and_then(|answered| Lifetime::new(answered, rules.ttl));
                     let lifetime = from_answer.unwrap_or(win.lifetime);
                     next = Some(Phase::Holding(Lock::new(lifetime, asked.at, asked.granted, now)));
                     Effect::Won(win.fence)

@@ -68,7 +68,9 @@ impl Lock {
         let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
         // More than the nodes that are known to miss it: nodes that have not answered count, too.
         let missing = nodes.filter(|&node| !self.known.has(node));
-        let core = Extension::new(rules.majority, now, rules.ttl).known_to_hold(known).known_to_miss(missing);
+        let core = Extension::new(rules.majority, now, rules.ttl)
+            .known_to_hold(known)
+            .known_to_miss(missing);
         self.round = Some(Round { number, sent: now, core });
         Effect::AskAll(Request::Extend(number))
     }
@@ -118,7 +120,11 @@ impl Lock {
     ) -> Vec<Effect> {
         if rules.mutant == Some(Mutant::RepairAtOnce) {
             let held = if held == Some(true) { held } else { None };
-            return if self.expects(round) { self.extended(rules, node, held, now) } else { vec![] };
+            return if self.expects(round) {
+                self.extended(rules, node, held, now)
+            } else {
+                vec![]
+            };
         }
         self.repairing.set(node, false);
         self.heard(node, held);

@@ -11,12 +11,18 @@ use std::time::Instant;
 use quorlock_sim::{Check, Outcome, Size, Verdict, models, mutants, run};
 
 fn main() -> ExitCode {
-    let (options, words): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with('-'));
-    if let Some(unknown) = options.iter().find(|option| !["--small", "--steps"].contains(&option.as_str())) {
-        eprintln!("quorlock-model: there is no {unknown}: only --small, --steps, and words of names");
+    let (options, words): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|word| word.starts_with('-'));
+    if let Some(unknown) =
+        options.iter().find(|option| !["--small", "--steps"].contains(&option.as_str()))
+    {
+        eprintln!(
+            "quorlock-model: there is no {unknown}: only --small, --steps, and words of names"
+        );
         return ExitCode::from(2);
     }
-    let size = if options.iter().any(|option| option == "--small") { Size::Small } else { Size::Full };
+    let size =
+        if options.iter().any(|option| option == "--small") { Size::Small } else { Size::Full };
     let steps = options.iter().any(|option| option == "--steps");
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let began = Instant::now();
@@ -40,7 +46,9 @@ fn main() -> ExitCode {
         states += outcome.states;
         show(steps, &outcome);
     }
-    println!("\n| broken rule | states | counterexample | seconds | what breaks |\n|---|---:|---:|---:|---|");
+    println!(
+        "\n| broken rule | states | counterexample | seconds | what breaks |\n|---|---:|---:|---:|---|"
+    );
     for check in mutants().iter().filter(|check| wanted(check)) {
         let outcome = run(check, threads, |states| progress(check, states));
         let (length, result) = match &outcome.verdict {
@@ -48,8 +56,7 @@ fn main() -> ExitCode {
             Verdict::Holds | Verdict::Vacuous(_) => (0, "**not caught**".into()),
         };
         row(check, &outcome, length, &result);
-        as_expected &=
-            matches!(outcome.verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
+        as_expected &= matches!(outcome.verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         states += outcome.states;
         show(steps, &outcome);
     }
@@ -60,7 +67,12 @@ fn main() -> ExitCode {
 fn row(check: &Check, outcome: &Outcome, steps: usize, result: &String) {
     clear();
     let Outcome { states, took, .. } = outcome;
-    println!("| {} | {} | {steps} | {:.1} | {result} |", check.name, grouped(*states), took.as_secs_f64());
+    println!(
+        "| {} | {} | {steps} | {:.1} | {result} |",
+        check.name,
+        grouped(*states),
+        took.as_secs_f64()
+    );
 }
 
 fn show(steps: bool, outcome: &Outcome) {

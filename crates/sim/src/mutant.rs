@@ -42,7 +42,8 @@ pub enum Mutant {
     ExtendOfRevoked,
     /// A shared lock is granted beside an exclusive one.
     ReaderBesideWriter,
-    /// A shared lock has the fence that its client proposes, also below that of an earlier exclusive one.
+    /// A shared lock has the fence that its client proposes, also below that of an earlier
+    /// exclusive one.
     ReaderChoosesFence,
     /// The mirror of a shared lock holds the token of one of its holders.
     MirrorNamesReader,

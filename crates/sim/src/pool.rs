@@ -62,7 +62,8 @@ impl Deref for Pooled {
 
 impl PartialEq for Pooled {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || (self.0.hash == other.0.hash && self.0.server == other.0.server)
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.0.hash == other.0.hash && self.0.server == other.0.server)
     }
 }
 

@@ -3,8 +3,8 @@
 pub enum Property {
     /// No two locks have the same fence, unless both are shared.
     FenceOnce,
-    /// A lock whose first request arrived after another lock had been reported has a larger fence than that, unless
-    /// both are shared.
+    /// A lock whose first request arrived after another lock had been reported has a larger fence
+    /// than that, unless both are shared.
     FencesGrow,
     /// No two clients hold the lock at the same time, each by its own clock, unless both share it.
     OneHolder,

@@ -71,8 +71,15 @@ fn watch(
         }
     }
     let took = began.elapsed();
-    let (states, steps, depth) = (checker.unique_state_count(), checker.state_count(), checker.max_depth());
-    Outcome { states, steps, depth: depth.saturating_sub(1), took, verdict: verdict(&checker, breaks) }
+    let (states, steps, depth) =
+        (checker.unique_state_count(), checker.state_count(), checker.max_depth());
+    Outcome {
+        states,
+        steps,
+        depth: depth.saturating_sub(1),
+        took,
+        verdict: verdict(&checker, breaks),
+    }
 }
 
 /// A mutant may break more than the expected property.
@@ -83,6 +90,7 @@ fn verdict(checker: &impl Checker<World>, breaks: Option<Property>) -> Verdict {
         let path = discoveries.remove(property.name())?;
         Some(Verdict::Broken(property, path.into_actions()))
     });
-    let vacuous = || world.must_happen().find(|name| !discoveries.contains_key(name)).map(Verdict::Vacuous);
+    let vacuous =
+        || world.must_happen().find(|name| !discoveries.contains_key(name)).map(Verdict::Vacuous);
     broken.or_else(vacuous).unwrap_or(Verdict::Holds)
 }

@@ -1,6 +1,7 @@
 use quorlock_core::node::memory::{self, Name};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, Extend, KeyEvent, Mode, Monotonic, Now, Release, Reply, Revoke, Settings,
+    Acquire, Command, CommandError, Extend, KeyEvent, Mode, Monotonic, Now, Release, Reply, Revoke,
+    Settings,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -91,7 +92,11 @@ impl Server {
 
     /// Does the work of a server between commands.
     pub(crate) fn turn(&mut self, at: At) {
-        debug_assert_eq!(at.now.wall_ms(), 0, "leases end before the wall clock expires their keys");
+        debug_assert_eq!(
+            at.now.wall_ms(),
+            0,
+            "leases end before the wall clock expires their keys"
+        );
         self.memory.turn(at.now);
         self.memory.keys.counted = 0;
         self.memory.keys.unknowns = 0;
@@ -119,7 +124,8 @@ impl Server {
         let holder = self.holder_to_revoke()?;
         let token = self.holder(Keys::A).map(Name::from_slice)?;
         let key = &names(Keys::A)[0];
-        let unknown = if revocation == Revocation::KeepsToken { token } else { Name::from_slice(UNKNOWN) };
+        let unknown =
+            if revocation == Revocation::KeepsToken { token } else { Name::from_slice(UNKNOWN) };
         let ends_now = revocation == Revocation::Ends;
         let revoke = Revoke { db: 0, key, unknown: &unknown, ends_now };
         let reply = self.memory.execute(at.now, &Command::Revoke(revoke));
@@ -151,16 +157,31 @@ impl Server {
         self.acquire_as(at, keys, Mode::Exclusive, token, fence)
     }
 
-    fn acquire_as(&mut self, at: At, keys: Keys, mode: Mode, token: &Name, fence: Option<Fence>) -> Answer {
+    fn acquire_as(
+        &mut self,
+        at: At,
+        keys: Keys,
+        mode: Mode,
+        token: &Name,
+        fence: Option<Fence>,
+    ) -> Answer {
         let keys = &names(keys);
-        let acquire = Acquire { db: 0, keys, token, ttl: at.ttl, mode, owner: None, fence, wait_ms: 0 };
+        let acquire =
+            Acquire { db: 0, keys, token, ttl: at.ttl, mode, owner: None, fence, wait_ms: 0 };
         self.carry_out(at, &Command::Acquire(acquire))
     }
 
     fn extend(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
         let keys = &names(keys);
-        let extend =
-            Extend { db: 0, keys, token, ttl: at.ttl, mode: Mode::Exclusive, fence, new_token: None };
+        let extend = Extend {
+            db: 0,
+            keys,
+            token,
+            ttl: at.ttl,
+            mode: Mode::Exclusive,
+            fence,
+            new_token: None,
+        };
         self.carry_out(at, &Command::Extend(extend))
     }
 
@@ -195,7 +216,9 @@ impl Server {
                 | CommandError::NoExpiry
                 | CommandError::NotWritten,
             ) => {
-                unreachable!("no client waits, all keys are strings, and all writes succeed: {reply:?}")
+                unreachable!(
+                    "no client waits, all keys are strings, and all writes succeed: {reply:?}"
+                )
             }
         }
     }
@@ -224,7 +247,13 @@ impl Server {
     }
 
     /// Grants a shared lock with the fence that its client proposes, whatever was granted before.
-    pub(crate) fn share_with_fence(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
+    pub(crate) fn share_with_fence(
+        &mut self,
+        at: At,
+        keys: Keys,
+        token: &Name,
+        fence: Fence,
+    ) -> Answer {
         match self.execute(at, (keys, Mode::Shared), token, Request::Acquire(fence)) {
             Answer::Held(_) => Answer::Held(fence),
             answer => answer,
@@ -235,9 +264,9 @@ impl Server {
     pub(crate) fn restart_naming(&self, at: At, fence_stripes: usize, reader: &Name) -> Self {
         let mut restarted = self.restart_from_disk(at, fence_stripes);
         let is_shared = |name: &&[u8]| {
-            self.memory
-                .get(0, name)
-                .is_some_and(|value| value.text.as_ref().is_some_and(|text| text.starts_with(b"unknown-")))
+            self.memory.get(0, name).is_some_and(|value| {
+                value.text.as_ref().is_some_and(|text| text.starts_with(b"unknown-"))
+            })
         };
         for name in Keys::A.names().filter(is_shared) {
             if let Some(value) = restarted.memory.keys.get_mut(0, name) {
@@ -259,7 +288,10 @@ impl Server {
 
     /// Grants the free keys among these, each for itself. Answers with the fence of the first.
     pub(crate) fn take_some(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
-        self.take_each(at, keys, token, fence).into_iter().next().map_or(Answer::NotHeld, Answer::Held)
+        self.take_each(at, keys, token, fence)
+            .into_iter()
+            .next()
+            .map_or(Answer::NotHeld, Answer::Held)
     }
 
     /// Grants all of the keys or none, each with a fence above its own counter alone. Answers with
@@ -286,7 +318,11 @@ impl Server {
 
     /// Grants a lock that has ended to its old token, if the key is free.
     pub(crate) fn revive(&mut self, at: At, token: &Name) -> Answer {
-        if self.holder(Keys::A).is_some() { Answer::NotHeld } else { self.acquire(at, Keys::A, token, None) }
+        if self.holder(Keys::A).is_some() {
+            Answer::NotHeld
+        } else {
+            self.acquire(at, Keys::A, token, None)
+        }
     }
 }
 

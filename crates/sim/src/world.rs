@@ -231,7 +231,8 @@ impl World {
 
     /// Likewise for clients, and which of them starts first.
     fn may_begin(&self, state: &State, client: u8) -> bool {
-        !self.alike_clients() || state.clients[..client.into()].iter().all(|client| client.attempts() > 0)
+        !self.alike_clients()
+            || state.clients[..client.into()].iter().all(|client| client.attempts() > 0)
     }
 
     fn may_arrive(&self, state: &State, message: &Message) -> bool {
@@ -240,8 +241,9 @@ impl World {
         }
         // Where all start at once, it is the client whose first request arrives first.
         let others = &state.history.before[..message.client.into()];
-        let in_turn =
-            !self.all_begin_at_once() || !self.alike_clients() || others.iter().all(Option::is_some);
+        let in_turn = !self.all_begin_at_once()
+            || !self.alike_clients()
+            || others.iter().all(Option::is_some);
         in_turn && self.may_touch(state, message.node)
     }
 
@@ -255,7 +257,9 @@ impl World {
             Body::Request(request) => {
                 let client = usize::from(message.client);
                 let before = state.history.largest(self.keys[client], self.modes[client]);
-                if state.clients[usize::from(message.client)].attempt(self.rules()) == message.attempt {
+                if state.clients[usize::from(message.client)].attempt(self.rules())
+                    == message.attempt
+                {
                     state.history.before[usize::from(message.client)].get_or_insert(before);
                 }
                 let answer = self.execute(state, message, request);
@@ -427,7 +431,9 @@ impl World {
             Some(Mutant::RevokeKeepsToken) => Revocation::KeepsToken,
             _ => Revocation::Marks,
         };
-        let Some(client) = self.change(state, node, |server| server.revoke(at, revocation)) else { return };
+        let Some(client) = self.change(state, node, |server| server.revoke(at, revocation)) else {
+            return;
+        };
         let index = usize::from(client);
         let (rounds, history) = (state.clients[index].rounds(), &mut state.history);
         history.revoked_on[index] |= 1 << node;
@@ -504,7 +510,8 @@ impl Model for World {
             }
         }
         for (index, client) in (0..).zip(&state.clients) {
-            if client.is_idle() && client.attempts() < self.attempts && self.may_begin(state, index) {
+            if client.is_idle() && client.attempts() < self.attempts && self.may_begin(state, index)
+            {
                 actions.push(Action::Begin(index));
             }
             if client.is_acquiring() && self.rounds.is_some() {
@@ -592,9 +599,13 @@ impl Model for World {
         let always = self.must_hold().into_iter().map(|property| {
             let condition = match property {
                 Property::FenceOnce => |_: &Self, state: &State| !state.breaks(Property::FenceOnce),
-                Property::FencesGrow => |_: &Self, state: &State| !state.breaks(Property::FencesGrow),
+                Property::FencesGrow => {
+                    |_: &Self, state: &State| !state.breaks(Property::FencesGrow)
+                }
                 Property::OneHolder => |world: &Self, state: &State| !state.has_two_holders(world),
-                Property::LostStaysLost => |_: &Self, state: &State| !state.breaks(Property::LostStaysLost),
+                Property::LostStaysLost => {
+                    |_: &Self, state: &State| !state.breaks(Property::LostStaysLost)
+                }
                 Property::RevokedStaysRevoked => {
                     |_: &Self, state: &State| !state.breaks(Property::RevokedStaysRevoked)
                 }
@@ -666,10 +677,12 @@ impl State {
 
     fn has_two_holders(&self, world: &World) -> bool {
         let locks = world.keys.iter().zip(&world.modes);
-        let holders = || self.clients.iter().zip(locks.clone()).filter(|(client, _)| client.is_holding());
+        let holders =
+            || self.clients.iter().zip(locks.clone()).filter(|(client, _)| client.is_holding());
         holders().enumerate().any(|(index, (_, (keys, mode)))| {
             holders().skip(index + 1).any(|(_, (others, other_mode))| {
-                keys.overlap(*others) && (*mode == Mode::Exclusive || *other_mode == Mode::Exclusive)
+                keys.overlap(*others)
+                    && (*mode == Mode::Exclusive || *other_mode == Mode::Exclusive)
             })
         })
     }
@@ -692,7 +705,9 @@ impl State {
     }
 
     fn asks(&self, this: impl Fn(Request) -> bool) -> bool {
-        self.network.iter().any(|message| matches!(message.body, Body::Request(request) if this(request)))
+        self.network
+            .iter()
+            .any(|message| matches!(message.body, Body::Request(request) if this(request)))
     }
 
     fn client(&mut self, client: u8) -> &mut Client {
@@ -761,8 +776,18 @@ impl History {
 
 impl Hash for State {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { servers, clients, network, history, tick, wall_us, repeats, restarts, operator, touched } =
-            self;
+        let Self {
+            servers,
+            clients,
+            network,
+            history,
+            tick,
+            wall_us,
+            repeats,
+            restarts,
+            operator,
+            touched,
+        } = self;
         (servers, clients, network, history).hash(state);
         (tick, wall_us, repeats, restarts, operator, touched).hash(state);
     }

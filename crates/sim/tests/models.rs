@@ -20,7 +20,8 @@ fn every_rule_holds_as_it_is() {
 fn every_rule_that_is_broken_is_noticed() {
     for check in mutants() {
         let verdict = verdict(&check);
-        let noticed = matches!(verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
+        let noticed =
+            matches!(verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         assert!(noticed, "{}: {verdict:#?}", check.name);
     }
 }

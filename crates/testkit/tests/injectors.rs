@@ -14,7 +14,8 @@ const HOUR_MS: i64 = 3_600_000;
 
 /// Returns the server's time in microseconds since 1970.
 fn time_us(server: &Server) -> i128 {
-    let [seconds, us]: [i128; 2] = redis::cmd("TIME").query(&mut server.connection()).expect("it answers");
+    let [seconds, us]: [i128; 2] =
+        redis::cmd("TIME").query(&mut server.connection()).expect("it answers");
     seconds * 1_000_000 + us
 }
 
@@ -165,8 +166,11 @@ fn all_clocks_before_and_after_a_line() {
 #[test]
 fn clock_that_cannot_be_shown_ends_the_server() {
     let clock = WallClock::new();
-    let error =
-        Server::builder().wall_clock(&clock).env("QUORLOCK_WALL_CLOCK", "/nowhere").start().unwrap_err();
+    let error = Server::builder()
+        .wall_clock(&clock)
+        .env("QUORLOCK_WALL_CLOCK", "/nowhere")
+        .start()
+        .unwrap_err();
     let StartError::Exited { log_tail, .. } = &error else { panic!("{error}") };
     assert!(log_tail.contains("wall_clock: cannot map /nowhere: No such file"), "{log_tail}");
 }
@@ -175,7 +179,8 @@ fn clock_that_cannot_be_shown_ends_the_server() {
 fn injectors_work_together_and_with_other_preloads() {
     let (clock, power) = (WallClock::new(), PowerCut::new());
     let builder = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always");
-    let builder = builder.wall_clock(&clock).power_cut(&power).env("LD_PRELOAD", "/nowhere/theirs.so");
+    let builder =
+        builder.wall_clock(&clock).power_cut(&power).env("LD_PRELOAD", "/nowhere/theirs.so");
     let server = builder.start().unwrap();
     assert!(server.log().contains("/nowhere/theirs.so"), "the loader complains: {}", server.log());
     clock.step_ms(HOUR_MS);

@@ -22,14 +22,16 @@ fn ping(connection: &mut redis::Connection) -> RedisResult<String> {
 }
 
 fn send_ping(connection: &mut redis::Connection) {
-    connection.send_packed_command(&redis::cmd("PING").get_packed_command()).expect("sending does not wait");
+    connection
+        .send_packed_command(&redis::cmd("PING").get_packed_command())
+        .expect("sending does not wait");
 }
 
 /// A plain connection, for what a client library would hide.
 fn plain(proxy: &Proxy) -> TcpStream {
     let url = proxy.url();
-    let stream =
-        TcpStream::connect(url.trim_start_matches("redis://").trim_end_matches('/')).expect("it listens");
+    let stream = TcpStream::connect(url.trim_start_matches("redis://").trim_end_matches('/'))
+        .expect("it listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a timeout above zero");
     stream
 }
@@ -126,7 +128,9 @@ fn what_was_held_is_delivered_in_order_after_healing() {
         } else {
             3 * "$1\r\n1\r\n".len()
         };
-        eventually(LIMIT, "all of it is held", || proxy.waiting_bytes(direction) == expected_bytes as u64);
+        eventually(LIMIT, "all of it is held", || {
+            proxy.waiting_bytes(direction) == expected_bytes as u64
+        });
         assert_eq!(proxy.bytes(direction), bytes, "nothing has passed");
         proxy.heal();
         for number in 1..=3 {
@@ -159,7 +163,9 @@ fn requests_whose_answers_are_dropped_reach_the_server() {
     let mut stream = plain(&proxy);
     proxy.drop_bytes(ToClient);
     stream.write_all(b"SET key done\r\n").unwrap();
-    eventually(LIMIT, "the answer is dropped", || proxy.dropped_bytes(ToClient) == "+OK\r\n".len() as u64);
+    eventually(LIMIT, "the answer is dropped", || {
+        proxy.dropped_bytes(ToClient) == "+OK\r\n".len() as u64
+    });
     proxy.heal();
     stream.write_all(b"EXISTS key\r\n").unwrap();
     expect_bytes(&mut stream, b":1\r\n");
@@ -228,7 +234,11 @@ fn round_trips_are_counted_and_a_pipeline_is_one() {
     redis::pipe().cmd("PING").cmd("PING").cmd("PING").exec(&mut connection).unwrap();
     assert_eq!(proxy.round_trips() - before, 4);
 
-    redis::cmd("SET").arg("key").arg(vec![b'x'; 1024 * 1024]).exec(&mut server.connection()).unwrap();
+    redis::cmd("SET")
+        .arg("key")
+        .arg(vec![b'x'; 1024 * 1024])
+        .exec(&mut server.connection())
+        .unwrap();
     let chunks = proxy.chunks(ToClient);
     redis::cmd("GET").arg("key").exec(&mut connection).unwrap();
     assert!(proxy.chunks(ToClient) - chunks > 1);

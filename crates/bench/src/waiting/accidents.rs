@@ -30,7 +30,10 @@ const AFTER: Duration = Duration::from_secs(10);
 /// Longest allowed time without a grant.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
 
-pub(crate) async fn measure_lost_node(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_lost_node(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     let mut rows = Vec::new();
     for loss in [Accident::Kill(Disk::Kept), Accident::Pause, Accident::Cut] {
         progress.begin("the queue node fails");
@@ -64,8 +67,10 @@ async fn lose(loss: Accident, effort: Effort) -> anyhow::Result<Limit> {
 
 fn row(loss: Accident, course: &Course, gone_at: Duration, until: Duration) -> Limit {
     let stall = course.longest_stall_between(gone_at, until);
-    let served =
-        course.accounts.iter().filter(|account| account.turns.iter().any(|turn| turn.asked > gone_at));
+    let served = course
+        .accounts
+        .iter()
+        .filter(|account| account.turns.iter().any(|turn| turn.asked > gone_at));
     let (served, double) = (served.count(), course.double_grants());
     let waits = course.accounts.iter().flat_map(Account::waits);
     let mut measured = format!(
@@ -80,7 +85,10 @@ fn row(loss: Accident, course: &Course, gone_at: Duration, until: Duration) -> L
         case: format!("the queue node of {NODES} is {} while {PROCESSES} wait", name(loss)),
         measured,
         target: "all served, no stall > 2 s, never two holders",
-        met: served == PROCESSES && stall <= LONGEST_STALL && double == 0 && course.first_failure().is_none(),
+        met: served == PROCESSES
+            && stall <= LONGEST_STALL
+            && double == 0
+            && course.first_failure().is_none(),
     }
 }
 
@@ -95,8 +103,11 @@ fn name(loss: Accident) -> &'static str {
 
 /// Returns the index of the server with the most waiters.
 fn queue_node(fleet: &Fleet) -> anyhow::Result<usize> {
-    let waiting =
-        fleet.masters.iter().map(|master| waiters(&master.server)).collect::<anyhow::Result<Vec<_>>>()?;
+    let waiting = fleet
+        .masters
+        .iter()
+        .map(|master| waiters(&master.server))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let most = waiting.iter().enumerate().max_by_key(|(_, waiters)| **waiters);
     most.map(|(node, _)| node).filter(|&node| waiting[node] > 0).context("no node has waiters")
 }
@@ -110,7 +121,10 @@ const KEYS: usize = 4;
 /// Longest allowed time for which a free key has a waiter.
 const LONGEST_FREE: Duration = Duration::from_millis(50);
 
-pub(crate) async fn measure_stress(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_stress(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("waiters that are killed, cut off and out of time");
     let stress = Stress { rounds: effort.count(ROUNDS), clients: CLIENTS, keys: KEYS, seed: 42 };
     let stop = StopOnDrop(Arc::default());

@@ -65,7 +65,9 @@ impl Contender {
             Self::Quorlock(quorum) => {
                 Held::Quorlock(Box::new(quorum.lock(key).ttl(TTL).wait(PATIENCE).acquire().await?))
             }
-            Self::Rslock(manager) => Held::Rslock(manager.acquire(key, TTL).await.context("rslock")?),
+            Self::Rslock(manager) => {
+                Held::Rslock(manager.acquire(key, TTL).await.context("rslock")?)
+            }
             Self::Polling(polling) => Held::Polling(polling.acquire(key, TTL).await?),
         })
     }
@@ -153,15 +155,18 @@ impl Polling {
                 let set = cmd("SET").arg(key).arg(&token).arg("NX").arg("PX").arg(ttl_ms).take();
                 async move { set.query_async::<Option<String>>(&mut node).await }
             });
-            let granted =
-                join_all(asked).await.into_iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
+            let granted = join_all(asked)
+                .await
+                .into_iter()
+                .filter(|answer| matches!(answer, Ok(Some(_))))
+                .count();
             let lock = Polled { client: self.clone(), key: key.to_owned(), token };
             if granted > self.nodes.len() / 2 {
                 return Ok(lock);
             }
             lock.release().await;
-            let pause_ms =
-                rand::rng().random_range(RETRY_DELAY_MS - RETRY_JITTER_MS..=RETRY_DELAY_MS + RETRY_JITTER_MS);
+            let pause_ms = rand::rng()
+                .random_range(RETRY_DELAY_MS - RETRY_JITTER_MS..=RETRY_DELAY_MS + RETRY_JITTER_MS);
             sleep(Duration::from_millis(pause_ms)).await;
         }
     }

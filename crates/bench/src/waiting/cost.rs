@@ -31,7 +31,10 @@ fn commands(masters: &Masters) -> anyhow::Result<u64> {
     masters.iter().map(of).sum()
 }
 
-pub(crate) async fn measure_commands(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_commands(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("commands of 64 waiting processes while a lock is held");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let holder = Quorum::connect(masters.urls()).await?;
@@ -65,7 +68,9 @@ pub(crate) async fn measure_commands(effort: Effort, progress: &Progress) -> any
     }
     let each = f64::from(u32::try_from(counted)?) / seconds / f64::from(PROCESSES);
     Ok(vec![Limit {
-        case: format!("commands of {PROCESSES} processes that wait for a held lock, {NODES} masters"),
+        case: format!(
+            "commands of {PROCESSES} processes that wait for a held lock, {NODES} masters"
+        ),
         measured: format!("{each:.2} for each process and second, renewal of the lock included"),
         target: "≤ 2 for each",
         met: each <= COMMANDS_MAX,
@@ -87,7 +92,10 @@ const UNCOUNTED: usize = 30;
 /// Largest ratio for other commands.
 const P99_RATIO_MAX: f64 = 1.2;
 
-pub(crate) async fn measure_many(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_many(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("10,000 waiters on one server");
     let waiters = raise_file_limit()?.saturating_sub(OTHER_FILES).min(WAITERS);
     let start = || {
@@ -154,7 +162,12 @@ fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
     info(connection, "memory", "used_memory")
 }
 
-async fn wait_for(connection: &mut Connection, section: &str, field: &str, n: usize) -> anyhow::Result<()> {
+async fn wait_for(
+    connection: &mut Connection,
+    section: &str,
+    field: &str,
+    n: usize,
+) -> anyhow::Result<()> {
     while info(connection, section, field)? < n as u64 {
         sleep(Duration::from_millis(10)).await;
     }

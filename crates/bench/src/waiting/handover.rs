@@ -52,7 +52,11 @@ pub(crate) async fn measure_between_processes(
     Ok(rows)
 }
 
-async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+async fn measure_on(
+    nodes: usize,
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("handing over on masters, between processes");
     let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
@@ -62,9 +66,11 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
         commands.push(seen.calls_per_lock());
     }
     let mut p50 = Vec::new();
-    for (kind, time) in
-        [(Kind::Quorlock, time), (Kind::Rslock, POLLING_TIMES * time), (Kind::Polling, POLLING_TIMES * time)]
-    {
+    for (kind, time) in [
+        (Kind::Quorlock, time),
+        (Kind::Rslock, POLLING_TIMES * time),
+        (Kind::Polling, POLLING_TIMES * time),
+    ] {
         p50.push(handovers(&masters, kind, time).await?.p50());
     }
 
@@ -84,7 +90,11 @@ async fn measure_on(nodes: usize, effort: Effort, progress: &Progress) -> anyhow
         },
         Limit {
             case: format!("commands per lock on {nodes} masters, held for 0, 5 and 200 ms"),
-            measured: commands.iter().map(|calls| format!("{calls:.1}")).collect::<Vec<_>>().join(", "),
+            measured: commands
+                .iter()
+                .map(|calls| format!("{calls:.1}"))
+                .collect::<Vec<_>>()
+                .join(", "),
             target: "≤ 3 for each master",
             met: commands.iter().all(|calls| *calls <= limit),
         },
@@ -158,7 +168,10 @@ const LARGEST_WAIT: u32 = 3;
 /// Largest ratio of the grants of two processes.
 const MOST_GRANTS: f64 = 1.2;
 
-pub(crate) async fn measure_fairness(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_fairness(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("fairness");
     let masters = Masters::start_with(FAIRNESS_NODES, |_, builder| builder.tcp())?;
     let time = effort.time(FAIRNESS_TIME);
@@ -168,7 +181,8 @@ pub(crate) async fn measure_fairness(effort: Effort, progress: &Progress) -> any
     let mut waits = Latencies::new();
     seen.course.accounts.iter().flat_map(Account::waits).for_each(|wait| waits.record(wait));
     let grants = seen.course.accounts.iter().map(|account| account.turns.len() as u64);
-    let (most, fewest) = (grants.clone().max().unwrap_or_default(), grants.min().unwrap_or_default());
+    let (most, fewest) =
+        (grants.clone().max().unwrap_or_default(), grants.min().unwrap_or_default());
     let spread = ratio(most, fewest);
     let (mean, largest) = (waits.mean(), waits.max());
     Ok(vec![
@@ -203,12 +217,16 @@ const PING_RATIO_MAX: f64 = 1.3;
 /// Largest difference between a handover and a PING.
 const BEYOND_PING_MAX: Duration = Duration::from_micros(15);
 
-pub(crate) async fn measure_on_one_node(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_on_one_node(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("handing over on one node");
     let server = Server::with_module().tcp().start()?;
     let mut pinging = Socket::connect(&server)?;
-    let mut sockets =
-        (0..=ONE_NODE_WAITERS).map(|_| Socket::connect(&server)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut sockets = (0..=ONE_NODE_WAITERS)
+        .map(|_| Socket::connect(&server))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock(client)?;
     }

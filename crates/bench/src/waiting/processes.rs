@@ -52,14 +52,18 @@ impl Behaviour {
     pub(crate) fn args(&self) -> Vec<String> {
         let Self { kind, key, hold_us, urls } = self;
         let kind = format!("{kind:?}").to_lowercase();
-        let mut args = vec![format!("--kind={kind}"), format!("--key={key}"), format!("--hold-us={hold_us}")];
+        let mut args =
+            vec![format!("--kind={kind}"), format!("--key={key}"), format!("--hold-us={hold_us}")];
         args.extend_from_slice(urls);
         args
     }
 }
 
 /// Acquires and releases the lock once.
-pub(crate) async fn take_turn(contender: &Contender, behaviour: &Behaviour) -> anyhow::Result<Turn> {
+pub(crate) async fn take_turn(
+    contender: &Contender,
+    behaviour: &Behaviour,
+) -> anyhow::Result<Turn> {
     let asked = now();
     let held = contender.acquire(&behaviour.key).await?;
     hold(held, asked, behaviour).await
@@ -87,9 +91,10 @@ pub(crate) async fn compete(
             Ok(held) => hold(held, asked, behaviour).await,
             Err(error) => Err(error),
         };
-        account.add(
-            turn.map_or_else(|error| Told::Failed { at: now(), what: format!("{error:#}") }, Told::Turn),
-        );
+        account.add(turn.map_or_else(
+            |error| Told::Failed { at: now(), what: format!("{error:#}") },
+            Told::Turn,
+        ));
     }
 }
 
@@ -120,7 +125,8 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
                 let failed = |error| Told::Failed { at: now(), what: format!("{error:#}") };
                 say(&turn.map_or_else(failed, Told::Turn).to_string())?;
             } else {
-                let account = compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
+                let account =
+                    compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
                 say(&account.told().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
             }
         }

@@ -60,17 +60,27 @@ async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     let rslock_tasks = locks_per_second(&masters, Kind::Rslock, tasks, time).await?;
     let our_tasks = locks_per_second(&masters, Kind::Quorlock, tasks, time).await?;
     let row = |who, ours, rslock, besides: &str| Limit {
-        case: format!("locks per second of one key on {NODES} masters, until {WAITERS} {who} have had it"),
+        case: format!(
+            "locks per second of one key on {NODES} masters, until {WAITERS} {who} have had it"
+        ),
         measured: format!("{ours:.0}, {:.1} × rslock 0.10's {rslock:.0}{besides}", ours / rslock),
         target: "≥ 8 × rslock's",
         met: ours / rslock >= RSLOCK_RATIO_MIN,
     };
     let besides = format!("; through bare sockets {bare:.0}, {:.1} × rslock's", bare / rslock);
-    Ok(vec![row("clients", ours, rslock, &besides), row("tasks of one client", our_tasks, rslock_tasks, "")])
+    Ok(vec![
+        row("clients", ours, rslock, &besides),
+        row("tasks of one client", our_tasks, rslock_tasks, ""),
+    ])
 }
 
 /// Measures from the release of another client to the last grant, repeatedly.
-async fn locks_per_second(masters: &Masters, kind: Kind, who: Who, time: Duration) -> anyhow::Result<f64> {
+async fn locks_per_second(
+    masters: &Masters,
+    kind: Kind,
+    who: Who,
+    time: Duration,
+) -> anyhow::Result<f64> {
     let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
     let first = Contender::connect(kind, &behaviour.urls).await?;
     let mut clients = vec![Contender::connect(kind, &behaviour.urls).await?];
@@ -140,7 +150,8 @@ impl Bare {
 
 /// Measures as [`locks_per_second`] does, with nothing but the commands.
 fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
-    let mut clients = (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut clients =
+        (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
     let until = now() + time;
     while now() < until {
@@ -184,7 +195,10 @@ const KEY: &str = "orders/42";
 /// Longer than any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(crate) async fn measure_one_process(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure_one_process(
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
     progress.begin("1,000 tasks of one process");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let quorum = Quorum::connect(masters.urls()).await?;

@@ -80,14 +80,19 @@ impl Account {
 
 impl Course {
     pub(crate) fn new(accounts: Vec<Account>) -> Self {
-        let mut turns: Vec<_> = accounts.iter().flat_map(|account| account.turns.iter().cloned()).collect();
+        let mut turns: Vec<_> =
+            accounts.iter().flat_map(|account| account.turns.iter().cloned()).collect();
         turns.sort_unstable_by_key(|turn| turn.grant.from);
         Self { accounts, turns }
     }
 
     /// The first failure of any client.
     pub(crate) fn first_failure(&self) -> Option<&str> {
-        self.accounts.iter().flat_map(|account| &account.failures).next().map(|(_, what)| what.as_str())
+        self.accounts
+            .iter()
+            .flat_map(|account| &account.failures)
+            .next()
+            .map(|(_, what)| what.as_str())
     }
 
     pub(crate) fn require_no_failure(self) -> anyhow::Result<Self> {
@@ -113,7 +118,10 @@ impl Course {
     pub(crate) fn longest_stall_between(&self, from: Duration, to: Duration) -> Duration {
         let last = self.turns.iter().rfind(|turn| turn.grant.from < to);
         let at_the_end = to.saturating_sub(last.map_or(from, |turn| turn.grant.to.max(from)));
-        let pairs = self.pairs().filter(|(_, next)| (from..to).contains(&next.grant.from)).map(Self::between);
+        let pairs = self
+            .pairs()
+            .filter(|(_, next)| (from..to).contains(&next.grant.from))
+            .map(Self::between);
         pairs.chain([at_the_end]).max().unwrap_or_default()
     }
 
@@ -141,7 +149,9 @@ impl fmt::Display for Told {
             Self::Unserved { asked, ended } => {
                 write!(f, "unserved {} {}", asked.as_nanos(), ended.as_nanos())
             }
-            Self::Failed { at, what } => write!(f, "failed {} {}", at.as_nanos(), what.replace('\n', " ")),
+            Self::Failed { at, what } => {
+                write!(f, "failed {} {}", at.as_nanos(), what.replace('\n', " "))
+            }
         }
     }
 }
@@ -186,7 +196,9 @@ mod tests {
     }
 
     fn course(turns: [&[Turn]; 2]) -> Course {
-        Course::new(turns.map(|turns| Account { turns: turns.to_vec(), ..Account::default() }).into())
+        Course::new(
+            turns.map(|turns| Account { turns: turns.to_vec(), ..Account::default() }).into(),
+        )
     }
 
     #[test]
@@ -212,8 +224,9 @@ mod tests {
             [Duration::from_millis(2)],
             "no client waited at 20"
         );
-        let stall_between =
-            |from, to| course.longest_stall_between(Duration::from_millis(from), Duration::from_millis(to));
+        let stall_between = |from, to| {
+            course.longest_stall_between(Duration::from_millis(from), Duration::from_millis(to))
+        };
         assert_eq!(stall_between(0, 40), Duration::from_millis(11));
         assert_eq!(stall_between(15, 30), Duration::from_millis(10), "free at the end");
         assert_eq!(stall_between(50, 60), Duration::from_millis(10), "free all the time");
@@ -224,13 +237,20 @@ mod tests {
     fn overlaps_and_fences_that_do_not_grow_are_noticed() {
         assert_eq!(course([&[turn(0, 1, 10, 1)], &[turn(0, 9, 20, 2)]]).double_grants(), 1);
         assert_eq!(course([&[turn(0, 1, 10, 2)], &[turn(0, 11, 20, 2)]]).double_grants(), 1);
-        assert_eq!(course([&[turn(0, 1, 10, 0)], &[turn(0, 11, 20, 0)]]).double_grants(), 0, "no fences");
+        assert_eq!(
+            course([&[turn(0, 1, 10, 0)], &[turn(0, 11, 20, 0)]]).double_grants(),
+            0,
+            "no fences"
+        );
     }
 
     #[test]
     fn unserved_wait_counts_as_a_wait() {
         let mut account = Account { turns: vec![turn(0, 5, 6, 1)], ..Account::default() };
-        account.add(Told::Unserved { asked: Duration::from_millis(6), ended: Duration::from_millis(60) });
+        account.add(Told::Unserved {
+            asked: Duration::from_millis(6),
+            ended: Duration::from_millis(60),
+        });
         assert_eq!(account.waits().max(), Some(Duration::from_millis(54)));
     }
 }

@@ -61,7 +61,8 @@ impl Load<'_> {
     ) -> anyhow::Result<Result<Vec<Part>, AcquireError>> {
         clients.quorums.push(self.nodes.connect().await?);
         // Tasks would wait to the end for nodes that grant nothing.
-        let first = clients.quorums[0].lock(format!("{}first", self.key)).ttl(TTL).try_acquire().await;
+        let first =
+            clients.quorums[0].lock(format!("{}first", self.key)).ttl(TTL).try_acquire().await;
         match first {
             Ok(lock) => {
                 lock.release().await?;
@@ -149,7 +150,8 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
 }
 
 fn progress_bar(name: &'static str, duration: Duration) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:11} {bar:30} {percent:>3} %").expect("it is well-formed");
+    let style = ProgressStyle::with_template("{msg:11} {bar:30} {percent:>3} %")
+        .expect("it is well-formed");
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     ProgressBar::new(millis).with_style(style).with_message(name)
 }

@@ -85,7 +85,9 @@ impl Part {
     pub(super) fn add(&mut self, other: &Self) {
         self.failed += other.failed;
         self.error = other.error.clone().or(self.error.take());
-        for (sum, part) in [(&mut self.acquire, &other.acquire), (&mut self.release, &other.release)] {
+        for (sum, part) in
+            [(&mut self.acquire, &other.acquire), (&mut self.release, &other.release)]
+        {
             sum.add(part).expect("both have the same bounds");
         }
     }
@@ -141,10 +143,15 @@ impl Report {
             ];
             for (name, rate, verb, histogram, failed) in rows {
                 let Percentiles { p50, p90, p99, p99_9, max } = Percentiles::of(histogram);
-                let ms = [p50, p90, p99, p99_9, max].map(|us| format!("{:>9.3}", us / 1000.0)).join(" ");
-                lines.push(format!("{name:12} {rate:>9}  {verb:8} {ms} {failed:>7}").trim_end().to_owned());
+                let ms =
+                    [p50, p90, p99, p99_9, max].map(|us| format!("{:>9.3}", us / 1000.0)).join(" ");
+                lines.push(
+                    format!("{name:12} {rate:>9}  {verb:8} {ms} {failed:>7}").trim_end().to_owned(),
+                );
             }
-            lines.extend(part.error.as_ref().map(|error| format!("  last error: {}", printable(error))));
+            lines.extend(
+                part.error.as_ref().map(|error| format!("  last error: {}", printable(error))),
+            );
         }
         lines.join("\n")
     }
@@ -155,7 +162,13 @@ impl Percentiles {
     fn of(histogram: &Histogram<u64>) -> Self {
         let us = |ns: u64| ns as f64 / 1000.0;
         let at = |quantile| us(histogram.value_at_quantile(quantile));
-        Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), p99_9: at(0.999), max: us(histogram.max()) }
+        Self {
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            max: us(histogram.max()),
+        }
     }
 }
 

@@ -31,11 +31,19 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    pub(super) fn error(check: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Self {
+    pub(super) fn error(
+        check: &'static str,
+        what: impl Into<String>,
+        todo: impl Into<String>,
+    ) -> Self {
         Self { severity: Severity::Error, check, node: None, what: what.into(), todo: todo.into() }
     }
 
-    pub(super) fn warning(check: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Self {
+    pub(super) fn warning(
+        check: &'static str,
+        what: impl Into<String>,
+        todo: impl Into<String>,
+    ) -> Self {
         Self { severity: Severity::Warning, ..Self::error(check, what, todo) }
     }
 
@@ -52,7 +60,8 @@ pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Ve
     let clock_here_is_wrong = fleet::offset_of_this_machine_us(report).is_some();
     for ((node, state), denials) in report.iter().zip(denials) {
         let of_node = node::findings(node, state, denials, ttl);
-        let of_node = of_node.into_iter().filter(|found| found.check != "clock" || !clock_here_is_wrong);
+        let of_node =
+            of_node.into_iter().filter(|found| found.check != "clock" || !clock_here_is_wrong);
         findings.extend(of_node.map(|finding| finding.of(&node.name)));
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -86,7 +95,9 @@ mod tests {
         let mut nodes = voting(3);
         change(&mut nodes[2]);
         let findings = found(nodes);
-        assert!(findings.iter().all(|finding| !finding.todo.is_empty() && !finding.what.is_empty()));
+        assert!(
+            findings.iter().all(|finding| !finding.todo.is_empty() && !finding.what.is_empty())
+        );
         findings.into_iter().map(|finding| (finding.check, finding.severity)).collect()
     }
 
@@ -114,14 +125,23 @@ mod tests {
             after(|node| facts(node).info.mode = Some("cluster".into())),
             [("cluster-or-sentinel", Error)]
         );
-        assert_eq!(after(|node| facts(node).info.run_id = Some("run-0".into())), [("same-server", Error)]);
+        assert_eq!(
+            after(|node| facts(node).info.run_id = Some("run-0".into())),
+            [("same-server", Error)]
+        );
         assert_eq!(after(|node| lock(node).set = SetReport::Unset), [("set-differs", Error)]);
         assert_eq!(
             after(|node| facts(node).info.maxmemory_policy = Some("allkeys-lru".into())),
             [("evicts", Warning)]
         );
-        assert_eq!(after(|node| lock(node).version = "0.2.0".into()), [("module-versions", Warning)]);
-        assert_eq!(after(|node| lock(node).max_ttl_ms = Some(90_000)), [("max-ttl-differs", Warning)]);
+        assert_eq!(
+            after(|node| lock(node).version = "0.2.0".into()),
+            [("module-versions", Warning)]
+        );
+        assert_eq!(
+            after(|node| lock(node).max_ttl_ms = Some(90_000)),
+            [("max-ttl-differs", Warning)]
+        );
         assert_eq!(after(|node| lock(node).rejoin_delay_ms = Some(0)), [("rejoin-delay", Warning)]);
         assert_eq!(after(|node| lock(node).waiters = 900), [("waiters", Warning)]);
         assert_eq!(
@@ -154,7 +174,8 @@ mod tests {
 
     #[test]
     fn distant_node_needs_a_longer_ttl() {
-        let round_trip = |ms| move |node: &mut NodeReport| facts(node).round_trip = Duration::from_millis(ms);
+        let round_trip =
+            |ms| move |node: &mut NodeReport| facts(node).round_trip = Duration::from_millis(ms);
         assert_eq!(after(round_trip(100)), []);
         assert_eq!(after(round_trip(500)), [("round-trip", Warning)]);
         assert_eq!(after(round_trip(1300)), [("round-trip", Error)]);
@@ -164,12 +185,17 @@ mod tests {
     fn ttl_above_the_limit_of_the_nodes_is_an_error() {
         let findings = found_with(voting(3), &[], 61_000);
         assert_eq!(findings.len(), 3);
-        assert!(findings.iter().all(|finding| finding.check == "max-ttl" && finding.todo.contains("60s")));
+        assert!(
+            findings
+                .iter()
+                .all(|finding| finding.check == "max-ttl" && finding.todo.contains("60s"))
+        );
     }
 
     #[test]
     fn number_of_nodes_is_odd_and_more_than_one() {
-        let checks = |count| found(voting(count)).iter().map(|finding| finding.check).collect::<Vec<_>>();
+        let checks =
+            |count| found(voting(count)).iter().map(|finding| finding.check).collect::<Vec<_>>();
         assert_eq!(checks(4), ["even-number"]);
         assert_eq!(checks(1), ["single-node"]);
     }

@@ -20,7 +20,9 @@ fn majority(report: &Report) -> Option<Finding> {
     (!report.has_majority()).then(|| {
         Finding::error(
             "no-majority",
-            format!("{voting} of {nodes} nodes vote, and a lock needs {needed}: none can be acquired"),
+            format!(
+                "{voting} of {nodes} nodes vote, and a lock needs {needed}: none can be acquired"
+            ),
             "see to the nodes that do not vote, which are listed with their reasons",
         )
     })
@@ -35,7 +37,11 @@ fn number(report: &Report) -> Option<Finding> {
         )),
         nodes if nodes % 2 == 0 => Some(Finding::warning(
             "even-number",
-            format!("{nodes} nodes survive the loss of {} of them, as {} do", nodes / 2 - 1, nodes - 1),
+            format!(
+                "{nodes} nodes survive the loss of {} of them, as {} do",
+                nodes / 2 - 1,
+                nodes - 1
+            ),
             format!("use {} or {} nodes", nodes - 1, nodes + 1),
         )),
         _ => None,
@@ -57,7 +63,11 @@ fn set(report: &Report) -> Option<Finding> {
         sets.into_iter().flatten().find(|set| matches!(set.members(), Members::Changing { .. }))?;
     Some(Finding::warning(
         "set-changes",
-        format!("the members of the set {} are being changed: {}", changing.name(), changing.members()),
+        format!(
+            "the members of the set {} are being changed: {}",
+            changing.name(),
+            changing.members()
+        ),
         "complete the change on every node before the next one begins",
     ))
 }
@@ -72,7 +82,8 @@ fn versions(report: &Report) -> Option<Finding> {
 }
 
 fn max_ttls(report: &Report) -> Option<Finding> {
-    let max_ttls = locks(report).filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
+    let max_ttls =
+        locks(report).filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
     let differ = groups(max_ttls)?;
     Some(Finding::warning(
         "max-ttl-differs",

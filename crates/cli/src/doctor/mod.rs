@@ -26,8 +26,8 @@ use crate::nodes;
 
 /// Checks the nodes, their configuration and the rights of the user, and says what to do.
 ///
-/// Run it with the user and from the machine of the programs that take locks: rights, round trips and
-/// clocks are checked from there. Nothing on the nodes is changed.
+/// Run it with the user and from the machine of the programs that take locks: rights, round trips
+/// and clocks are checked from there. Nothing on the nodes is changed.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
 pub(crate) struct Doctor {
@@ -62,7 +62,8 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let report = fleet.gather().await;
-    let denials = fleet.each(async |node: &Node| rights::denied(node, args.lock.as_deref()).await).await;
+    let denials =
+        fleet.each(async |node: &Node| rights::denied(node, args.lock.as_deref()).await).await;
     let findings = findings(&report, &denials, ttl);
     print::print(&findings, &report, args.json)?;
     Ok(match findings.iter().map(|finding| finding.severity).max() {

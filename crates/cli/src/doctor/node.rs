@@ -22,7 +22,12 @@ const WAITERS_WARNING_PERCENT: u64 = 80;
 const ROUND_TRIPS_WANTED: u32 = 4;
 
 /// `denials` are the missing rights of the user on this node.
-pub(super) fn findings(node: &NodeReport, state: &State, denials: &[Denial], ttl: Ttl) -> Vec<Finding> {
+pub(super) fn findings(
+    node: &NodeReport,
+    state: &State,
+    denials: &[Denial],
+    ttl: Ttl,
+) -> Vec<Finding> {
     let mut findings: Vec<_> = of_state(state).into_iter().collect();
     let Some(facts) = node.facts() else { return findings };
     findings.extend(clock(facts));
@@ -40,10 +45,14 @@ fn of_state(state: &State) -> Option<Finding> {
     match state {
         State::Voting => None,
         State::Abstaining(abstention) => {
-            let left = abstention.left.map(|left| format!(" for {}", time(left))).unwrap_or_default();
+            let left =
+                abstention.left.map(|left| format!(" for {}", time(left))).unwrap_or_default();
             Some(Finding::warning(
                 "abstaining",
-                format!("it grants no locks{left}, since it may have forgotten some ({})", abstention.reason),
+                format!(
+                    "it grants no locks{left}, since it may have forgotten some ({})",
+                    abstention.reason
+                ),
                 "wait; restart nodes one at a time, each when the last one votes again",
             ))
         }
@@ -64,9 +73,11 @@ fn of_error(error: &NodeError) -> Finding {
             "the lock module is not loaded",
             "add `loadmodule /path/to/libquorlock.so` to its redis.conf and restart it",
         ),
-        NodeError::Replica => {
-            Finding::error("replica", "it is a replica, and grants no locks", "name its master instead")
-        }
+        NodeError::Replica => Finding::error(
+            "replica",
+            "it is a replica, and grants no locks",
+            "name its master instead",
+        ),
         NodeError::NotAMaster { mode } => Finding::error(
             "cluster-or-sentinel",
             format!("it runs in {mode} mode"),
@@ -86,9 +97,11 @@ fn of_error(error: &NodeError) -> Finding {
             format!("it does not accept the user: {reason}"),
             "correct user, password or ACL",
         ),
-        error if error.is_permanent() => {
-            Finding::error("misconfigured", words, advice(error).unwrap_or("correct the URL of the node"))
-        }
+        error if error.is_permanent() => Finding::error(
+            "misconfigured",
+            words,
+            advice(error).unwrap_or("correct the URL of the node"),
+        ),
         error => {
             let todo = advice(error).unwrap_or("see the log of the server");
             Finding::warning("down", words, todo)
@@ -127,7 +140,10 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
         return Some(Finding::error(
             "round-trip",
             format!("a round trip takes {shown}, too long for locks with a ttl of {ttl_ms}"),
-            format!("use a ttl of at least {}, or a node that is nearer", text_of_ms(whole_ms(enough))),
+            format!(
+                "use a ttl of at least {}, or a node that is nearer",
+                text_of_ms(whole_ms(enough))
+            ),
         ));
     }
     (round_trip * ROUND_TRIPS_WANTED > limit).then(|| {
@@ -209,7 +225,8 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
         denied.filter(|command| ONLY_FOR_SEVERAL_KEYS.contains(command) == several).collect()
     };
     let grant = |denied: &[&str]| {
-        let rights: Vec<_> = denied.iter().map(|command| format!("+{}", command.to_lowercase())).collect();
+        let rights: Vec<_> =
+            denied.iter().map(|command| format!("+{}", command.to_lowercase())).collect();
         format!("give the user {}, with ACL SETUSER and in its ACL file", rights.join(" "))
     };
     let needed = commands(false);

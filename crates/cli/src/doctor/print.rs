@@ -47,7 +47,8 @@ fn as_text(findings: &[Finding], report: &Report) -> String {
             Severity::Error => "error",
             Severity::Warning => "warning",
         };
-        let node = finding.node.as_ref().map(|node| format!("{}: ", printable(node))).unwrap_or_default();
+        let node =
+            finding.node.as_ref().map(|node| format!("{}: ", printable(node))).unwrap_or_default();
         let what = wrap(&format!("{node}{}", printable(&finding.what)), COLUMNS - INDENT);
         let todo = wrap(&format!("> {}", printable(&finding.todo)), COLUMNS - INDENT);
         for (index, line) in what.iter().chain(&todo).enumerate() {
@@ -82,9 +83,13 @@ mod tests {
 
     #[test]
     fn findings_fit_100_columns_and_control_no_terminal() {
-        let finding = Finding::error("x", "word ".repeat(50), "do \x1b[2J that").of(&"n".repeat(200));
+        let finding =
+            Finding::error("x", "word ".repeat(50), "do \x1b[2J that").of(&"n".repeat(200));
         let text = as_text(&[finding], &Report::new(voting(3)));
-        assert!(text.lines().all(|line| width(line) <= COLUMNS) && !text.contains('\x1b'), "{text}");
+        assert!(
+            text.lines().all(|line| width(line) <= COLUMNS) && !text.contains('\x1b'),
+            "{text}"
+        );
         assert!(text.starts_with("error    nnn"), "{text}");
         assert!(text.ends_with("1 error, 0 warnings. 3 of 3 nodes vote.\n"), "{text}");
     }

@@ -17,10 +17,11 @@ pub(super) enum Denial {
 }
 
 /// Only locks of several keys need these.
-pub(super) const ONLY_FOR_SEVERAL_KEYS: [&str; 3] = ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE"];
+pub(super) const ONLY_FOR_SEVERAL_KEYS: [&str; 3] =
+    ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE"];
 
-/// The commands of a client, in a form that changes nothing: the module refuses an empty token after
-/// the server has checked the rights.
+/// The commands of a client, in a form that changes nothing: the module refuses an empty token
+/// after the server has checked the rights.
 const COMMANDS: [(&str, &[&str]); 9] = [
     ("LOCK.ACQUIRE", &[KEY, "", "1"]),
     ("LOCK.EXTEND", &[KEY, "", "1"]),
@@ -42,7 +43,10 @@ pub(super) async fn denied(node: &Node, key: Option<&str>) -> Vec<Denial> {
     node.ask(async |connection| ask(connection, key).await).await.unwrap_or_default()
 }
 
-async fn ask(connection: &mut MultiplexedConnection, key: Option<&str>) -> Result<Vec<Denial>, NodeError> {
+async fn ask(
+    connection: &mut MultiplexedConnection,
+    key: Option<&str>,
+) -> Result<Vec<Denial>, NodeError> {
     let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
     if let Some(user) = user {
         let mut questions = Pipeline::with_capacity(COMMANDS.len());
@@ -64,7 +68,10 @@ async fn ask(connection: &mut MultiplexedConnection, key: Option<&str>) -> Resul
 }
 
 fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
-    arguments.iter().map(|argument| if *argument == KEY { key.unwrap_or(KEY) } else { argument }).collect()
+    arguments
+        .iter()
+        .map(|argument| if *argument == KEY { key.unwrap_or(KEY) } else { argument })
+        .collect()
 }
 
 /// Reads the reply of DRYRUN, or of the command itself.
@@ -112,8 +119,15 @@ mod tests {
         let noperm = "NOPERM this user has no permissions to run the 'ping' command";
         assert_eq!(denials(&replies(noperm, 8), None), [Denial::Command("PING")]);
         assert_eq!(denials(&replies(NOPERM_KEY, 0), None), [], "nobody asked about this key");
-        assert_eq!(denials(&replies(NOPERM_KEY, 0), Some("a\x07")), [Denial::Key("a\\u{7}".into())]);
-        assert_eq!(denials(&replies("# lock", 7), None), [], "the reply to INFO is one that is allowed");
+        assert_eq!(
+            denials(&replies(NOPERM_KEY, 0), Some("a\x07")),
+            [Denial::Key("a\\u{7}".into())]
+        );
+        assert_eq!(
+            denials(&replies("# lock", 7), None),
+            [],
+            "the reply to INFO is one that is allowed"
+        );
     }
 
     #[test]

@@ -40,7 +40,11 @@ fn of_the_fleet(metrics: &mut Metrics, report: &Report, took: Duration) {
     let mut one = |name, help, value| metrics.gauge(name, help, [(Labels::new(), value)]);
     one("nodes", "Nodes that the exporter was given", number(report.nodes.len()));
     one("voting_nodes", "Nodes that vote", number(report.voting()));
-    one("majority_nodes", "Nodes that must vote for a lock to be acquired", number(report.majority()));
+    one(
+        "majority_nodes",
+        "Nodes that must vote for a lock to be acquired",
+        number(report.majority()),
+    );
     one("gathering_seconds", "How long asking all nodes took", took.as_secs_f64());
 }
 
@@ -86,38 +90,50 @@ fn of_each_node(metrics: &mut Metrics, report: &Report) {
 #[expect(clippy::cast_precision_loss, reason = "a clock that is off by 300 years is off")]
 fn of_each_server(metrics: &mut Metrics, report: &Report) {
     let mut each = |name, help, value: &dyn Fn(&Facts) -> Option<f64>| {
-        let values = report.nodes.iter().filter_map(|node| Some((labels(node), value(node.facts()?)?)));
+        let values =
+            report.nodes.iter().filter_map(|node| Some((labels(node), value(node.facts()?)?)));
         metrics.gauge(name, help, values);
     };
     each("node_round_trip_seconds", "The fastest of three round trips", &|facts| {
         Some(facts.round_trip.as_secs_f64())
     });
-    each("node_clock_offset_seconds", "How far the node's wall clock is ahead of the exporter's", &|facts| {
-        Some(facts.clock_offset_us? as f64 / 1e6)
-    });
+    each(
+        "node_clock_offset_seconds",
+        "How far the node's wall clock is ahead of the exporter's",
+        &|facts| Some(facts.clock_offset_us? as f64 / 1e6),
+    );
     each("node_max_clock_skew_seconds", "lock.max-clock-skew", &|facts| {
         Some(Duration::from_millis(facts.max_clock_skew_ms?).as_secs_f64())
     });
     each("node_max_waiters", "lock.max-waiters", &|facts| Some(facts.max_waiters? as f64));
-    each("node_evicts", "Whether maxmemory-policy lets the server evict the keys of locks", &|facts| {
-        Some(truth(facts.info.evicts()))
-    });
+    each(
+        "node_evicts",
+        "Whether maxmemory-policy lets the server evict the keys of locks",
+        &|facts| Some(truth(facts.info.evicts())),
+    );
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks")]
 fn of_each_module(metrics: &mut Metrics, report: &Report) {
-    let locks = || report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)));
+    let locks =
+        || report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)));
     let mut each = |name, help, value: &dyn Fn(&LockInfo) -> Option<f64>| {
-        metrics.gauge(name, help, locks().filter_map(|(node, lock)| Some((labels(node), value(lock)?))));
+        metrics.gauge(
+            name,
+            help,
+            locks().filter_map(|(node, lock)| Some((labels(node), value(lock)?))),
+        );
     };
     each("node_leases", "Locks that are held", &|lock| Some(lock.leases as f64));
     each("node_waiters", "Clients that wait for a lock", &|lock| Some(lock.waiters as f64));
     each("node_max_ttl_seconds", "lock.max-ttl", &|lock| {
         Some(Duration::from_millis(lock.max_ttl_ms?).as_secs_f64())
     });
-    each("node_longest_wait_seconds", "The longest wait that ended with a lock, since the start", &|lock| {
-        Some(Duration::from_micros(lock.longest_wait_us?).as_secs_f64())
-    });
+    each(
+        "node_longest_wait_seconds",
+        "The longest wait that ended with a lock, since the start",
+        &|lock| Some(Duration::from_micros(lock.longest_wait_us?).as_secs_f64()),
+    );
     let info = report.nodes.iter().filter_map(|node| {
         let facts = node.facts()?;
         let lock = facts.info.lock.as_ref()?;
@@ -171,7 +187,10 @@ impl Metrics {
     fn counter(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
         let family = Family::<Labels, Counter>::default();
         for (labels, count) in values {
-            family.get_or_create(&labels).inner().store(count, std::sync::atomic::Ordering::Relaxed);
+            family
+                .get_or_create(&labels)
+                .inner()
+                .store(count, std::sync::atomic::Ordering::Relaxed);
         }
         self.0.register(name, help, family);
     }
@@ -241,7 +260,10 @@ mod tests {
         has(&text, "quorlock_node_abstain_left_seconds{node=\"lock-0:6379\"} 1.5");
         has(&text, "quorlock_node_admitted{node=\"lock-0:6379\"} 1.0");
         has(&text, "quorlock_node_admitted{node=\"lock-1:6379\"} 0.0");
-        has(&text, "quorlock_node_state{node=\"lock-1:6379\",state=\"not_counted\",reason=\"replica\"} 1.0");
+        has(
+            &text,
+            "quorlock_node_state{node=\"lock-1:6379\",state=\"not_counted\",reason=\"replica\"} 1.0",
+        );
     }
 
     #[test]

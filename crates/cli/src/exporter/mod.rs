@@ -30,8 +30,8 @@ const PATH: &str = "/metrics";
 /// Serves the state and the counters of all nodes to Prometheus, under /metrics.
 ///
 /// Each scrape asks every node once, with the time limit --node-limit, which should be shorter than
-/// the scrape timeout of Prometheus. A node that does not answer is `quorlock_node_up 0`. Scrapes at
-/// the same time share one gathering. No metric has a key, an owner or a token in it.
+/// the scrape timeout of Prometheus. A node that does not answer is `quorlock_node_up 0`. Scrapes
+/// at the same time share one gathering. No metric has a key, an owner or a token in it.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
 pub(crate) struct Exporter {
@@ -60,7 +60,8 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot listen on {}: choose another --listen", args.listen))?;
     say(format_args!("serving http://{}{PATH}", listener.local_addr()?));
     let gatherer = Arc::new(Gatherer { fleet, current: Shared::default() });
-    let home = || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
+    let home =
+        || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
     let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
     match signals.unless(axum::serve(listener, router).into_future()).await {
         Ok(ended) => ended.context("the exporter cannot go on")?,

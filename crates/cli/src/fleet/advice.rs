@@ -18,8 +18,12 @@ pub(crate) fn advice(error: &NodeError) -> Option<&'static str> {
         NodeError::TimedOut { .. } => {
             Some("check that the server is not stopped or overloaded, or raise --node-limit")
         }
-        NodeError::Refused(words) if words.starts_with("LOADING") => Some("wait until it has read its data"),
-        NodeError::UnexpectedReply => Some("check that the address is that of a Redis or Valkey server"),
+        NodeError::Refused(words) if words.starts_with("LOADING") => {
+            Some("wait until it has read its data")
+        }
+        NodeError::UnexpectedReply => {
+            Some("check that the address is that of a Redis or Valkey server")
+        }
         NodeError::Misconfigured { reason } if reason.contains("certificate") => {
             Some("check the node's certificate, and --cacert")
         }

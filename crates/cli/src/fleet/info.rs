@@ -7,7 +7,8 @@ use quorlock_core::client::{Hello, SetReport};
 
 use crate::shown::printable;
 
-/// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains each.
+/// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains
+/// each.
 pub(crate) const COUNTERS: [&str; 11] = [
     "grants",
     "refusals",
@@ -106,10 +107,12 @@ impl LockInfo {
             reason: fields.word("lock_abstain_reason").unwrap_or_else(|| printable(state)),
             left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
         });
-        let parts = ["lock_set_name", "lock_set_id", "lock_set_members"].map(|name| fields.text(name));
+        let parts =
+            ["lock_set_name", "lock_set_id", "lock_set_members"].map(|name| fields.text(name));
         let set = match parts {
             [Some(name), Some(id), Some(members)] => {
-                // The module has checked what it prints. A text that cannot be read is not an unset one.
+                // The module has checked what it prints. A text that cannot be read is not an unset
+                // one.
                 format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
             }
             _ => SetReport::Unset,
@@ -177,9 +180,13 @@ mod tests {
 
     #[test]
     fn abstention_has_a_reason_and_an_end_that_may_be_unknown() {
-        let text = "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:41000\r\n";
+        let text =
+            "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:41000\r\n";
         let abstention = Info::parse(text).lock.unwrap().abstention.unwrap();
-        assert_eq!((&*abstention.reason, abstention.left), ("start", Some(Duration::from_secs(41))));
+        assert_eq!(
+            (&*abstention.reason, abstention.left),
+            ("start", Some(Duration::from_secs(41)))
+        );
         let text = "role:slave\r\nlock_state:abstaining\r\nlock_abstain_reason:replica\r\n";
         let info = Info::parse(text);
         assert!(info.is_replica);
@@ -198,7 +205,8 @@ mod tests {
 
     #[test]
     fn set_that_cannot_be_read_is_not_an_unset_one() {
-        let text = "lock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:x\r\nlock_set_members:1\r\n";
+        let text =
+            "lock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:x\r\nlock_set_members:1\r\n";
         assert_eq!(Info::parse(text).lock.unwrap().set, SetReport::Unheard);
         assert_eq!(Info::parse("lock_state:voting\r\n").lock.unwrap().set, SetReport::Unset);
     }

@@ -1,5 +1,5 @@
-//! The state of every node. Each node is asked by itself, so that broken nodes, replicas and servers
-//! without the module are seen too.
+//! The state of every node. Each node is asked by itself, so that broken nodes, replicas and
+//! servers without the module are seen too.
 //!
 //! - [`node`]: the connection to one node, and the requests to it.
 //! - [`info`]: its replies to INFO.
@@ -48,10 +48,14 @@ pub(crate) struct Fleet {
 impl FleetArgs {
     /// Prepares a connection to each node. No node is connected yet.
     pub(crate) fn load(&self) -> anyhow::Result<(Fleet, Nodes)> {
-        anyhow::ensure!(!self.node_limit.is_zero(), "--node-limit must be longer than 0, such as 2s");
+        anyhow::ensure!(
+            !self.node_limit.is_zero(),
+            "--node-limit must be longer than 0, such as 2s"
+        );
         let nodes = self.nodes.load()?;
         let clients = nodes.clients()?.into_iter();
-        let fleet = Fleet { nodes: clients.map(|client| Node::new(client, self.node_limit)).collect() };
+        let fleet =
+            Fleet { nodes: clients.map(|client| Node::new(client, self.node_limit)).collect() };
         Ok((fleet, nodes))
     }
 }

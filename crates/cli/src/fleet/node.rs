@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, Value, cmd};
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, Pipeline, RedisError, Value, cmd,
+};
 use tokio::sync::Mutex;
 
 use super::clock;
@@ -70,15 +72,16 @@ impl Node {
 
 async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
     // The limit of the node covers connecting and all replies.
-    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     let connecting = client.get_multiplexed_async_connection_with_config(&config);
     connecting.await.map_err(|error| connect_error(&error))
 }
 
 async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
     let mut questions = Pipeline::with_capacity(3);
-    // A command of its own: a server without the module does not know the section, and an old server
-    // takes only one section.
+    // A command of its own: a server without the module does not know the section, and an old
+    // server takes only one section.
     questions.cmd("INFO");
     questions.cmd("INFO").arg("lock");
     questions.cmd("CONFIG").arg("GET").arg("lock.*");
@@ -86,25 +89,31 @@ async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeErro
     let text = |reply| String::from_redis_value(reply).map_err(|_| NodeError::UnexpectedReply);
     let info = Info::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
     // A user that may not read the configuration gets the rest.
-    let configs = configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
+    let configs =
+        configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
     let config = |name: &str| {
         let (_, value) = configs.as_ref()?.iter().find(|(key, _)| key == name)?;
         value.parse().ok()
     };
-    let (max_clock_skew_ms, max_waiters) = (config("lock.max-clock-skew"), config("lock.max-waiters"));
+    let (max_clock_skew_ms, max_waiters) =
+        (config("lock.max-clock-skew"), config("lock.max-waiters"));
     let (round_trip, clock_offset_us) = probe(connection).await?;
     Ok(Facts { info, max_clock_skew_ms, max_waiters, round_trip, clock_offset_us })
 }
 
 /// Measures the round trip and the offset of the node's clock.
-async fn probe(connection: &mut MultiplexedConnection) -> Result<(Duration, Option<i64>), NodeError> {
+async fn probe(
+    connection: &mut MultiplexedConnection,
+) -> Result<(Duration, Option<i64>), NodeError> {
     let mut best: Option<(Duration, Option<i64>)> = None;
     for _ in 0..PROBES {
         let (sent_us, sent) = (clock::wall_us(), Instant::now());
         let reply: Result<(i64, i64), _> = cmd("TIME").query_async(connection).await;
         let round_trip = sent.elapsed();
         let offset_us = match reply {
-            Ok((seconds, us)) => Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us)),
+            Ok((seconds, us)) => {
+                Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us))
+            }
             // An error is an answer, too, and took one round trip.
             Err(error) if error.code() == Some("NOPERM") => None,
             Err(error) => return Err(read_error(&error)),
@@ -124,8 +133,10 @@ pub(crate) async fn replies<const N: usize>(
     questions: &Pipeline,
     connection: &mut MultiplexedConnection,
 ) -> Result<Replies<N>, NodeError> {
-    let replies =
-        connection.send_packed_commands(questions, 0, N).await.map_err(|error| read_error(&error))?;
+    let replies = connection
+        .send_packed_commands(questions, 0, N)
+        .await
+        .map_err(|error| read_error(&error))?;
     let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
     Ok(replies.map(|reply| reply.extract_error().map_err(|error| read_error(&error))))
 }
@@ -147,7 +158,9 @@ fn read_error(error: &RedisError) -> NodeError {
             NodeError::Denied { reason: format!("{code} {detail}") }
         }
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
-        Some(code) => NodeError::refused(format!("{} {detail}", printable(code)).trim_end().to_owned()),
+        Some(code) => {
+            NodeError::refused(format!("{} {detail}", printable(code)).trim_end().to_owned())
+        }
         None if error.is_io_error() || error.is_unrecoverable_error() => {
             NodeError::Down { reason: printable(&error.to_string()) }
         }

@@ -104,15 +104,18 @@ impl NodeReport {
 }
 
 fn states(nodes: &[NodeReport]) -> Vec<State> {
-    let state = |(node, admission): (&NodeReport, Option<NodeError>)| match (&node.answer, admission) {
-        (Err(error), _) if is_an_answer(error) => State::NotCounted(error.clone()),
-        (Err(error), _) => State::Down(error.clone()),
-        (Ok(_), Some(error)) => State::NotCounted(error),
-        (Ok(facts), None) => match facts.info.lock.as_ref().and_then(|lock| lock.abstention.clone()) {
-            Some(abstention) => State::Abstaining(abstention),
-            None => State::Voting,
-        },
-    };
+    let state =
+        |(node, admission): (&NodeReport, Option<NodeError>)| match (&node.answer, admission) {
+            (Err(error), _) if is_an_answer(error) => State::NotCounted(error.clone()),
+            (Err(error), _) => State::Down(error.clone()),
+            (Ok(_), Some(error)) => State::NotCounted(error),
+            (Ok(facts), None) => {
+                match facts.info.lock.as_ref().and_then(|lock| lock.abstention.clone()) {
+                    Some(abstention) => State::Abstaining(abstention),
+                    None => State::Voting,
+                }
+            }
+        };
     nodes.iter().zip(admissions(nodes)).map(state).collect()
 }
 

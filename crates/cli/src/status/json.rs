@@ -88,7 +88,8 @@ fn of_node(node: &NodeReport, state: &State) -> Node {
     shown.max_ttl_ms = lock.max_ttl_ms;
     (shown.leases, shown.waiters) = (Some(lock.leases), Some(lock.waiters));
     let counters = COUNTERS.iter().zip(lock.counters);
-    shown.counters = counters.filter_map(|(name, count)| Some(((*name).to_owned(), count?.into()))).collect();
+    shown.counters =
+        counters.filter_map(|(name, count)| Some(((*name).to_owned(), count?.into()))).collect();
     shown
 }
 
@@ -109,7 +110,8 @@ mod tests {
     fn node_that_is_down_has_a_reason_and_what_to_do() {
         let mut nodes = voting(3);
         nodes[2].answer = Err(down());
-        let json: serde_json::Value = serde_json::from_str(&of(&Report::new(nodes)).unwrap()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&of(&Report::new(nodes)).unwrap()).unwrap();
         assert_eq!(
             (&json["majority"], &json["voting"], &json["needed"]),
             (&true.into(), &2.into(), &2.into())

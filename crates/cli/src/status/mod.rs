@@ -57,10 +57,17 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
     let Some(every) = args.watch else {
         let report = fleet.gather().await;
         write(&text(&report, args.json)?)?;
-        let code = if report.has_majority() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO_MAJORITY) };
+        let code = if report.has_majority() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(exit::NO_MAJORITY)
+        };
         return Ok(code);
     };
-    ensure!(every >= WATCH_EVERY_MIN, "--watch must be at least {WATCH_EVERY_MIN:?}, such as --watch 2s");
+    ensure!(
+        every >= WATCH_EVERY_MIN,
+        "--watch must be at least {WATCH_EVERY_MIN:?}, such as --watch 2s"
+    );
     let redraws = stdout().is_terminal() && !args.json;
     let watching = async {
         loop {
@@ -81,5 +88,8 @@ fn text(report: &Report, json: bool) -> anyhow::Result<String> {
 
 fn write(text: &str) -> anyhow::Result<()> {
     let mut stdout = stdout();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot print the state")
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("cannot print the state")
 }

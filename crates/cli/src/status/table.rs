@@ -67,13 +67,17 @@ fn reason(state: &State) -> Option<String> {
         State::Voting => None,
         State::Abstaining(abstention) => Some(match abstention.left {
             Some(left) => {
-                format!("{}: may have forgotten locks; votes again in {}", abstention.reason, time(left))
+                format!(
+                    "{}: may have forgotten locks; votes again in {}",
+                    abstention.reason,
+                    time(left)
+                )
             }
             None => format!("{}: grants no locks while it lasts", abstention.reason),
         }),
-        State::NotCounted(error) | State::Down(error) => {
-            Some(advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")))
-        }
+        State::NotCounted(error) | State::Down(error) => Some(
+            advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")),
+        ),
     }
 }
 
@@ -96,8 +100,11 @@ fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
         // Addresses differ at their end.
         let cell = if column == 0 { end_of(cell, *columns) } else { start_of(cell, *columns) };
         let padding = " ".repeat(columns.saturating_sub(width(&cell)));
-        let (before, after) =
-            if column >= FIRST_RIGHT_ALIGNED { (padding, String::new()) } else { (String::new(), padding) };
+        let (before, after) = if column >= FIRST_RIGHT_ALIGNED {
+            (padding, String::new())
+        } else {
+            (String::new(), padding)
+        };
         if column > 0 {
             line += &" ".repeat(GAP);
         }

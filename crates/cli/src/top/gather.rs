@@ -1,5 +1,5 @@
-//! Asks the nodes again and again, in a separate thread: replies with thousands of locks do not delay
-//! the keyboard.
+//! Asks the nodes again and again, in a separate thread: replies with thousands of locks do not
+//! delay the keyboard.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,7 +46,10 @@ pub(super) fn start(questions: Questions) -> Receiver<anyhow::Result<Snapshot>> 
     receiver
 }
 
-async fn ask(questions: &Questions, sender: &Sender<anyhow::Result<Snapshot>>) -> anyhow::Result<()> {
+async fn ask(
+    questions: &Questions,
+    sender: &Sender<anyhow::Result<Snapshot>>,
+) -> anyhow::Result<()> {
     let Questions { nodes, fleet, pattern, node_limit, wanted } = questions;
     let quorum = nodes.connect_within(*node_limit).await?;
     let mut spent = fleet.each(spent).await;
@@ -74,7 +77,9 @@ async fn list(quorum: &Quorum, pattern: &[u8]) -> Locks {
 
 /// The time that this node has spent on gatherings since its start, if it reports it.
 async fn spent(node: &Node) -> Option<Duration> {
-    let stats: String =
-        node.ask(async |connection| query(connection, &["INFO", "commandstats"]).await).await.ok()?;
+    let stats: String = node
+        .ask(async |connection| query(connection, &["INFO", "commandstats"]).await)
+        .await
+        .ok()?;
     Some(pace::spent(&stats))
 }

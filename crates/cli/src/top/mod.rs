@@ -37,11 +37,11 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// Shows the locks of all nodes as they come and go, with their owners, waiters and the time left.
 ///
-/// Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the details of a lock; s sorts by the next
-/// column, r reverses; / filters by key or owner; Esc goes back; q quits.
+/// Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the details of a lock; s sorts by the
+/// next column, r reverses; / filters by key or owner; Esc goes back; q quits.
 ///
-/// It asks less often the more locks there are: it takes less than 1 % of the time of a node. The user
-/// needs LOCK.SCAN, INFO and PING.
+/// It asks less often the more locks there are: it takes less than 1 % of the time of a node. The
+/// user needs LOCK.SCAN, INFO and PING.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
@@ -64,10 +64,15 @@ const EXIT_CODES: &str = "Exit codes:
   128 + the signal that ended it";
 
 pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
-    ensure!(args.interval >= INTERVAL_MIN, "--interval must be at least {INTERVAL_MIN:?}, such as 1s");
+    ensure!(
+        args.interval >= INTERVAL_MIN,
+        "--interval must be at least {INTERVAL_MIN:?}, such as 1s"
+    );
     let (fleet, nodes) = args.fleet.load()?;
     if !stdout().is_terminal() {
-        bail!("top needs a terminal: use `quorlock list --json` or `quorlock status --json` in scripts");
+        bail!(
+            "top needs a terminal: use `quorlock list --json` or `quorlock status --json` in scripts"
+        );
     }
     let mut signals = Signals::listen()?;
     let stop = signal(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()));

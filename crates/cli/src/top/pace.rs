@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// A gathering takes at most one part in this many of a node's time: a hundredth, less a fifth of that
-/// for reading requests and writing replies, which the node's command statistics do not count.
+/// A gathering takes at most one part in this many of a node's time: a hundredth, less a fifth of
+/// that for reading requests and writing replies, which the node's command statistics do not count.
 const PARTS: u32 = 125;
 /// The commands of a gathering, as `INFO commandstats` names them.
 const COMMANDS: [&str; 5] = ["lock.scan", "info", "config|get", "time", "ping"];
@@ -14,8 +14,8 @@ pub(super) fn interval(wanted: Duration, cost: Duration) -> Duration {
     wanted.max(cost.saturating_mul(PARTS))
 }
 
-/// The time that a node spent on a gathering: the difference of what it had [spent](spent) before and
-/// after. Zero for a node that does not answer, so that it does not slow down the others.
+/// The time that a node spent on a gathering: the difference of what it had [spent](spent) before
+/// and after. Zero for a node that does not answer, so that it does not slow down the others.
 pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
     match (before, after) {
         // A server that was restarted begins at zero.

@@ -51,12 +51,20 @@ impl Locks {
     pub(super) fn new(list: LockList) -> Self {
         let mut problems = Vec::new();
         if list.is_truncated {
-            problems.push(format!("only the first {} locks are shown: give a pattern", list.locks.len()));
+            problems.push(format!(
+                "only the first {} locks are shown: give a pattern",
+                list.locks.len()
+            ));
         }
         let failed = list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
-        problems.extend(failed.map(|(node, error)| format!("{node}: {}", escaped(error.to_string()))));
+        problems
+            .extend(failed.map(|(node, error)| format!("{node}: {}", escaped(error.to_string()))));
         let problem = (!problems.is_empty()).then(|| problems.join("; "));
-        Self { at: Some(Instant::now()), list: list.locks.into_iter().map(Lock::new).collect(), problem }
+        Self {
+            at: Some(Instant::now()),
+            list: list.locks.into_iter().map(Lock::new).collect(),
+            problem,
+        }
     }
 
     pub(super) fn failed(problem: String) -> Self {
@@ -68,11 +76,14 @@ impl Lock {
     fn new(listed: ListedLock) -> Self {
         let ListedLock { key, lock: inspection, .. } = listed;
         let summary = Summary::of(&inspection);
-        let leases = || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
+        let leases =
+            || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
         let label = match &inspection.state {
             LockState::Held(held) => held.owner.as_deref(),
             // A lock that is being acquired, or that was left behind.
-            LockState::Free | LockState::Unclear => leases().find_map(|lease| lease.owner.as_deref()),
+            LockState::Free | LockState::Unclear => {
+                leases().find_map(|lease| lease.owner.as_deref())
+            }
         };
         Self {
             key: escaped(&key),

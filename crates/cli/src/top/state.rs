@@ -173,7 +173,8 @@ impl App {
     fn sort_rows(&mut self, selected: Option<&str>) {
         let Some(snapshot) = &self.snapshot else { return };
         let locks = &snapshot.locks.list;
-        let matches = |lock: &Lock| lock.key.contains(&self.filter) || lock.owner.contains(&self.filter);
+        let matches =
+            |lock: &Lock| lock.key.contains(&self.filter) || lock.owner.contains(&self.filter);
         self.rows = (0..locks.len()).filter(|&row| matches(&locks[row])).collect();
         let (sort, reversed) = (self.sort, self.reversed);
         self.rows.sort_by(|&a, &b| {
@@ -182,7 +183,8 @@ impl App {
             // Rows that are equal keep their places from one snapshot to the next.
             order.then_with(|| locks[a].key.cmp(&locks[b].key))
         });
-        let found = selected.and_then(|key| self.rows.iter().position(|&row| locks[row].key == key));
+        let found =
+            selected.and_then(|key| self.rows.iter().position(|&row| locks[row].key == key));
         if found.is_none() {
             // The lock of the details is gone.
             self.shows_details = false;
@@ -227,9 +229,9 @@ impl Sort {
     }
 }
 
-/// What the bar of a lock is measured against. A node does not report the last ttl of a lock. Of a lock
-/// that was never extended, the ttl is the time since its grant plus the time left. A lock with more
-/// time left than before was just extended.
+/// What the bar of a lock is measured against. A node does not report the last ttl of a lock. Of a
+/// lock that was never extended, the ttl is the time since its grant plus the time left. A lock
+/// with more time left than before was just extended.
 fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     let left = lock.left?;
     let full = match before.filter(|before| before.fence == lock.fence) {
@@ -279,8 +281,11 @@ mod tests {
 
     fn app() -> App {
         let mut app = App { page: 10, ..App::default() };
-        let locks =
-            vec![lock("a", "web-2", 1, 30, 0), lock("b", "web-1", 9, 10, 5), lock("c", "batch", 5, 20, 1)];
+        let locks = vec![
+            lock("a", "web-2", 1, 30, 0),
+            lock("b", "web-1", 9, 10, 5),
+            lock("c", "batch", 5, 20, 1),
+        ];
         app.update(snapshot(locks));
         app
     }
@@ -389,7 +394,10 @@ mod tests {
         assert_eq!(app.rates, [None; 3], "the first report had no counters");
         app.update(counted(20, [200, 70]));
         let rates = app.rates[0].unwrap();
-        assert!((rates.grants - 10.0).abs() < 0.1 && (rates.refusals - 2.0).abs() < 0.1, "{rates:?}");
+        assert!(
+            (rates.grants - 10.0).abs() < 0.1 && (rates.refusals - 2.0).abs() < 0.1,
+            "{rates:?}"
+        );
         app.update(counted(30, [3, 0]));
         assert_eq!(app.rates[0].unwrap(), Rates::default());
     }

@@ -127,13 +127,19 @@ mod tests {
             "{} --ignored --exact --nocapture --test-threads=1 top::terminal::tests::panic_in_a_terminal; stty -a",
             program.display()
         );
-        let output = Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output();
+        let output =
+            Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output();
         let shown = String::from_utf8(output.unwrap().stdout).unwrap();
-        let at = |text: &str| shown.find(text).unwrap_or_else(|| panic!("no {text:?} in {shown:?}"));
+        let at =
+            |text: &str| shown.find(text).unwrap_or_else(|| panic!("no {text:?} in {shown:?}"));
         assert!(at("\x1b[?1049h") < at("\x1b[?1049l"), "{shown:?}");
         assert!(at("\x1b[?1049l") < at("on purpose"), "{shown:?}");
         assert!(at("\x1b[?25h") < at("on purpose"), "{shown:?}");
-        assert_eq!(shown.matches("\x1b[?1049l").count(), 1, "a second one moves the cursor: {shown:?}");
+        assert_eq!(
+            shown.matches("\x1b[?1049l").count(),
+            1,
+            "a second one moves the cursor: {shown:?}"
+        );
         at("\nisig icanon iexten echo ");
     }
 }

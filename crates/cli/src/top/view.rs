@@ -86,18 +86,19 @@ fn bottom_line(app: &App) -> Line<'static> {
     if app.is_typing {
         return vec!["filter: ".bold(), printable(&app.filter).into(), "▏".into()].into();
     }
-    let filter =
-        if app.filter.is_empty() { String::new() } else { format!("  filter: {}", printable(&app.filter)) };
+    let filter = if app.filter.is_empty() {
+        String::new()
+    } else {
+        format!("  filter: {}", printable(&app.filter))
+    };
     let keys = "q quit  Enter details  s sort  r reverse  / filter  ↑↓ select";
     Line::from(vec![keys.dim(), filter.yellow()])
 }
 
 fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot) -> Table<'a> {
-    let rows = snapshot
-        .report
-        .iter()
-        .enumerate()
-        .map(|(index, (node, state))| node_row(node, state, app.rates.get(index).copied().flatten()));
+    let rows = snapshot.report.iter().enumerate().map(|(index, (node, state))| {
+        node_row(node, state, app.rates.get(index).copied().flatten())
+    });
     let heading = ["NODE", "STATE", "LEASES", "WAITERS", "GRANTS/S", "REFUSALS/S", "ROUND TRIP"];
     let widths = [
         Constraint::Min(20),
@@ -137,7 +138,11 @@ fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration) -> Tabl
     let seen = app.rows.iter().enumerate().skip(app.first).take(app.page);
     let rows = seen.map(|(row, &index)| {
         let row_of = lock_row(app, &locks[index], elapsed, snapshot.report.nodes.len());
-        if row == app.selected { row_of.style(Style::new().add_modifier(Modifier::REVERSED)) } else { row_of }
+        if row == app.selected {
+            row_of.style(Style::new().add_modifier(Modifier::REVERSED))
+        } else {
+            row_of
+        }
     });
     let columns = [
         ("KEY", Some(Sort::Key), Constraint::Fill(3)),
@@ -164,9 +169,10 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> R
         _ => Color::Green,
     };
     let left = match left {
-        Some(left) => {
-            Line::from(vec![Span::styled(bar(part), color), format!(" {}", shown::time(left)).into()])
-        }
+        Some(left) => Line::from(vec![
+            Span::styled(bar(part), color),
+            format!(" {}", shown::time(left)).into(),
+        ]),
         None => Line::from("-"),
     };
     let state = match lock.kind {
@@ -185,19 +191,32 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> R
     ])
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 0 and 1")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is between 0 and 1"
+)]
 #[expect(clippy::cast_precision_loss, reason = "it is a small number")]
 fn bar(part: f64) -> String {
     let full = (part.clamp(0.0, 1.0) * BAR as f64).ceil() as usize;
     "█".repeat(full) + &"░".repeat(BAR - full)
 }
 
-fn draw_details(frame: &mut Frame<'_>, lock: &Lock, snapshot: &Snapshot, elapsed: Duration, area: Rect) {
+fn draw_details(
+    frame: &mut Frame<'_>,
+    lock: &Lock,
+    snapshot: &Snapshot,
+    elapsed: Duration,
+    area: Rect,
+) {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let mut lines = vec![
         Line::from(format!("owner   {}", lock.owner)),
         Line::from(format!("fence   {}", or_dash(lock.fence.map(|fence| fence.to_string())))),
-        Line::from(format!("held    {}", or_dash(lock.held.map(|held| shown::time(held + elapsed))))),
+        Line::from(format!(
+            "held    {}",
+            or_dash(lock.held.map(|held| shown::time(held + elapsed)))
+        )),
         Line::from(format!(
             "left    {}, unless it is extended",
             or_dash(lock.left.map(|left| shown::time(left.saturating_sub(elapsed))))
@@ -211,8 +230,10 @@ fn draw_details(frame: &mut Frame<'_>, lock: &Lock, snapshot: &Snapshot, elapsed
             Ok(Some(lease)) => {
                 let revoked = if lease.revoked { ", revoked" } else { "" };
                 let fence = or_dash(lease.fence.map(|fence| fence.to_string()));
-                let left =
-                    lease.ttl.map_or_else(|| "no end".into(), |ttl| shown::time(ttl.saturating_sub(elapsed)));
+                let left = lease.ttl.map_or_else(
+                    || "no end".into(),
+                    |ttl| shown::time(ttl.saturating_sub(elapsed)),
+                );
                 let owner = shown::owner(lease.owner.as_deref());
                 format!("{owner}, fence {fence}, {left} left, {} keys{revoked}", lease.keys)
             }
@@ -225,7 +246,8 @@ fn draw_details(frame: &mut Frame<'_>, lock: &Lock, snapshot: &Snapshot, elapsed
             lines.push(Line::from(format!("    waits: {name}{}", address.unwrap_or_default())));
         }
     }
-    let block = Block::bordered().title(format!(" {} ", lock.key)).title_bottom(" Enter or Esc: back ");
+    let block =
+        Block::bordered().title(format!(" {} ", lock.key)).title_bottom(" Enter or Esc: back ");
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), area);
 }
@@ -256,9 +278,15 @@ mod tests {
     fn lock_is_shown_with_owner_time_left_and_waiters() {
         let mut app = app_of(vec![lock("orders/42", "web-3", 15, 5, 2)]);
         let text = screen(&mut app, 110, 20);
-        for part in
-            ["3 of 3 nodes vote", "1 locks", "orders/42", "web-3", "███░░░░░░░ 5.0 s", "15.0 s", "2/3"]
-        {
+        for part in [
+            "3 of 3 nodes vote",
+            "1 locks",
+            "orders/42",
+            "web-3",
+            "███░░░░░░░ 5.0 s",
+            "15.0 s",
+            "2/3",
+        ] {
             assert!(text.contains(part), "no {part} in\n{text}");
         }
         app.handle(&Event::Key(KeyCode::Enter.into()));
@@ -302,6 +330,9 @@ mod tests {
     #[test]
     fn bar_is_full_at_first_and_never_empty_while_time_is_left() {
         assert_eq!((bar(1.0), bar(0.001)), ("██████████".to_owned(), "█░░░░░░░░░".to_owned()));
-        assert_eq!((bar(0.0), bar(7.0), bar(f64::NAN)), ("░".repeat(10), "█".repeat(10), "░".repeat(10)));
+        assert_eq!(
+            (bar(0.0), bar(7.0), bar(f64::NAN)),
+            ("░".repeat(10), "█".repeat(10), "░".repeat(10))
+        );
     }
 }

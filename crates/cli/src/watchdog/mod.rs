@@ -1,8 +1,8 @@
 //! A second process, which starts the command and stops it in time when `quorlock run` cannot.
 //!
-//! `quorlock run` may be stopped (SIGSTOP, Ctrl-Z) or killed (SIGKILL, out of memory) while the command runs. The
-//! watchdog knows the deadline of the lock, and is the parent of the command. It is in a process group of its own,
-//! where the terminal's signals do not reach it.
+//! `quorlock run` may be stopped (SIGSTOP, Ctrl-Z) or killed (SIGKILL, out of memory) while the
+//! command runs. The watchdog knows the deadline of the lock, and is the parent of the command. It
+//! is in a process group of its own, where the terminal's signals do not reach it.
 //!
 //! - [`process`]: the watchdog itself.
 //! - [`wire`]: the messages between the two.
@@ -71,7 +71,8 @@ impl Watchdog {
         ours.set_nonblocking(true)?;
         let (reports, orders) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
-        let watchdog = Self { process, leader: None, group: begin.group, other_children, reports, orders };
+        let watchdog =
+            Self { process, leader: None, group: begin.group, other_children, reports, orders };
         watchdog.order(&Order::Begin(begin));
         Ok(watchdog)
     }
@@ -94,7 +95,8 @@ impl Watchdog {
         report
     }
 
-    /// Kills the watchdog and takes over: stops the command and all that it started by the schedule.
+    /// Kills the watchdog and takes over: stops the command and all that it started by the
+    /// schedule.
     pub(crate) async fn replace(self, schedule: &mut StopSchedule) -> io::Result<()> {
         // Not reaped yet, so that its process id is not reused.
         let _ = kill_process(self.process, Signal::KILL);

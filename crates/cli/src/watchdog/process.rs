@@ -31,7 +31,8 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     // The name that `top` shows. By default it is that of the link in /proc.
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
-    let stdin = receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
+    let stdin =
+        receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
     dup2_stdin(stdin)?;
     let connection = net::UnixStream::from(connection);
     connection.set_nonblocking(true)?;

@@ -81,13 +81,19 @@ impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Begin(Begin { ttl, kill_after, group, wait_all, deadline }) => {
-                let kill_after = kill_after.map_or(-1, |time| i128::try_from(time.as_nanos()).unwrap_or(0));
+                let kill_after =
+                    kill_after.map_or(-1, |time| i128::try_from(time.as_nanos()).unwrap_or(0));
                 let group = match group {
                     Group::Own => 0,
                     Group::Terminals(group) => group.as_raw_pid(),
                 };
                 let wait_all = u8::from(*wait_all);
-                write!(f, "begin {} {kill_after} {group} {wait_all} {}", ttl.ms(), OnWire(*deadline))
+                write!(
+                    f,
+                    "begin {} {kill_after} {group} {wait_all} {}",
+                    ttl.ms(),
+                    OnWire(*deadline)
+                )
             }
             Self::Extended(deadline) => write!(f, "extended {}", OnWire(*deadline)),
             Self::Lost => write!(f, "lost"),
@@ -151,8 +157,11 @@ impl Report {
 /// Sends one line without waiting. The silence of a reader that is gone or stuck reveals it.
 pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     let line = format!("{line}\n");
-    let _ =
-        rustix::net::send(connection.as_ref(), line.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let _ = rustix::net::send(
+        connection.as_ref(),
+        line.as_bytes(),
+        SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+    );
 }
 
 struct OnWire(Moment);
@@ -174,7 +183,8 @@ mod tests {
 
     #[test]
     fn orders_arrive_as_they_were_sent() {
-        let deadline = Moment { boot: Duration::from_nanos(12_345_678_901), raw: Duration::from_nanos(1) };
+        let deadline =
+            Moment { boot: Duration::from_nanos(12_345_678_901), raw: Duration::from_nanos(1) };
         let begin = Begin {
             ttl: Ttl::from_ms(10_000).unwrap(),
             kill_after: None,

@@ -15,10 +15,14 @@ impl Exporter {
     /// On a free port, for these nodes.
     pub(crate) fn start(urls: &[String], options: &[&str]) -> Self {
         let mut command = quorlock();
-        command.args(["exporter", "--listen", "127.0.0.1:0", "--nodes"]).arg(urls.join(",")).args(options);
+        command
+            .args(["exporter", "--listen", "127.0.0.1:0", "--nodes"])
+            .arg(urls.join(","))
+            .args(options);
         let mut process = Running::start(&mut command);
         let line = process.error_line();
-        let address = line.trim_start_matches("quorlock: serving http://").trim_end_matches("/metrics");
+        let address =
+            line.trim_start_matches("quorlock: serving http://").trim_end_matches("/metrics");
         Self { address: address.parse().unwrap_or_else(|_| panic!("{line}")), process }
     }
 

@@ -1,5 +1,5 @@
-//! Shared by the tests of the program: runs it in its own process group, as a service has, and asks the masters about a
-//! lock.
+//! Shared by the tests of the program: runs it in its own process group, as a service has, and asks
+//! the masters about a lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -124,7 +124,10 @@ impl Running {
     #[track_caller]
     pub(crate) fn pid_line(&mut self) -> Pid {
         let line = self.line();
-        line.parse().ok().and_then(Pid::from_raw).unwrap_or_else(|| panic!("{line:?} is no process id"))
+        line.parse()
+            .ok()
+            .and_then(Pid::from_raw)
+            .unwrap_or_else(|| panic!("{line:?} is no process id"))
     }
 
     pub(crate) fn say(&mut self, line: &str) {
@@ -136,7 +139,8 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Waits for its end, and for that of all other writers to its output. Returns the output that was not read yet.
+    /// Waits for its end, and for that of all other writers to its output. Returns the output that
+    /// was not read yet.
     #[track_caller]
     pub(crate) fn end(mut self) -> Output {
         let mut status = None;
@@ -176,7 +180,9 @@ impl Lines {
         match self.0.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing was printed within {} s", PATIENCE.as_secs()),
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("nothing was printed within {} s", PATIENCE.as_secs())
+            }
         }
     }
 
@@ -259,7 +265,11 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", parent.as_raw_pid()));
     let lists = threads.into_iter().flatten().flatten().filter_map(|thread| {
         let list = std::fs::read_to_string(thread.path().join("children")).ok()?;
-        Some(list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect::<Vec<_>>())
+        Some(
+            list.split_whitespace()
+                .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+                .collect::<Vec<_>>(),
+        )
     });
     lists.flatten().collect()
 }
@@ -316,7 +326,8 @@ impl Net {
         }
     }
 
-    /// Waits until a process has ended, and asserts that it never runs after the lock has ended on the masters.
+    /// Waits until a process has ended, and asserts that it never runs after the lock has ended on
+    /// the masters.
     #[track_caller]
     pub(crate) fn ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {

@@ -33,7 +33,9 @@ pub enum InvalidDetached {
     #[error("this is not the text of a detached lock, or not all of it")]
     NotDetached,
     /// Another version of this crate wrote the text.
-    #[error("another version of quorlock-client wrote this text: use the same version in both programs")]
+    #[error(
+        "another version of quorlock-client wrote this text: use the same version in both programs"
+    )]
     OtherVersion,
 }
 
@@ -104,12 +106,18 @@ impl FromStr for DetachedLock {
 
     fn from_str(text: &str) -> Result<Self, InvalidDetached> {
         let parts: Vec<_> = text.trim().split(':').collect();
-        let (Some(&version), [_, keys, token, ttl, fence, until]) = (parts.first(), parts.as_slice()) else {
+        let (Some(&version), [_, keys, token, ttl, fence, until]) =
+            (parts.first(), parts.as_slice())
+        else {
             return Err(InvalidDetached::NotDetached);
         };
         if version != VERSION {
             let is_later = version.starts_with("quorlock");
-            return Err(if is_later { InvalidDetached::OtherVersion } else { InvalidDetached::NotDetached });
+            return Err(if is_later {
+                InvalidDetached::OtherVersion
+            } else {
+                InvalidDetached::NotDetached
+            });
         }
         let read = || {
             let until = Duration::from_millis(until.parse().ok()?);
@@ -201,10 +209,18 @@ mod tests {
     #[test]
     fn other_texts_are_refused() {
         let text = detached([b"k"]).to_secret_text();
-        for other in
-            ["", "quorlock1", "quorlock1:k:t:0:1:1", &text[..text.len() - 14], &text.replace(':', " ")]
-        {
-            assert_eq!(other.parse::<DetachedLock>().unwrap_err(), InvalidDetached::NotDetached, "{other}");
+        for other in [
+            "",
+            "quorlock1",
+            "quorlock1:k:t:0:1:1",
+            &text[..text.len() - 14],
+            &text.replace(':', " "),
+        ] {
+            assert_eq!(
+                other.parse::<DetachedLock>().unwrap_err(),
+                InvalidDetached::NotDetached,
+                "{other}"
+            );
         }
         let later = text.replace("quorlock1", "quorlock2");
         assert_eq!(later.parse::<DetachedLock>().unwrap_err(), InvalidDetached::OtherVersion);

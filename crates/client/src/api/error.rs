@@ -108,8 +108,8 @@ pub enum ExtendError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// An operator revoked the lock, so that it cannot be extended. It is held until its old deadline:
-    /// finish or stop the work before that.
+    /// An operator revoked the lock, so that it cannot be extended. It is held until its old
+    /// deadline: finish or stop the work before that.
     #[error("an operator revoked the lock, which ends by its deadline: {nodes}")]
     Revoked {
         /// What each node answered.
@@ -261,7 +261,9 @@ pub enum ScanError {
 
 /// Releases that were not confirmed within the limit of [`Quorum::flush`](crate::Quorum::flush).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{pending} releases are not confirmed by all nodes yet; those locks end by their deadlines")]
+#[error(
+    "{pending} releases are not confirmed by all nodes yet; those locks end by their deadlines"
+)]
 pub struct FlushError {
     /// The number of unconfirmed releases.
     pub pending: usize,
@@ -293,7 +295,8 @@ impl Nodes {
     /// Whether too many nodes fail permanently to leave a majority, so that waiting does not help.
     pub fn is_permanent(&self) -> bool {
         let answers = self.0.iter().map(|node| &node.answer);
-        Majority::of(self.0.len()).is_some_and(|majority| Answer::rule_out_majority(answers, majority))
+        Majority::of(self.0.len())
+            .is_some_and(|majority| Answer::rule_out_majority(answers, majority))
     }
 }
 

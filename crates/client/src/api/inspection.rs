@@ -69,7 +69,11 @@ impl fmt::Display for Inspection {
             LockState::Held(held) => {
                 let (on, of) = (held.nodes.len(), self.nodes.len());
                 write!(f, "held by {}, ", owner(held.owner.as_deref()))?;
-                write!(f, "fence {}, on {on} of {of} nodes, for {:?} at most", held.fence, held.at_most)?;
+                write!(
+                    f,
+                    "fence {}, on {on} of {of} nodes, for {:?} at most",
+                    held.fence, held.at_most
+                )?;
             }
         }
         for NodeInspection { node, lease } in &self.nodes {

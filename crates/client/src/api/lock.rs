@@ -37,7 +37,8 @@ pub struct Coverage {
 pub enum Released {
     /// The lock was held until this release.
     Released,
-    /// The lock had ended before on too many nodes to exclude another client. Its deadline passed, an operator ended it, or nodes were restarted.
+    /// The lock had ended before on too many nodes to exclude another client. Its deadline passed,
+    /// an operator ended it, or nodes were restarted.
     AlreadyOver,
 }
 
@@ -117,8 +118,8 @@ impl Lock {
     /// - [`ExtendError::Lost`]: the lock is not held any more.
     /// - [`ExtendError::NoQuorum`]: too few nodes answer. The lock is still held for
     ///   [`remaining`](Self::remaining).
-    /// - [`ExtendError::Revoked`]: an operator [revoked](crate::Quorum::revoke) the lock. It is still
-    ///   held for `remaining`.
+    /// - [`ExtendError::Revoked`]: an operator [revoked](crate::Quorum::revoke) the lock. It is
+    ///   still held for `remaining`.
     /// - [`ExtendError::HeldTooLong`]: the lock has reached its
     ///   [`max_hold`](crate::LockBuilder::max_hold). It is still held for `remaining`.
     ///
@@ -130,7 +131,9 @@ impl Lock {
     }
 
     /// The same as a future that does not borrow the lock, for another thread to await.
-    pub(crate) fn extension(&mut self) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
+    pub(crate) fn extension(
+        &mut self,
+    ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
         async move { extend(&inner).await }
     }

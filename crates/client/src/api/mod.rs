@@ -16,13 +16,14 @@ mod watch;
 
 pub use detached::{DetachedLock, InvalidDetached};
 pub use error::{
-    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, InspectError, LostError,
-    NodeAnswer, NodeError, Nodes, ReleaseError, RevokeError, RunError, ScanError,
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, InspectError,
+    LostError, NodeAnswer, NodeError, Nodes, ReleaseError, RevokeError, RunError, ScanError,
 };
 pub use gate::{FenceGate, Stale};
 pub use health::NodeHealth;
 pub use inspection::{
-    HeldLock, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState, NodeInspection, WaiterInfo,
+    HeldLock, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState, NodeInspection,
+    WaiterInfo,
 };
 pub use lock::{Coverage, Lock, Released};
 pub use lock_builder::LockBuilder;

@@ -10,9 +10,10 @@ use tokio::time::timeout;
 
 use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
-    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LeaseInfo,
-    ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth, NodeInspection,
-    NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError, ScanError, clock,
+    Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
+    LeaseInfo, ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth,
+    NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError,
+    ScanError, clock,
 };
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their
@@ -41,7 +42,9 @@ impl Quorum {
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
-    pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
+    pub async fn connect<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, ConnectError> {
         Self::builder().nodes(urls).connect().await
     }
 
@@ -213,7 +216,8 @@ impl Quorum {
     pub async fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
         let leases = driver::inspect(&self.shared, key.as_ref()).await;
         if leases.iter().all(Result::is_err) {
-            let answers: Vec<_> = leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
+            let answers: Vec<_> =
+                leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
             return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
         }
         let state = summarize(self.shared.fleet.majority, &leases);
@@ -221,9 +225,14 @@ impl Quorum {
     }
 
     /// The answers with the names of the nodes.
-    fn name(&self, state: LockState, leases: Vec<Result<Option<LeaseInfo>, NodeError>>) -> Inspection {
+    fn name(
+        &self,
+        state: LockState,
+        leases: Vec<Result<Option<LeaseInfo>, NodeError>>,
+    ) -> Inspection {
         let named = self.shared.nodes.iter().zip(leases);
-        let nodes = named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
+        let nodes =
+            named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
         Inspection { state, nodes: nodes.collect() }
     }
 
@@ -234,9 +243,10 @@ impl Quorum {
     /// of several keys is revoked on all of them. Waiters stay in their queues: the first of them
     /// acquires the lock when it is over.
     ///
-    /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock with a
-    /// ttl of 10 s where this is longer. [`Revocation::report`] sums up the answers, and says how long the lock may
-    /// last. [`Revocation::ended`] waits for its end, and asks silent nodes again.
+    /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock
+    /// with a ttl of 10 s where this is longer. [`Revocation::report`] sums up the answers, and
+    /// says how long the lock may last. [`Revocation::ended`] waits for its end, and asks silent
+    /// nodes again.
     ///
     /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
     ///
@@ -264,13 +274,14 @@ impl Quorum {
         self.begin_revocation(key.as_ref(), RevokeMode::AtDeadline).await
     }
 
-    /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known to
-    /// be dead.
+    /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known
+    /// to be dead.
     ///
     /// **A holder that is alive may run on beside the next one**, until its validity is over or it
-    /// tries to extend the lock. [`RevocationReport::remaining`](crate::RevocationReport::remaining)
-    /// says for how long. Otherwise this is the same as [`revoke`](Self::revoke): the lock is first
-    /// revoked on all nodes and then ended, so that no node is given the lock again meanwhile.
+    /// tries to extend the lock.
+    /// [`RevocationReport::remaining`](crate::RevocationReport::remaining) says for how long.
+    /// Otherwise this is the same as [`revoke`](Self::revoke): the lock is first revoked on all
+    /// nodes and then ended, so that no node is given the lock again meanwhile.
     ///
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
@@ -281,7 +292,11 @@ impl Quorum {
         self.begin_revocation(key.as_ref(), RevokeMode::Now).await
     }
 
-    async fn begin_revocation(&self, key: &[u8], mode: RevokeMode) -> Result<Revocation, RevokeError> {
+    async fn begin_revocation(
+        &self,
+        key: &[u8],
+        mode: RevokeMode,
+    ) -> Result<Revocation, RevokeError> {
         let mut revocation = Revocation { revoking: Revoking::start(&self.shared, key, mode) };
         revocation.settle().await;
         let failed = |result: &NodeRevocation| match result {
@@ -290,7 +305,9 @@ impl Quorum {
         };
         let failures: Option<Vec<_>> = revocation.revoking.machine.nodes().map(failed).collect();
         match failures {
-            Some(answers) => Err(RevokeError::NoAnswer { nodes: self.shared.report(answers.iter()) }),
+            Some(answers) => {
+                Err(RevokeError::NoAnswer { nodes: self.shared.report(answers.iter()) })
+            }
             None => Ok(revocation),
         }
     }
@@ -311,7 +328,11 @@ impl Quorum {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
+    pub async fn scan(
+        &self,
+        pattern: impl AsRef<[u8]>,
+        limit: usize,
+    ) -> Result<LockList, ScanError> {
         let limit = limit.min(limits::LISTED_MAX);
         let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
         let failures: Vec<_> = listing.failures().collect();
@@ -322,7 +343,8 @@ impl Quorum {
         let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
         let locks = listing.merge(self.shared.fleet.majority).into_iter();
-        let locks = locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
+        let locks =
+            locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
         Ok(LockList { locks: locks.collect(), is_truncated, nodes })
     }
 

@@ -89,9 +89,15 @@ impl QuorumBuilder {
 
     /// The certificate and the key of this client for the `rediss://` nodes, both in PEM.
     #[cfg(feature = "tls")]
-    pub fn client_certificate(mut self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
-        self.client_certificate =
-            Some(::redis::ClientTlsConfig { client_cert: chain_pem.into(), client_key: key_pem.into() });
+    pub fn client_certificate(
+        mut self,
+        chain_pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.client_certificate = Some(::redis::ClientTlsConfig {
+            client_cert: chain_pem.into(),
+            client_key: key_pem.into(),
+        });
         self
     }
 
@@ -127,12 +133,17 @@ impl QuorumBuilder {
         let endpoint = match node {
             Named::Client(client) => Endpoint::of_client(client),
             Named::Url(url) => {
-                let invalid =
-                    |reason: String| ConnectError::InvalidUrl { url: without_password(url), reason };
+                let invalid = |reason: String| ConnectError::InvalidUrl {
+                    url: without_password(url),
+                    reason,
+                };
                 if let Some(reason) = unsupported(url) {
                     return Err(invalid(reason.to_owned()));
                 }
-                let info = url.as_str().into_connection_info().map_err(|error| invalid(error.to_string()))?;
+                let info = url
+                    .as_str()
+                    .into_connection_info()
+                    .map_err(|error| invalid(error.to_string()))?;
                 Endpoint::new(info, |info| self.open_client(info))
             }
         };

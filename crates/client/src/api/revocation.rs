@@ -8,8 +8,8 @@ use crate::driver::Revoking;
 /// A lock that is being taken back from its holder: see [`Quorum::revoke`](crate::Quorum::revoke).
 ///
 /// Nodes that did not answer are asked again while [`changed`](Self::changed) or
-/// [`ended`](Self::ended) is awaited. Dropping it asks no node any more. What the nodes have revoked
-/// stays revoked.
+/// [`ended`](Self::ended) is awaited. Dropping it asks no node any more. What the nodes have
+/// revoked stays revoked.
 #[must_use = "nodes that did not answer are asked again only while this is awaited"]
 pub struct Revocation {
     pub(crate) revoking: Revoking,
@@ -21,9 +21,10 @@ pub struct Revocation {
 pub struct RevocationReport {
     /// What the nodes' answers amount to.
     pub state: RevocationState,
-    /// How much longer the lock, or what its holder does under it, may last, as far as the nodes that
-    /// answered know. That is the longest time in the state [`Revoked`](RevocationState::Revoked). In
-    /// the states `Unknown` and `Unconfirmed` the holder may extend the lock.
+    /// How much longer the lock, or what its holder does under it, may last, as far as the nodes
+    /// that answered know. That is the longest time in the state
+    /// [`Revoked`](RevocationState::Revoked). In the states `Unknown` and `Unconfirmed` the holder
+    /// may extend the lock.
     pub remaining: Duration,
     /// The answer of each node, in the order in which the nodes were named.
     pub nodes: Vec<RevokedNode>,
@@ -44,8 +45,10 @@ impl Revocation {
     pub fn report(&self) -> RevocationReport {
         let machine = &self.revoking.machine;
         let named = self.revoking.shared.nodes.iter().zip(machine.nodes());
-        let nodes =
-            named.map(|(node, result)| RevokedNode { node: node.name.to_string(), result: result.clone() });
+        let nodes = named.map(|(node, result)| RevokedNode {
+            node: node.name.to_string(),
+            result: result.clone(),
+        });
         RevocationReport {
             state: machine.state(),
             remaining: machine.remaining(clock::now()),

@@ -5,7 +5,10 @@ use std::task::Poll;
 use crate::{Lock, LockWatch, LostError, Released, RunError};
 
 /// See [`crate::LockBuilder::run`].
-pub(crate) async fn run<T, F>(mut lock: Lock, work: impl FnOnce(LockWatch) -> F) -> Result<T, RunError>
+pub(crate) async fn run<T, F>(
+    mut lock: Lock,
+    work: impl FnOnce(LockWatch) -> F,
+) -> Result<T, RunError>
 where
     F: Future<Output = T>,
 {

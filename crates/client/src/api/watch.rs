@@ -75,7 +75,8 @@ impl LockWatch {
         self.lock.ended().await
     }
 
-    /// What is left of it; or how it has ended: the loss, or `None` when it was released or detached.
+    /// What is left of it; or how it has ended: the loss, or `None` when it was released or
+    /// detached.
     pub(crate) fn remaining_or_end(&self) -> Result<Duration, Option<LostError>> {
         self.lock.end()
     }

@@ -41,7 +41,11 @@ impl QuorumBuilder {
 
     /// The certificate of this client: see [`crate::QuorumBuilder::client_certificate`].
     #[cfg(feature = "tls")]
-    pub fn client_certificate(self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
+    pub fn client_certificate(
+        self,
+        chain_pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
         Self::new(self.builder.client_certificate(chain_pem, key_pem))
     }
 

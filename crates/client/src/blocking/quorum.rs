@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::thread::Thread;
 use super::{Lock, LockBuilder, QuorumBuilder, Revocation};
 use crate::{
-    AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LockList, NodeHealth,
-    ReleaseError, Released, RevokeError, ScanError,
+    AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection, LockList,
+    NodeHealth, ReleaseError, Released, RevokeError, ScanError,
 };
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
@@ -105,7 +105,8 @@ impl Quorum {
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
         let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        let revocation = self.thread.thread.block_on(async move { quorum.revoke_now(key).await })?;
+        let revocation =
+            self.thread.thread.block_on(async move { quorum.revoke_now(key).await })?;
         Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
     }
 

@@ -20,7 +20,8 @@ pub(super) struct Thread {
 impl Thread {
     pub(super) fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (handle, last, needed) = (runtime.handle().clone(), TaskTracker::new(), CancellationToken::new());
+        let (handle, last, needed) =
+            (runtime.handle().clone(), TaskTracker::new(), CancellationToken::new());
         let (waiting, over) = (last.clone(), needed.clone());
         // The thread owns the runtime. A caller inside tokio that dropped it would panic.
         thread::Builder::new().name("quorlock".into()).spawn(move || {
@@ -34,7 +35,10 @@ impl Thread {
     }
 
     /// Runs a future on the thread, and blocks until it is done.
-    pub(super) fn block_on<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+    pub(super) fn block_on<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
         let (done, awaited) = sync_channel(1);
         self.handle.spawn(async move {
             let _ = done.send(work.await);

@@ -52,7 +52,11 @@ pub(crate) async fn acquire(
 }
 
 /// Swaps the token of a lock that another process detached.
-pub(crate) async fn attach(shared: &Arc<Shared>, spec: Spec, old: Token) -> Result<Arc<LockInner>, Failure> {
+pub(crate) async fn attach(
+    shared: &Arc<Shared>,
+    spec: Spec,
+    old: Token,
+) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::attach(Arc::new(spec), old, ctx));
     Box::new(Call::new(shared, machine)).finish().await
 }
@@ -105,7 +109,9 @@ impl Call {
     }
 
     /// Runs the call to its end. Also returns whether the lock is contended.
-    async fn finish_with_contention(mut self: Box<Self>) -> (Result<Arc<LockInner>, Failure>, bool) {
+    async fn finish_with_contention(
+        mut self: Box<Self>,
+    ) -> (Result<Arc<LockInner>, Failure>, bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed = None;

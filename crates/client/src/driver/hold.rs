@@ -12,10 +12,12 @@ use tokio::time::sleep;
 use super::releases::{Releasing, release_in_background};
 use super::shared::Shared;
 use crate::transport::{Answered, InFlight};
-use crate::{Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry};
+use crate::{
+    Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
+};
 
-/// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time does
-/// not.
+/// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time
+/// does not.
 const WAKE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock: shared by its handle, its watches, and the rounds that extend it.
@@ -29,7 +31,8 @@ pub(crate) struct LockInner {
     /// Requests that were unanswered when the lock was granted. Their responses are read when the
     /// lock is next extended, released or reported, and those of a renewed lock at once.
     stragglers: Mutex<InFlight>,
-    /// Notifies the task that awaits the stragglers of a renewed lock that they were handled elsewhere.
+    /// Notifies the task that awaits the stragglers of a renewed lock that they were handled
+    /// elsewhere.
     absorbed: Notify,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
@@ -85,9 +88,13 @@ impl LockInner {
                     HoldAction::Decided(decided) => verdict = Some(decided),
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
-                    HoldAction::Contended => self.shared.queues.set_contended(&self.spec.keys, true),
+                    HoldAction::Contended => {
+                        self.shared.queues.set_contended(&self.spec.keys, true)
+                    }
                     HoldAction::Release(release) => releases.push(release),
-                    HoldAction::Suspect { node, connection } => self.shared.suspect(node, connection),
+                    HoldAction::Suspect { node, connection } => {
+                        self.shared.suspect(node, connection)
+                    }
                 }
             }
             result
@@ -125,8 +132,8 @@ impl LockInner {
         self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
     }
 
-    /// Handles late answers to ACQUIRE as they arrive, so that a renewed lock that a node refused is
-    /// repaired soon. Ends with the lock.
+    /// Handles late answers to ACQUIRE as they arrive, so that a renewed lock that a node refused
+    /// is repaired soon. Ends with the lock.
     async fn await_stragglers(self: Arc<Self>) {
         let ended = self.changed.notified();
         tokio::pin!(ended);
@@ -153,7 +160,8 @@ impl LockInner {
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.decided(self);
         }
-        let extending = std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
+        let extending =
+            std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
         for tell in extending {
             let _ = tell.send(verdict);
         }
@@ -231,8 +239,8 @@ impl LockInner {
         Some((hold.renew_in(clock::now())?, hold.renewal_window()))
     }
 
-    /// Waits for the end of the lock, at its deadline at the latest. Returns why it was lost, or `None`
-    /// when it was released or detached.
+    /// Waits for the end of the lock, at its deadline at the latest. Returns why it was lost, or
+    /// `None` when it was released or detached.
     pub(crate) async fn ended(self: &Arc<Self>) -> Option<LostError> {
         loop {
             // From here on no change is missed.
@@ -279,7 +287,8 @@ impl LockInner {
         self.shared.renewer.renew(self);
     }
 
-    /// Begins the release on all nodes. Returns the standing before it, and the rest of the release.
+    /// Begins the release on all nodes. Returns the standing before it, and the rest of the
+    /// release.
     fn begin_release(self: &Arc<Self>) -> (Standing, Releasing) {
         self.absorb_stragglers();
         let ((standing, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
@@ -338,7 +347,9 @@ impl LockInner {
 
     pub(crate) fn lost_by(self: &Arc<Self>, end: End) -> LostError {
         match end {
-            End::NotHeld | End::Expired if self.is_revoked() => LostError::Revoked { nodes: self.report() },
+            End::NotHeld | End::Expired if self.is_revoked() => {
+                LostError::Revoked { nodes: self.report() }
+            }
             End::NotHeld => LostError::Ended { nodes: self.report() },
             End::Expired => LostError::Expired { nodes: self.report() },
             End::HeldTooLong => {
@@ -361,7 +372,8 @@ mod tests {
     #[tokio::test]
     async fn lock_is_lost_when_a_machine_wakes_after_its_deadline() {
         let masters = Masters::start(3);
-        let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+        let quorum =
+            Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
         let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
         let watch = lock.watch();
         let waiting = tokio::spawn(async move { watch.lost().await });
@@ -376,7 +388,8 @@ mod tests {
     #[tokio::test]
     async fn renewed_lock_is_extended_when_a_machine_wakes() {
         let masters = Masters::start(3);
-        let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+        let quorum =
+            Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
         let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
         lock.renew();
         tokio::task::yield_now().await;

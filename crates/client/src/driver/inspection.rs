@@ -18,7 +18,10 @@ const TTL: Ttl = match Ttl::from_ms(10_000) {
 };
 
 /// Inspects a key on each node, in the order in which the nodes were named.
-pub(crate) async fn inspect(shared: &Shared, key: &[u8]) -> Vec<Result<Option<LeaseInfo>, NodeError>> {
+pub(crate) async fn inspect(
+    shared: &Shared,
+    key: &[u8],
+) -> Vec<Result<Option<LeaseInfo>, NodeError>> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
         let ask = async |connection: &Connection| connection.inspect(key).await;

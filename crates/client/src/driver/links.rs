@@ -48,7 +48,8 @@ pub(crate) fn supervise(
     let names: Vec<_> = nodes.iter().map(|node| Arc::clone(&node.name)).collect();
     let links = Links::new(names.iter().cloned(), expected_set, clock::now());
     let connections: Vec<Option<Arc<Connection>>> = nodes.iter().map(|_| None).collect();
-    let view = View { topology: links.topology(), connections: connections.clone(), replaced: Vec::new() };
+    let view =
+        View { topology: links.topology(), connections: connections.clone(), replaced: Vec::new() };
     let view = Arc::new(ArcSwap::from_pointee(view));
     let (health, watched) = watch::channel(Health::default());
     let supervisor = Supervisor {
@@ -168,7 +169,9 @@ impl Supervisor {
             let is_current = |connection: &&Arc<Connection>| {
                 self.connections[node].as_ref().is_some_and(|now| Arc::ptr_eq(now, connection))
             };
-            if let Some(connection) = connection.as_ref().filter(|connection| !is_current(connection)) {
+            if let Some(connection) =
+                connection.as_ref().filter(|connection| !is_current(connection))
+            {
                 replaced.push((node, Arc::downgrade(connection)));
             }
         }

@@ -25,8 +25,8 @@ struct Queue {
     contended: bool,
 }
 
-/// The permit of a call to use the network, or its place in the line for one. Dropping it passes the
-/// permit to the next call.
+/// The permit of a call to use the network, or its place in the line for one. Dropping it passes
+/// the permit to the next call.
 pub(crate) struct Permit {
     queues: Arc<LocalQueues>,
     keys: Keys,

@@ -1,5 +1,5 @@
-//! One loop for each machine of `quorlock_core::client`, which carries out the machine's actions with
-//! sockets, tasks and timers. All decisions are in the machines.
+//! One loop for each machine of `quorlock_core::client`, which carries out the machine's actions
+//! with sockets, tasks and timers. All decisions are in the machines.
 
 mod acquire;
 #[cfg(test)]

@@ -23,7 +23,8 @@ use crate::transport::{InFlight, Outgoing};
 /// How often the task checks open releases. A shorter interval would slow down all calls: a runtime
 /// with a timer that is due soon sets the processor's timer each time it waits for a node.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
-/// How many older releases are checked when one is added: more than one, so that their number falls.
+/// How many older releases are checked when one is added: more than one, so that their number
+/// falls.
 const CHECKS_PER_ADD: usize = 2;
 
 /// The loop of a [`Release`].
@@ -48,12 +49,14 @@ impl Releasing {
 
     fn with_wait(shared: &Arc<Shared>, machine: Release, wait: Option<Wait>) -> Self {
         let in_flight = InFlight::with_capacity(shared.nodes.len());
-        let mut this = Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
+        let mut this =
+            Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
         this.act();
         this
     }
 
-    /// Waits for the verdict. The rest continues in the background, also when the future is dropped.
+    /// Waits for the verdict. The rest continues in the background, also when the future is
+    /// dropped.
     pub(crate) async fn finish_in_background(self) -> (Option<ReleaseVerdict>, Vec<Answer>) {
         struct FinishOnDrop(Option<Releasing>);
         impl Drop for FinishOnDrop {
@@ -76,7 +79,8 @@ impl Releasing {
         }
         while let Some(send) = self.machine.poll() {
             let spec = self.machine.spec();
-            let outgoing = self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
+            let outgoing =
+                self.outgoing.get_or_insert_with(|| Outgoing::new(spec, &send.request)).clone();
             self.shared.ask(&mut self.in_flight, send.id, send.connection, outgoing);
         }
     }

@@ -62,7 +62,8 @@ impl Renewer {
 impl Renewing {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<Command>) {
         loop {
-            let next = self.renewals.next_due().map(|at| clock::now().until(at).min(WAKE_CHECK_EVERY));
+            let next =
+                self.renewals.next_due().map(|at| clock::now().until(at).min(WAKE_CHECK_EVERY));
             tokio::select! {
                 biased;
                 command = received.recv() => {

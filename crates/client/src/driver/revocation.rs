@@ -28,8 +28,12 @@ impl Revoking {
     /// Asks all nodes.
     pub(crate) fn start(shared: &Arc<Shared>, key: &[u8], mode: RevokeMode) -> Self {
         let machine = shared.with_context(|ctx| Revocation::new(mode, ctx));
-        let mut this =
-            Self { shared: Arc::clone(shared), machine, key: key.into(), answers: FuturesUnordered::new() };
+        let mut this = Self {
+            shared: Arc::clone(shared),
+            machine,
+            key: key.into(),
+            answers: FuturesUnordered::new(),
+        };
         this.act();
         this
     }
@@ -41,9 +45,10 @@ impl Revoking {
                 let sent = clock::now();
                 let question = ask.question;
                 let route = (ask.node, ask.connection);
-                let answer = ask_in_time(&shared, route, limits::REVOKE_TIMEOUT, async |connection| {
-                    connection.revoke(&key, question).await
-                });
+                let answer =
+                    ask_in_time(&shared, route, limits::REVOKE_TIMEOUT, async |connection| {
+                        connection.revoke(&key, question).await
+                    });
                 (ask.node, sent, answer.await)
             }));
         }

@@ -25,9 +25,9 @@ type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
     let lost = |lost: LostError| match lost {
         LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
-        LostError::Ended { nodes } | LostError::Expired { nodes } | LostError::Revoked { nodes } => {
-            ExtendError::Lost { nodes }
-        }
+        LostError::Ended { nodes }
+        | LostError::Expired { nodes }
+        | LostError::Revoked { nodes } => ExtendError::Lost { nodes },
     };
     // A lock that has ended here is not extended: another client may hold it by now.
     if !lock.is_extensible().map_err(lost)? {
@@ -136,7 +136,9 @@ impl Round {
             let shared = Arc::clone(&self.shared);
             self.answers.push(Box::pin(async move {
                 let failed = |error: NodeError| {
-                    ids.iter().map(|&(index, id)| (index, id, Response::Failed(error.clone()))).collect()
+                    ids.iter()
+                        .map(|&(index, id)| (index, id, Response::Failed(error.clone())))
+                        .collect()
                 };
                 let Some(connection) = found else { return failed(NodeError::connection_lost()) };
                 let asked = Instant::now();

@@ -19,7 +19,8 @@ use super::renewer::Renewer;
 use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing};
 use crate::{NodeAnswer, Nodes, clock};
 
-/// The state that all handles and tasks of one client share. Its connections live as long as it does.
+/// The state that all handles and tasks of one client share. Its connections live as long as it
+/// does.
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) fleet: Arc<Fleet>,
@@ -113,7 +114,8 @@ impl Shared {
     /// The connection of a node with this number, if it still exists.
     pub(crate) fn connection(&self, node: usize, number: u64) -> Option<Arc<Connection>> {
         let view = self.view.load();
-        let current = view.connections[node].as_ref().filter(|connection| connection.number == number);
+        let current =
+            view.connections[node].as_ref().filter(|connection| connection.number == number);
         current.cloned().or_else(|| {
             let of_node = view.replaced.iter().filter(|(of, _)| *of == node);
             let mut alive = of_node.filter_map(|(_, connection)| connection.upgrade());
@@ -127,7 +129,13 @@ impl Shared {
     }
 
     /// Sends a request through the connection of this number, or fails it if that is gone.
-    pub(super) fn ask(&self, in_flight: &mut InFlight, id: RequestId, connection: u64, outgoing: Outgoing) {
+    pub(super) fn ask(
+        &self,
+        in_flight: &mut InFlight,
+        id: RequestId,
+        connection: u64,
+        outgoing: Outgoing,
+    ) {
         match self.connection(id.node, connection) {
             Some(connection) => in_flight.ask(id, connection, outgoing),
             None => in_flight.fail(id, NodeError::connection_lost()),

@@ -20,7 +20,11 @@ pub(super) async fn sleep_until(deadline: Option<Moment>) {
 ///
 /// A timer that goes off before the deadline is not set again: setting it costs more than a call of
 /// the machine for which nothing is due.
-pub(super) async fn reach(mut timer: Pin<&mut Sleep>, armed: &mut Option<Moment>, deadline: Option<Moment>) {
+pub(super) async fn reach(
+    mut timer: Pin<&mut Sleep>,
+    armed: &mut Option<Moment>,
+    deadline: Option<Moment>,
+) {
     let Some(deadline) = deadline else { return pending().await };
     if armed.is_none_or(|armed| armed.earlier(deadline) != armed) {
         timer.as_mut().reset(Instant::now() + clock::now().until(deadline));

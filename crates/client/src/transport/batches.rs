@@ -1,6 +1,6 @@
-//! Sends the requests of all locks to one node in batches. Requests that are made before the sending
-//! task runs travel in one pipeline: one write, one channel and one wake-up for all of them. With 128
-//! tasks that is 1.6 × as many locks per second (`make bench`, throughput).
+//! Sends the requests of all locks to one node in batches. Requests that are made before the
+//! sending task runs travel in one pipeline: one write, one channel and one wake-up for all of
+//! them. With 128 tasks that is 1.6 × as many locks per second (`make bench`, throughput).
 
 use std::future::poll_fn;
 use std::mem;
@@ -21,7 +21,8 @@ use super::in_flight::Ticket;
 
 /// Maximum number of requests to one connection without a reply.
 pub(super) const UNANSWERED_MAX: usize = 65_536;
-/// Maximum number of requests in one pipeline. Its first reply is handed out together with its last.
+/// Maximum number of requests in one pipeline. Its first reply is handed out together with its
+/// last.
 const BATCH_MAX: usize = 256;
 
 /// The requests to one connection, in the order in which they were made.
@@ -145,7 +146,9 @@ async fn run_others() {
 async fn send(mut wire: MultiplexedConnection, batch: Vec<Query>) -> usize {
     let requests = batch.len();
     // A single command is sent without a copy.
-    if let [Query::OfLock { outgoing: Outgoing { packet: Packet::One(command), .. }, .. }] = &batch[..] {
+    if let [Query::OfLock { outgoing: Outgoing { packet: Packet::One(command), .. }, .. }] =
+        &batch[..]
+    {
         let reply = wire.send_packed_command(command).await.map(|reply| vec![reply]);
         finish(batch, reply);
         return requests;
@@ -215,7 +218,9 @@ mod tests {
     use std::time::Duration;
 
     use quorlock_core::Ttl;
-    use quorlock_core::client::{Command, Keys, NodeError, Request, RequestId, Response, Spec, Token};
+    use quorlock_core::client::{
+        Command, Keys, NodeError, Request, RequestId, Response, Spec, Token,
+    };
     use quorlock_testkit::Server;
     use tokio::time::timeout;
 
@@ -253,8 +258,11 @@ mod tests {
     }
 
     fn reads(server: &Server) -> u64 {
-        let info: String = ::redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
-        info.lines().find_map(|line| line.strip_prefix("total_reads_processed:")?.parse().ok()).unwrap()
+        let info: String =
+            ::redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
+        info.lines()
+            .find_map(|line| line.strip_prefix("total_reads_processed:")?.parse().ok())
+            .unwrap()
     }
 
     #[tokio::test]
@@ -283,7 +291,8 @@ mod tests {
         let server = Server::with_module().start().unwrap();
         let connection = connect(&server).await;
         let ping = request("k", Command::Ping);
-        let mut asked: Vec<_> = (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
+        let mut asked: Vec<_> =
+            (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
         let refused = ask(&connection, ping.clone()).take_done().expect("it has failed").response;
         assert!(matches!(refused, Response::Failed(NodeError::Down { .. })), "{refused:?}");
         for in_flight in &mut asked {
@@ -298,7 +307,8 @@ mod tests {
         let connection = connect(&server).await;
         server.pause();
         let ping = request("k", Command::Ping);
-        let mut asked: Vec<_> = (0..2 * BATCH_MAX).map(|_| ask(&connection, ping.clone())).collect();
+        let mut asked: Vec<_> =
+            (0..2 * BATCH_MAX).map(|_| ask(&connection, ping.clone())).collect();
         // Some of them are sent, and some are not.
         tokio::task::yield_now().await;
         asked.extend((0..BATCH_MAX).map(|_| ask(&connection, ping.clone())));

@@ -1,5 +1,6 @@
-//! Connections for blocking commands. A command that blocks delays every later one on its connection,
-//! so each connection has one user at a time, and none carries requests that are answered at once.
+//! Connections for blocking commands. A command that blocks delays every later one on its
+//! connection, so each connection has one user at a time, and none carries requests that are
+//! answered at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,10 @@ pub(crate) struct PooledConnection {
 impl BlockingPool {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
         let places = Line::new(limits::SEATS_MAX);
-        Self { endpoint, state: Mutex::new(State { places, called: HashMap::new(), idle: Vec::new() }) }
+        Self {
+            endpoint,
+            state: Mutex::new(State { places, called: HashMap::new(), idle: Vec::new() }),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -52,14 +56,18 @@ impl BlockingPool {
         let (mut checkout, called) = {
             let mut state = self.state();
             match state.places.enter() {
-                Entry::Place => {
-                    (PooledConnection { connection: None, pool: Arc::clone(&self), in_line: None }, None)
-                }
+                Entry::Place => (
+                    PooledConnection { connection: None, pool: Arc::clone(&self), in_line: None },
+                    None,
+                ),
                 Entry::InLine(number) => {
                     let (call, called) = oneshot::channel();
                     state.called.insert(number, call);
                     let pool = Arc::clone(&self);
-                    (PooledConnection { connection: None, pool, in_line: Some(number) }, Some(called))
+                    (
+                        PooledConnection { connection: None, pool, in_line: Some(number) },
+                        Some(called),
+                    )
                 }
             }
         };
@@ -90,7 +98,9 @@ impl PooledConnection {
     /// Sends the request, and keeps the connection for another one when it is answered. Dropped
     /// before that, it closes the connection.
     pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
-        let (Some(mut connection), Packet::One(command)) = (self.connection.take(), &outgoing.packet) else {
+        let (Some(mut connection), Packet::One(command)) =
+            (self.connection.take(), &outgoing.packet)
+        else {
             return Response::Failed(NodeError::UnexpectedReply);
         };
         let reply = connection.send_packed_command(command).await;

@@ -76,9 +76,10 @@ impl Outgoing {
             Err(error) => return Response::Failed(read_error(&error)),
         };
         match (self.command, value) {
-            (Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. }, value) => {
-                read_fence(value)
-            }
+            (
+                Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. },
+                value,
+            ) => read_fence(value),
             (Command::Wait { .. }, value @ Value::Array(_)) => {
                 let granted = ::redis::from_redis_value::<(u64, u64)>(value).ok();
                 let read = |(fence, waited_us)| Some((Fence::new(fence)?, waited_us));
@@ -89,9 +90,8 @@ impl Outgoing {
                     None => Response::Failed(NodeError::UnexpectedReply),
                 }
             }
-            (Command::Wait { .. } | Command::Inspect, Value::Nil) | (Command::Release, Value::Int(0)) => {
-                Response::No
-            }
+            (Command::Wait { .. } | Command::Inspect, Value::Nil)
+            | (Command::Release, Value::Int(0)) => Response::No,
             (Command::Inspect, Value::Array(_) | Value::Map(_))
             | (Command::Release, Value::Int(1))
             | (Command::Ping, Value::SimpleString(_)) => Response::Yes,
@@ -99,7 +99,8 @@ impl Outgoing {
         }
     }
 
-    /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first failure.
+    /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first
+    /// failure.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut all = Response::No;
         // All of them are taken from the replies, whatever they are.
@@ -206,7 +207,9 @@ pub(crate) fn read_error(error: &RedisError) -> NodeError {
             None => NodeError::UnexpectedReply,
         },
         Some("READONLY") => NodeError::Replica,
-        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => NodeError::Denied { reason: words(code) },
+        Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => {
+            NodeError::Denied { reason: words(code) }
+        }
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
         Some(code) => NodeError::refused(words(code)),
         None if error.is_io_error() || error.is_unrecoverable_error() => {

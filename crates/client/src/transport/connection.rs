@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
-    RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
+    ProtocolVersion, RedisError, RedisResult, Value,
 };
 use quorlock_core::client::{Hello, NodeError, SetReport, limits};
 use tokio::sync::oneshot;
@@ -91,12 +91,13 @@ pub(crate) async fn open(
     let asked = Instant::now();
     let mut info = ::redis::cmd("INFO");
     info.arg("server").arg("replication").arg("lock");
-    let info: String = info.query_async(&mut wire).await.map_err(|error| match read_error(&error) {
-        NodeError::Denied { reason } => {
-            NodeError::Denied { reason: format!("{reason}; the client needs INFO (+info)") }
-        }
-        other => other,
-    })?;
+    let info: String =
+        info.query_async(&mut wire).await.map_err(|error| match read_error(&error) {
+            NodeError::Denied { reason } => {
+                NodeError::Denied { reason: format!("{reason}; the client needs INFO (+info)") }
+            }
+            other => other,
+        })?;
     let batches = Batches::start(wire);
     Ok((Connection { batches, number }, read_info(&info), asked.elapsed()))
 }
@@ -129,7 +130,9 @@ fn connect_error(error: &RedisError) -> NodeError {
     }
     match read_error(error) {
         NodeError::Refused(words) if words.contains("DB index is out of range") => {
-            NodeError::Misconfigured { reason: format!("{words}: check the database number in the URL") }
+            NodeError::Misconfigured {
+                reason: format!("{words}: check the database number in the URL"),
+            }
         }
         _ if reason.contains("invalid peer certificate") => NodeError::Misconfigured {
             reason: format!("{reason}: check the node's certificate and the trusted roots"),

@@ -50,13 +50,16 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
             // For a shared lock, the first of its holders.
             "owner" => {
                 lease.owner = match value {
-                    Value::Array(owners) => owners.into_iter().next().map(read_text).transpose()?.flatten(),
+                    Value::Array(owners) => {
+                        owners.into_iter().next().map(read_text).transpose()?.flatten()
+                    }
                     owner => read_text(owner)?,
                 }
             }
             "fence" => {
                 let fence: Option<u64> = read(value)?;
-                let checked = fence.map(|fence| Fence::new(fence).ok_or(NodeError::UnexpectedReply));
+                let checked =
+                    fence.map(|fence| Fence::new(fence).ok_or(NodeError::UnexpectedReply));
                 lease.fence = checked.transpose()?;
                 has_fence_and_ttl.0 = true;
             }
@@ -105,7 +108,11 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
             }
         }
     }
-    if has_fence_and_ttl == (true, true) { Ok(Some(lease)) } else { Err(NodeError::UnexpectedReply) }
+    if has_fence_and_ttl == (true, true) {
+        Ok(Some(lease))
+    } else {
+        Err(NodeError::UnexpectedReply)
+    }
 }
 
 /// A text from a client, which may be any bytes.
@@ -184,7 +191,10 @@ mod tests {
             (text("revoked"), Value::Int(1)),
         ]);
         let lease = read_lease(Value::Map(all)).unwrap().unwrap();
-        assert_eq!((lease.held, lease.mode), (Some(Duration::from_millis(1500)), LockMode::Exclusive));
+        assert_eq!(
+            (lease.held, lease.mode),
+            (Some(Duration::from_millis(1500)), LockMode::Exclusive)
+        );
         assert_eq!((lease.holders, lease.revoked, lease.queue.len()), (1, true, 2));
         assert_eq!(lease.queue[0].owner.as_deref(), Some("web-4"));
         assert_eq!(lease.queue[0].address.as_deref(), Some("unix"));
@@ -202,7 +212,8 @@ mod tests {
     #[test]
     fn nil_is_free_unless_the_node_abstains() {
         assert_eq!(read_inspection(Ok(vec![Value::Nil, voting()])), Ok(None));
-        let info = "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:59990\r\n";
+        let info =
+            "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:59990\r\n";
         let abstains = NodeError::Abstains { reason: "59990 start".into() };
         assert_eq!(read_inspection(Ok(vec![Value::Nil, text(info)])), Err(abstains));
     }
@@ -213,9 +224,12 @@ mod tests {
         no_ttl.remove(2);
         let mut zero_fence = fields();
         zero_fence[1].1 = Value::Int(-5);
-        for reply in
-            [Value::Okay, Value::Array(vec![text("owner")]), Value::Map(no_ttl), Value::Map(zero_fence)]
-        {
+        for reply in [
+            Value::Okay,
+            Value::Array(vec![text("owner")]),
+            Value::Map(no_ttl),
+            Value::Map(zero_fence),
+        ] {
             assert_eq!(read_lease(reply), Err(NodeError::UnexpectedReply));
         }
         assert_eq!(read_inspection(Ok(vec![Value::Nil])), Err(NodeError::UnexpectedReply));

@@ -61,7 +61,10 @@ fn command(mut case: Fields) {
     let token = case.token("token");
     let command = match &name[..] {
         "acquire" => Command::Acquire { fence: case.fence() },
-        "wait" => Command::Wait { fence: case.fence(), wait: Duration::from_millis(case.number("wait_ms")) },
+        "wait" => Command::Wait {
+            fence: case.fence(),
+            wait: Duration::from_millis(case.number("wait_ms")),
+        },
         "extend" => Command::Extend { fence: None },
         "tell fence" => Command::Extend { fence: Some(case.fence()) },
         "swap token" => Command::SwapToken { new: case.token("new_token") },

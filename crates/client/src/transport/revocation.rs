@@ -44,14 +44,17 @@ impl Connection {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("LOCK.SCAN").arg(cursor).arg("MATCH").arg(pattern);
         pipeline.arg("COUNT").arg(limits::SCAN_COUNT).cmd("INFO").arg("lock");
-        let [slice, info] =
-            <[Value; 2]>::try_from(self.ask_all(pipeline).await?).map_err(|_| NodeError::UnexpectedReply)?;
+        let [slice, info] = <[Value; 2]>::try_from(self.ask_all(pipeline).await?)
+            .map_err(|_| NodeError::UnexpectedReply)?;
         let (cursor, locks) = read_slice(slice)?;
         Ok(Slice { cursor, locks, abstains: read_abstention(info)? })
     }
 }
 
-fn read_revocation(question: RevokeQuestion, replies: Vec<Value>) -> Result<RevokeReply, NodeError> {
+fn read_revocation(
+    question: RevokeQuestion,
+    replies: Vec<Value>,
+) -> Result<RevokeReply, NodeError> {
     let mut replies = replies.into_iter();
     let was_locked = match question {
         RevokeQuestion::Look => None,
@@ -108,14 +111,20 @@ mod tests {
     fn revocation_reads_the_reply_and_what_is_left() {
         let replies = vec![Value::Int(1), Value::Array(lock()), voting()];
         let reply = read_revocation(RevokeQuestion::Revoke, replies.clone()).unwrap();
-        assert_eq!((reply.was_locked, reply.lease.is_some(), reply.abstains), (Some(true), true, None));
+        assert_eq!(
+            (reply.was_locked, reply.lease.is_some(), reply.abstains),
+            (Some(true), true, None)
+        );
         let reply = read_revocation(RevokeQuestion::RevokeNow, replies.clone()).unwrap();
         assert_eq!(reply.lease, None, "it is the next lock");
         assert_eq!(read_revocation(RevokeQuestion::Look, replies), Err(NodeError::UnexpectedReply));
         let replies = vec![Value::Nil, voting()];
         assert_eq!(read_revocation(RevokeQuestion::Look, replies).unwrap().was_locked, None);
         let replies = vec![Value::Int(2), Value::Nil, voting()];
-        assert_eq!(read_revocation(RevokeQuestion::Revoke, replies), Err(NodeError::UnexpectedReply));
+        assert_eq!(
+            read_revocation(RevokeQuestion::Revoke, replies),
+            Err(NodeError::UnexpectedReply)
+        );
     }
 
     #[test]

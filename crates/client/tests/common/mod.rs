@@ -1,4 +1,5 @@
-//! Shared by the tests of the client: a quorum of real masters, some of them behind a network with faults.
+//! Shared by the tests of the client: a quorum of real masters, some of them behind a network with
+//! faults.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -31,7 +32,8 @@ pub(crate) async fn net(n: usize) -> Net {
     Net { masters, proxies, quorum }
 }
 
-/// A client that is connected to all of these nodes. A new client needs only a majority, and the tests need all.
+/// A client that is connected to all of these nodes. A new client needs only a majority, and the
+/// tests need all.
 pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     // The machine may be busy with other tests, so that a slow answer is not the node's fault.
     let quorum = Quorum::builder().nodes(urls).node_timeout(Duration::from_secs(1)).connect();
@@ -56,7 +58,10 @@ pub(crate) fn holding(masters: &Masters, key: &str) -> usize {
 }
 
 pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
-    redis::cmd("EXISTS").arg(key).query::<bool>(&mut master.connection()).expect("a living master answers")
+    redis::cmd("EXISTS")
+        .arg(key)
+        .query::<bool>(&mut master.connection())
+        .expect("a living master answers")
 }
 
 pub(crate) async fn nothing_is_left(masters: &Masters, key: &str) {

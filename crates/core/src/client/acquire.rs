@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::attempt::{Attempt, End, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, Keys, NodeError, Release, Request, RequestId, Response, Token, limits,
+    Answer, Command, Context, Delivery, Keys, NodeError, Release, Request, RequestId, Response,
+    Token, limits,
 };
 use crate::quorum::{Lifetime, Loss, Moment, Win};
 use crate::{Fence, Ttl};
@@ -145,7 +146,8 @@ struct Waiting {
     inspect: Option<(RequestId, Moment)>,
     /// How many nodes after this one in the order are looked at next.
     look_offset: usize,
-    /// When all nodes were asked last, it refused and too few others did for anybody to hold the lock.
+    /// When all nodes were asked last, it refused and too few others did for anybody to hold the
+    /// lock.
     is_alone_in_refusing: bool,
     /// An attempt past this node, or while there is no place to wait.
     ahead: Option<Attempt>,
@@ -329,17 +331,19 @@ impl Spec {
         let round_trip = ctx.fleet.round_trips.of(node);
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match limits::ttl_wanted(round_trip, self.ttl) {
-            Some(ttl) if self.node_timeout.is_none() => {
-                NodeError::TooFar { limit_ms: ms(limit), round_trip_ms: ms(round_trip), ttl_ms: ms(ttl) }
-            }
+            Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {
+                limit_ms: ms(limit),
+                round_trip_ms: ms(round_trip),
+                ttl_ms: ms(ttl),
+            },
             _ => NodeError::timed_out(limit),
         }
     }
 }
 
 impl Acquire {
-    /// A call that waits for `wait`, or without end. It begins when its turn comes in the local queue
-    /// of its keys: see [`handle_turn`](Self::handle_turn).
+    /// A call that waits for `wait`, or without end. It begins when its turn comes in the local
+    /// queue of its keys: see [`handle_turn`](Self::handle_turn).
     pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let until = wait.map(|wait| ctx.now.plus(wait));
@@ -379,8 +383,8 @@ impl Acquire {
         &self.spec
     }
 
-    /// Whether others want the same lock, as far as this call has seen. The next call of the program
-    /// begins with a wait then.
+    /// Whether others want the same lock, as far as this call has seen. The next call of the
+    /// program begins with a wait then.
     pub fn is_contended(&self) -> bool {
         self.contended
     }
@@ -390,7 +394,8 @@ impl Acquire {
         self.attempts
     }
 
-    /// Its turn has come in the local queue; `contended` if the last call of the program had to wait.
+    /// Its turn has come in the local queue; `contended` if the last call of the program had to
+    /// wait.
     pub fn handle_turn(&mut self, contended: bool, ctx: &mut Context<'_>) {
         if !matches!(self.phase, Phase::InLine) {
             return;
@@ -448,7 +453,8 @@ impl Acquire {
                     return self.finish(Reason::Held, ctx);
                 }
                 if self.is_time(ctx.now) {
-                    // The result of another call does not answer this one: it asks the nodes itself.
+                    // The result of another call does not answer this one: it asks the nodes
+                    // itself.
                     self.start(Kind::First, ctx);
                 }
             }
@@ -466,7 +472,8 @@ impl Acquire {
                     let limit = *limit;
                     for node in 0..self.answers.len() {
                         if self.answers[node] == Answer::Pending {
-                            self.answers[node] = Answer::Failed(self.spec.timed_out(node, limit, ctx));
+                            self.answers[node] =
+                                Answer::Failed(self.spec.timed_out(node, limit, ctx));
                         }
                     }
                 }
@@ -488,7 +495,8 @@ impl Acquire {
     pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
         let ends_at = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        // A WAIT that could not be answered in time would only stand in the way of the last attempt.
+        // A WAIT that could not be answered in time would only stand in the way of the last
+        // attempt.
         let round_trip = ctx.fleet.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {
@@ -542,7 +550,8 @@ impl Acquire {
                     if *response == Response::No {
                         self.go_ahead(ctx);
                     }
-                } else if let Some(ahead) = waiting.ahead.as_mut().filter(|ahead| ahead.expects(id)) {
+                } else if let Some(ahead) = waiting.ahead.as_mut().filter(|ahead| ahead.expects(id))
+                {
                     ahead.handle_response(id, response, ctx);
                 }
             }
@@ -585,7 +594,8 @@ impl Acquire {
             }
             Phase::Looking { refused_by, .. } => {
                 let pending = self.answers.contains(&Answer::Pending);
-                let free = self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
+                let free =
+                    self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
                 if free.count() >= ctx.fleet.majority.size() {
                     let past = *refused_by;
                     let is_free = matches!(self.answers[past], Answer::Granted(_));
@@ -666,7 +676,8 @@ impl Acquire {
 
     fn keep_answers(&mut self, attempt: &Attempt) {
         self.answers = attempt.answers().cloned().collect();
-        let silent = |(node, answer): (usize, &Answer)| matches!(answer, Answer::Failed(_)).then_some(node);
+        let silent =
+            |(node, answer): (usize, &Answer)| matches!(answer, Answer::Failed(_)).then_some(node);
         self.silent = self.answers.iter().enumerate().filter_map(silent).collect();
     }
 
@@ -679,7 +690,8 @@ impl Acquire {
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
-    /// Whether a node has not answered that comes before all that refused: it says where others wait.
+    /// Whether a node has not answered that comes before all that refused: it says where others
+    /// wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
         let order = ctx.topology.order(self.spec.keys.first());
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
@@ -716,9 +728,10 @@ impl Acquire {
         let decider = order.iter().copied().find(has_vote);
         if decider == Some(holder) || (waited_on.is_some() && attempt.has_yielded()) {
             self.wait_on(holder, ctx);
-        } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.can_stay(ctx)) {
-            // Others wait on a later node, which refuses while they do. They give way to this one: a
-            // client that joined them instead would keep that queue alive.
+        } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.can_stay(ctx))
+        {
+            // Others wait on a later node, which refuses while they do. They give way to this one:
+            // a client that joined them instead would keep that queue alive.
             self.stays += 1;
             self.pause_before(Next::WaitOn(node), ctx);
         } else {
@@ -727,8 +740,8 @@ impl Acquire {
         }
     }
 
-    /// Whether it may wait on its node again. Fewer nodes refused than are a majority, so that no other
-    /// client can hold the lock; this call lost it because further nodes did not answer.
+    /// Whether it may wait on its node again. Fewer nodes refused than are a majority, so that no
+    /// other client can hold the lock; this call lost it because further nodes did not answer.
     fn can_stay(&self, ctx: &Context<'_>) -> bool {
         self.count_refused() < ctx.fleet.majority.size() && self.stays < limits::STAYS_MAX
     }
@@ -756,16 +769,19 @@ impl Acquire {
     // The last look: is it true that another holds the lock?
 
     fn heard_all(&mut self, ctx: &mut Context<'_>) {
-        let Phase::Hearing(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) else { return };
+        let Phase::Hearing(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) else {
+            return;
+        };
         self.keep_answers(&attempt);
         let spare = ctx.fleet.majority.spare();
         let refused = self.count_refused();
-        let voting = self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_))).count();
+        let voting =
+            self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_))).count();
         if refused > spare || voting < ctx.fleet.majority.size() || !attempt.has_yielded() {
             return self.fail(ctx);
         }
-        // Too few nodes refused for another client to hold the lock. It may be about to acquire it, or
-        // a node holds a lock that was not released.
+        // Too few nodes refused for another client to hold the lock. It may be about to acquire it,
+        // or a node holds a lock that was not released.
         let order = ctx.topology.order(self.spec.keys.first());
         let refused_by = order.iter().copied().find(|&node| self.answers[node] == Answer::Refused);
         let settle = limits::settle(ctx.fleet.round_trips.typical());
@@ -796,7 +812,8 @@ impl Acquire {
         self.phase = Phase::Looking { round, refused_by, due: ctx.now.plus(limit), limit };
     }
 
-    /// Whether this node refuses, and too few are known to refuse for another client to hold the lock.
+    /// Whether this node refuses, and too few are known to refuse for another client to hold the
+    /// lock.
     fn is_alone_in_refusing(&self, node: usize, ctx: &Context<'_>) -> bool {
         self.answers[node] == Answer::Refused && self.count_refused() <= ctx.fleet.majority.spare()
     }
@@ -851,7 +868,8 @@ impl Acquire {
         Some(ctx.now.plus(left.saturating_sub(early)))
     }
 
-    /// Whether it takes a turn in the local queue: a call that does not wait asks the nodes at once.
+    /// Whether it takes a turn in the local queue: a call that does not wait asks the nodes at
+    /// once.
     pub fn takes_turn(&self) -> bool {
         !self.last
     }
@@ -920,7 +938,8 @@ impl Acquire {
             if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
                 self.note_release(waiting.node, None, ctx.now);
             }
-            self.answers[waiting.node] = Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
+            self.answers[waiting.node] =
+                Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
             self.leave(&waiting, ctx);
         }
         self.pause_before(Next::AskAll, ctx);
@@ -1036,7 +1055,8 @@ impl Acquire {
         let order = ctx.topology.order(self.spec.keys.first());
         let place = order.iter().position(|&other| other == node).unwrap_or(0);
         let others = (0..order.len()).map(|step| order[(place + offset + step) % order.len()]);
-        let reachable = |other: &usize| *other != node && ctx.topology.route_acquire(*other).is_ok();
+        let reachable =
+            |other: &usize| *other != node && ctx.topology.route_acquire(*other).is_ok();
         let Some(other) = others.into_iter().find(reachable) else { return };
         let Ok(connection) = ctx.topology.route_acquire(other) else { return };
         let id = RequestId { round: self.rounds(1), node: other };
@@ -1132,7 +1152,8 @@ impl Acquire {
     }
 
     /// A token of this call is being released on the node, through this connection: what follows it
-    /// there comes after the release. None for a WAIT that was not answered, on whatever connection.
+    /// there comes after the release. None for a WAIT that was not answered, on whatever
+    /// connection.
     fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
         self.released[node] = Some(match (self.released[node], connection) {
@@ -1146,8 +1167,8 @@ impl Acquire {
         });
     }
 
-    /// A node may refuse because of a token of this call, whose release it has not received: that is
-    /// not another's lock.
+    /// A node may refuse because of a token of this call, whose release it has not received: that
+    /// is not another's lock.
     fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
         if is_broken(Mutant::HeldByItself) {
             return;
@@ -1157,7 +1178,8 @@ impl Acquire {
                 None => false,
                 Some(Released::Wait) => true,
                 Some(Released::Lease { connection, until }) => {
-                    let came_first = connection.is_some() && *connection == ctx.topology.route(node).ok();
+                    let came_first =
+                        connection.is_some() && *connection == ctx.topology.route(node).ok();
                     !came_first && !ctx.now.has_reached(*until)
                 }
             };
@@ -1187,7 +1209,8 @@ impl Acquire {
             Answer::Granted(_) => Answer::Granted(None),
             other => other.clone(),
         });
-        let failure = Failure { reason, answers: answers.collect(), took: ctx.now.since(self.started) };
+        let failure =
+            Failure { reason, answers: answers.collect(), took: ctx.now.since(self.started) };
         self.actions.push_back(Action::Done(Box::new(Outcome::Failed(failure))));
     }
 }

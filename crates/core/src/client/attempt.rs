@@ -10,16 +10,18 @@ use super::acquire::{Action, Grant, GrantNode, Spec};
 use super::limits;
 use super::mutants::{Mutant, is_broken};
 use super::release::Release;
-use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, Topology};
+use super::{
+    Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, Topology,
+};
 use crate::Fence;
 use crate::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Moment, Step, Vote, Win};
 
 /// One attempt on all nodes, with one token.
 ///
-/// A refusal is not final at once. Clients that ask at the same moment for a free lock each get some
-/// nodes: then the node that comes first in the key's order decides. The client that it granted
-/// repeats its request to the nodes that refused, a round trip apart. The other clients release the
-/// nodes that granted them.
+/// A refusal is not final at once. Clients that ask at the same moment for a free lock each get
+/// some nodes: then the node that comes first in the key's order decides. The client that it
+/// granted repeats its request to the nodes that refused, a round trip apart. The other clients
+/// release the nodes that granted them.
 #[derive(Debug)]
 pub(super) struct Attempt {
     kind: Kind,
@@ -137,8 +139,8 @@ impl Attempt {
         let earlier = before(&orders[0], node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
         let majority = ctx.fleet.majority;
-        let core =
-            Acquisition::after_wait(majority, node, fence, lifetime, spec.min_validity).that_awaits(&awaits);
+        let core = Acquisition::after_wait(majority, node, fence, lifetime, spec.min_validity)
+            .that_awaits(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
         this.orders = Some(orders);
         let limit = spec.node_timeout(node, ctx);
@@ -201,7 +203,9 @@ impl Attempt {
 
     fn request(&self) -> Request {
         match self.kind {
-            Kind::Attach { old } => Request { token: old, command: Command::SwapToken { new: self.token } },
+            Kind::Attach { old } => {
+                Request { token: old, command: Command::SwapToken { new: self.token } }
+            }
             Kind::First | Kind::GoAhead { .. } | Kind::AfterWait { .. } => {
                 Request { token: self.token, command: Command::Acquire { fence: self.proposed } }
             }
@@ -247,7 +251,12 @@ impl Attempt {
     }
 
     /// Takes a response. Also after the end: what comes late still shows where the lock is.
-    pub(super) fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
+    pub(super) fn handle_response(
+        &mut self,
+        id: RequestId,
+        response: &Response,
+        ctx: &Context<'_>,
+    ) {
         let node = id.node;
         let asked = &mut self.nodes[node];
         if !matches!(response, Response::Failed(_)) {
@@ -294,7 +303,12 @@ impl Attempt {
     }
 
     /// What is due now: nodes that are asked again, and those whose time is over.
-    pub(super) fn handle_timeout(&mut self, spec: &Spec, ctx: &mut Context<'_>, out: &mut VecDeque<Action>) {
+    pub(super) fn handle_timeout(
+        &mut self,
+        spec: &Spec,
+        ctx: &mut Context<'_>,
+        out: &mut VecDeque<Action>,
+    ) {
         for node in 0..self.nodes.len() {
             let asked = &self.nodes[node];
             if let Some((_, limit)) = asked.due.filter(|(at, _)| ctx.now.has_reached(*at)) {
@@ -392,7 +406,8 @@ impl Attempt {
                 let limit = spec.node_timeout(node, ctx);
                 asked.due = Some((ctx.now.plus(limit), limit));
                 asked.telling = true;
-                let request = Request { token: self.token, command: Command::Extend { fence: Some(fence) } };
+                let request =
+                    Request { token: self.token, command: Command::Extend { fence: Some(fence) } };
                 let id = RequestId { round: self.round + 1, node };
                 out.push_back(Action::Send { id, connection, request });
             }
@@ -546,7 +561,10 @@ impl Attempt {
     }
 
     /// The nodes that were asked, and the connection through which each is sent the RELEASE.
-    pub(super) fn connections(&self, topology: &Topology) -> impl Iterator<Item = (usize, Option<u64>)> {
+    pub(super) fn connections(
+        &self,
+        topology: &Topology,
+    ) -> impl Iterator<Item = (usize, Option<u64>)> {
         self.nodes.iter().enumerate().filter_map(|(node, asked)| match asked.delivery {
             Delivery::InFlight { connection } => Some((node, Some(connection))),
             Delivery::Arrived => Some((node, topology.route(node).ok())),
@@ -560,12 +578,13 @@ impl Attempt {
         Release::new(self.token, deliveries, spec, ctx)
     }
 
-    /// Releases the token of a process that detached the lock, on the nodes that may still hold it by
-    /// that token. No other client does so, and the new token would be refused there until the end of
-    /// the ttl.
+    /// Releases the token of a process that detached the lock, on the nodes that may still hold it
+    /// by that token. No other client does so, and the new token would be refused there until the
+    /// end of the ttl.
     pub(super) fn release_detached(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Option<Release> {
         let Kind::Attach { old } = self.kind else { return None };
-        let is_settled = |asked: &Asked| matches!(asked.answer, Answer::Granted(_) | Answer::Refused);
+        let is_settled =
+            |asked: &Asked| matches!(asked.answer, Answer::Granted(_) | Answer::Refused);
         if self.nodes.iter().all(is_settled) {
             return None;
         }

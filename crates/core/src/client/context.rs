@@ -55,7 +55,11 @@ pub struct Fleet {
 impl Fleet {
     /// Of so many nodes.
     pub fn new(majority: Majority) -> Self {
-        Self { majority, round_trips: RoundTrips::new(majority.nodes()), fences: FenceProposals::default() }
+        Self {
+            majority,
+            round_trips: RoundTrips::new(majority.nodes()),
+            fences: FenceProposals::default(),
+        }
     }
 }
 
@@ -97,8 +101,8 @@ impl Topology {
         status.link.clone()
     }
 
-    /// The connection for a request that only reads. A minority of the nodes, of which nobody can know
-    /// whether they belong to the set, may be looked at.
+    /// The connection for a request that only reads. A minority of the nodes, of which nobody can
+    /// know whether they belong to the set, may be looked at.
     pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {

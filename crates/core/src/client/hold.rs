@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::acquire::{Grant, Spec};
 use super::mutants::{Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Token, limits,
+    Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Token,
+    limits,
 };
 use crate::Fence;
 use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Standing, Tenure};
@@ -61,8 +62,8 @@ struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Revoked {
     Nowhere,
-    /// On a minority. The lock can be extended on the others, and no node is repaired any more: that
-    /// would undo what the operator did.
+    /// On a minority. The lock can be extended on the others, and no node is repaired any more:
+    /// that would undo what the operator did.
     Somewhere,
     /// On so many nodes that the others are no majority.
     Everywhere,
@@ -78,7 +79,8 @@ struct Round {
     /// When nodes that have not answered count as silent; none after that.
     due: Option<(Moment, Duration)>,
     decided: bool,
-    /// No caller asked for it: it repairs the nodes that the round before it found to miss the lock.
+    /// No caller asked for it: it repairs the nodes that the round before it found to miss the
+    /// lock.
     is_follow_up: bool,
 }
 
@@ -107,8 +109,9 @@ pub enum HoldAction {
 }
 
 impl Node {
-    /// Whether it is known not to hold the lock: its last answer says so, it was never asked for it, or
-    /// it abstained when it was. An abstention from an extension says nothing: a replica may have the key.
+    /// Whether it is known not to hold the lock: its last answer says so, it was never asked for
+    /// it, or it abstained when it was. An abstention from an extension says nothing: a replica may
+    /// have the key.
     fn is_known_to_miss(&self) -> bool {
         match self.answer {
             Answer::Refused => true,
@@ -184,8 +187,8 @@ impl Hold {
         !self.over && !self.is_revoked() && self.tenure.is_extensible(now)
     }
 
-    /// Whether an operator revoked it on so many nodes that it cannot be extended. It is held until its
-    /// deadline.
+    /// Whether an operator revoked it on so many nodes that it cannot be extended. It is held until
+    /// its deadline.
     pub fn is_revoked(&self) -> bool {
         self.revoked == Revoked::Everywhere
     }
@@ -195,8 +198,8 @@ impl Hold {
     }
 
     /// When it is to be extended next, if it is to be renewed: a third of the ttl after the last
-    /// extension, sooner after one that no majority confirmed, and soon while a node that answers does
-    /// not hold it. Until that is repaired, one failing node may be one too many.
+    /// extension, sooner after one that no majority confirmed, and soon while a node that answers
+    /// does not hold it. Until that is repaired, one failing node may be one too many.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
         if self.over || self.is_revoked() {
             return None;
@@ -215,20 +218,22 @@ impl Hold {
         self.nodes.iter().map(|node| &node.answer)
     }
 
-    /// How many nodes are known to hold it: those that said so last, and have not been restarted since.
+    /// How many nodes are known to hold it: those that said so last, and have not been restarted
+    /// since.
     pub fn coverage(&self, topology: &super::Topology) -> usize {
         self.holding(topology).count()
     }
 
     fn holding(&self, topology: &super::Topology) -> impl Iterator<Item = usize> {
         let holds = |(index, node): &(usize, &Node)| {
-            matches!(node.answer, Answer::Granted(_)) && node.incarnation == topology.incarnation(*index)
+            matches!(node.answer, Answer::Granted(_))
+                && node.incarnation == topology.incarnation(*index)
         };
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
     }
 
-    /// Begins a round of extensions, unless the lock has ended, or an earlier call's round is undecided:
-    /// then that one's end is the end of this one, too.
+    /// Begins a round of extensions, unless the lock has ended, or an earlier call's round is
+    /// undecided: then that one's end is the end of this one, too.
     pub fn extend(&mut self, ctx: &Context<'_>) {
         let is_undecided = |round: &Round| !round.decided && !round.is_follow_up;
         if self.round.as_ref().is_some_and(is_undecided) {
@@ -328,7 +333,8 @@ impl Hold {
             }
             self.heard(node, response.to_answer(), ctx);
             self.answer_round(node, response.holds(), ctx);
-            let found_missing = self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
+            let found_missing =
+                self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
                 self.begin_round(true, ctx);
             } else if *response == Response::No && self.nodes[node].repair.is_none() {
@@ -378,7 +384,8 @@ impl Hold {
         node.answer = answer;
         node.incarnation = ctx.topology.incarnation(index);
         node.answered_since = true;
-        let is_revoked = |node: &&Node| matches!(node.answer, Answer::Failed(NodeError::Revoked { .. }));
+        let is_revoked =
+            |node: &&Node| matches!(node.answer, Answer::Failed(NodeError::Revoked { .. }));
         let revoked = match self.nodes.iter().filter(is_revoked).count() {
             0 => Revoked::Nowhere,
             count if count > ctx.fleet.majority.spare() => Revoked::Everywhere,
@@ -410,8 +417,8 @@ impl Hold {
         self.actions.push_back(HoldAction::Decided(verdict));
     }
 
-    /// Gives a node the lock that it missed. Not while an earlier ACQUIRE may be on its way there: two
-    /// of them could give the node the lock again after an operator has ended it there.
+    /// Gives a node the lock that it missed. Not while an earlier ACQUIRE may be on its way there:
+    /// two of them could give the node the lock again after an operator has ended it there.
     fn repair(&mut self, index: usize, ctx: &Context<'_>) {
         let node = &self.nodes[index];
         let on_its_way = matches!(node.delivery, Delivery::InFlight { .. })
@@ -426,7 +433,8 @@ impl Hold {
         node.delivery = Delivery::InFlight { connection };
         node.acquired_at = ctx.now;
         node.repair = Some(number);
-        let request = Request { token: self.token, command: Command::Acquire { fence: self.fence } };
+        let request =
+            Request { token: self.token, command: Command::Acquire { fence: self.fence } };
         let id = RequestId { round: number, node: index };
         self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
     }

@@ -129,7 +129,8 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     if free >= majority.size() {
         return LockState::Free;
     }
-    let leases = || nodes.iter().enumerate().filter_map(|(node, answer)| Some((node, lease(answer)?)));
+    let leases =
+        || nodes.iter().enumerate().filter_map(|(node, answer)| Some((node, lease(answer)?)));
     for (_, LeaseInfo { fence, .. }) in leases() {
         let Some(fence) = *fence else { continue };
         let holding: Vec<_> = leases().filter(|(_, lease)| lease.fence == Some(fence)).collect();
@@ -139,7 +140,11 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
                 fence,
                 owner: most_named(&holding),
                 nodes: holding.iter().map(|&(node, _)| node).collect(),
-                at_most: at_most(majority, holding.iter().filter_map(|(_, lease)| lease.ttl), unknown),
+                at_most: at_most(
+                    majority,
+                    holding.iter().filter_map(|(_, lease)| lease.ttl),
+                    unknown,
+                ),
             });
         }
     }
@@ -251,7 +256,9 @@ mod tests {
     fn lock_ends_when_the_others_are_a_majority() {
         // A lock on one of three nodes excludes no other client.
         assert_eq!(
-            held_by(&vec![held("", 7, 900), held("", 7, 800), held("", 7, 100)]).at_most.as_millis(),
+            held_by(&vec![held("", 7, 900), held("", 7, 800), held("", 7, 100)])
+                .at_most
+                .as_millis(),
             800
         );
         let five = vec![held("", 7, 500), held("", 7, 300), FREE, held("", 7, 400), FREE];

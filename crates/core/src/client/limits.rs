@@ -56,8 +56,8 @@ pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 pub const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a RELEASE that failed is repeated.
 pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// For how long a RELEASE is repeated that may have overtaken its ACQUIRE on another connection: for
-/// as long as the network may deliver what a connection that is lost has left in flight.
+/// For how long a RELEASE is repeated that may have overtaken its ACQUIRE on another connection:
+/// for as long as the network may deliver what a connection that is lost has left in flight.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
@@ -73,11 +73,11 @@ pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 pub const CONNECTS_MAX: usize = 6;
 /// How soon a lock that is renewed is extended when a node does not hold it. It doubles.
 pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
-/// How often a node is asked again while a lock is revoked: often enough that no lock is acquired and
-/// ends unseen in between.
+/// How often a node is asked again while a lock is revoked: often enough that no lock is acquired
+/// and ends unseen in between.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
-/// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Nobody waits for
-/// it but an operator.
+/// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Nobody waits
+/// for it but an operator.
 pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many locks a list has at most.
 pub const LISTED_MAX: usize = 100_000;

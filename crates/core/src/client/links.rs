@@ -145,7 +145,11 @@ struct Up {
 impl Links {
     /// To nodes of these names, which are connected from now on.
     /// The program may name the set that it expects.
-    pub fn new(names: impl IntoIterator<Item = Arc<str>>, expected_set: Option<String>, now: Moment) -> Self {
+    pub fn new(
+        names: impl IntoIterator<Item = Arc<str>>,
+        expected_set: Option<String>,
+        now: Moment,
+    ) -> Self {
         let error = NodeError::Down { reason: "still connecting".into() };
         let link = |name| Link {
             name,
@@ -210,8 +214,12 @@ impl Links {
     fn give_up_connecting(&mut self, node: usize, now: Moment) {
         let link = &mut self.nodes[node];
         let over = |(_, due): &(u64, Moment)| now.has_reached(*due);
-        let late: SmallVec<[u64; 2]> =
-            link.connecting.iter().filter(|attempt| over(attempt)).map(|(number, _)| *number).collect();
+        let late: SmallVec<[u64; 2]> = link
+            .connecting
+            .iter()
+            .filter(|attempt| over(attempt))
+            .map(|(number, _)| *number)
+            .collect();
         for connection in late {
             self.actions.push_back(LinkAction::Close { node, connection });
             let ms = limits::HANDSHAKE.as_millis();
@@ -247,9 +255,9 @@ impl Links {
         self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
     }
 
-    /// Makes another attempt to connect, if it is time for one. One that is on its way does not keep
-    /// later ones from being made: a network that lost its first packet may be back long before it
-    /// is given up.
+    /// Makes another attempt to connect, if it is time for one. One that is on its way does not
+    /// keep later ones from being made: a network that lost its first packet may be back long
+    /// before it is given up.
     fn connect(&mut self, node: usize, now: Moment, random: &mut dyn Random) {
         let link = &mut self.nodes[node];
         let due = link.connect_at.is_some_and(|at| now.has_reached(at));
@@ -266,14 +274,21 @@ impl Links {
         self.actions.push_back(LinkAction::Connect { node, connection });
         // Not all clients of a node that comes back at the same moment.
         let pause = link.pause.max(stagger);
-        let part =
-            Duration::from_micros(random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1));
+        let part = Duration::from_micros(
+            random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1),
+        );
         link.connect_at = Some(now.plus(pause.saturating_sub(part)));
         link.pause = (link.pause * 2).min(limits::RECONNECT_PAUSE_MAX);
     }
 
     /// A node is connected and has said what it is. Returns whether the connection is used.
-    pub fn handle_connected(&mut self, node: usize, connection: u64, hello: Hello, now: Moment) -> bool {
+    pub fn handle_connected(
+        &mut self,
+        node: usize,
+        connection: u64,
+        hello: Hello,
+        now: Moment,
+    ) -> bool {
         let link = &mut self.nodes[node];
         if !link.connecting.iter().any(|(number, _)| *number == connection) {
             return false;
@@ -311,7 +326,13 @@ impl Links {
     }
 
     /// An attempt to connect has failed.
-    pub fn handle_connect_failed(&mut self, node: usize, connection: u64, error: NodeError, now: Moment) {
+    pub fn handle_connect_failed(
+        &mut self,
+        node: usize,
+        connection: u64,
+        error: NodeError,
+        now: Moment,
+    ) {
         let link = &mut self.nodes[node];
         let before = link.connecting.len();
         link.connecting.retain(|(number, _)| *number != connection);
@@ -385,7 +406,9 @@ impl Links {
         for (node, of_the_set) in agreement.nodes.into_iter().enumerate() {
             let admission = self.admission(node).and(match of_the_set {
                 Admission::Admitted => Ok(()),
-                Admission::Refused(reason) => Err(NodeError::NotAdmitted { reason: reason.to_string() }),
+                Admission::Refused(reason) => {
+                    Err(NodeError::NotAdmitted { reason: reason.to_string() })
+                }
                 Admission::Unknown => Err(NodeError::Down {
                     reason: "no majority of the nodes has said yet which set it belongs to".into(),
                 }),
@@ -415,7 +438,8 @@ impl Links {
             return Err(NodeError::NoModule);
         }
         let same = |other: &&Link| {
-            hello.run_id.is_some() && other.hello().is_some_and(|other| other.run_id == hello.run_id)
+            hello.run_id.is_some()
+                && other.hello().is_some_and(|other| other.run_id == hello.run_id)
         };
         if let Some(other) = self.nodes[..node].iter().find(same) {
             return Err(NodeError::SameServer { node: other.name.to_string() });
@@ -436,7 +460,9 @@ impl Link {
         let connect_at = self.connect_at.filter(|_| self.connecting.len() < limits::CONNECTS_MAX);
         let connecting = self.connecting.iter().map(|(_, due)| *due);
         let up = match &self.state {
-            State::Up(up) if up.silent.is_none() => Some(up.ping_due.map_or(up.check_at, |(due, _)| due)),
+            State::Up(up) if up.silent.is_none() => {
+                Some(up.ping_due.map_or(up.check_at, |(due, _)| due))
+            }
             State::Up(_) | State::Down(_) => None,
         };
         connecting.chain(connect_at).chain(up).reduce(Moment::earlier)

@@ -6,9 +6,9 @@ use crate::quorum::Majority;
 
 /// The locks that the nodes list, merged by key: the first ones in the order of their keys.
 ///
-/// The memory that it takes is bounded: a key that is not among the first `limit` is dropped. What was
-/// dropped once is never among the first again, so that each key that is kept has the word of every
-/// node.
+/// The memory that it takes is bounded: a key that is not among the first `limit` is dropped. What
+/// was dropped once is never among the first again, so that each key that is kept has the word of
+/// every node.
 #[derive(Debug)]
 pub struct Listing {
     limit: usize,
@@ -23,8 +23,8 @@ pub struct Listing {
 pub struct ListedLock {
     /// The key.
     pub key: Vec<u8>,
-    /// What a majority of the nodes says about the key. [`LockState::Free`]: only a minority has a lock
-    /// there, of a client that is acquiring or releasing it, or that is gone.
+    /// What a majority of the nodes says about the key. [`LockState::Free`]: only a minority has a
+    /// lock there, of a client that is acquiring or releasing it, or that is gone.
     pub state: LockState,
     /// The word of each node, in the order of the nodes.
     pub nodes: Vec<Result<Option<LeaseInfo>, NodeError>>,
@@ -46,7 +46,8 @@ impl Listing {
         }
     }
 
-    /// A node has listed all its locks, or why it has not. A node that abstains may have forgotten some.
+    /// A node has listed all its locks, or why it has not. A node that abstains may have forgotten
+    /// some.
     pub fn finish(&mut self, node: usize, abstains: Result<Option<String>, NodeError>) {
         self.nodes[node] = Some(abstains);
     }
@@ -94,7 +95,11 @@ mod tests {
     use crate::Fence;
 
     fn lease(fence: u64) -> LeaseInfo {
-        LeaseInfo { fence: Fence::new(fence), ttl: Some(Duration::from_secs(fence)), ..LeaseInfo::default() }
+        LeaseInfo {
+            fence: Fence::new(fence),
+            ttl: Some(Duration::from_secs(fence)),
+            ..LeaseInfo::default()
+        }
     }
 
     fn merged(listing: Listing) -> Vec<(String, &'static str)> {
@@ -117,9 +122,15 @@ mod tests {
     #[test]
     fn keys_are_merged_into_what_a_majority_says() {
         let mut listing = Listing::new(3, 10);
-        for (node, key, fence) in
-            [(0, "c", 7), (1, "c", 7), (2, "c", 7), (0, "a", 5), (2, "a", 5), (1, "b", 9), (1, "a", 4)]
-        {
+        for (node, key, fence) in [
+            (0, "c", 7),
+            (1, "c", 7),
+            (2, "c", 7),
+            (0, "a", 5),
+            (2, "a", 5),
+            (1, "b", 9),
+            (1, "a", 4),
+        ] {
             listing.add(node, key.into(), lease(fence));
         }
         (0..3).for_each(|node| listing.finish(node, Ok(None)));
@@ -156,7 +167,8 @@ mod tests {
             assert!(listing.is_truncated());
             let locks = listing.merge(Majority::of(3).unwrap());
             assert_eq!(locks.iter().map(|lock| &lock.key[..]).collect::<Vec<_>>(), [b"a", b"b"]);
-            let on_all = |lock: &ListedLock| lock.nodes.iter().all(|node| matches!(node, Ok(Some(_))));
+            let on_all =
+                |lock: &ListedLock| lock.nodes.iter().all(|node| matches!(node, Ok(Some(_))));
             assert!(locks.iter().all(on_all));
         }
     }

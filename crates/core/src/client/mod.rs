@@ -1,11 +1,12 @@
-//! One client: machines without I/O, clock, task or lock, which a driver feeds with what happens and
-//! which say what to do next. The client crate and the simulator drive the same machines.
+//! One client: machines without I/O, clock, task or lock, which a driver feeds with what happens
+//! and which say what to do next. The client crate and the simulator drive the same machines.
 //!
 //! - [`Acquire`]: from a call to a lock or an error. Attempts, waiting, pauses.
 //! - [`Hold`]: from the grant to the end. Ownership, extension, repair.
 //! - [`Release`]: one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
-//! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that wait.
+//! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that
+//!   wait.
 //! - [`agree`]: which nodes belong to the set of the majority.
 //! - [`summarize`]: what the nodes say about a key, for [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
@@ -44,7 +45,8 @@ pub use context::{Context, Fleet, NodeStatus, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hold::{Hold, HoldAction};
 pub use inspection::{
-    HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes, summarize,
+    HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes,
+    summarize,
 };
 pub use keys::{InvalidKeys, Keys};
 pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
@@ -54,8 +56,8 @@ pub use local_queue::{Entry, Line};
 pub use mutants::{Mutant, break_rule};
 pub use node_error::{Answer, NodeError};
 pub use node_set::{
-    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES, NodeId,
-    NodeSet, NotAdmitted, SetReport, agree,
+    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES,
+    NodeId, NodeSet, NotAdmitted, SetReport, agree,
 };
 pub use release::{Release, Send};
 pub use renewal_batches::Renewals;

@@ -1,7 +1,7 @@
 //! Rules of a client that a simulator breaks on purpose, to see that its checkers notice.
 //!
-//! Each broken rule asks [`is_broken`] at the place that decides. Without the feature `mutants` that
-//! is the constant `false`. With it, a thread-local variable decides, which is empty until the
+//! Each broken rule asks [`is_broken`] at the place that decides. Without the feature `mutants`
+//! that is the constant `false`. With it, a thread-local variable decides, which is empty until the
 //! simulator sets it with [`break_rule`]: a build of the whole workspace, which unifies features,
 //! has every rule in force as well.
 

@@ -18,10 +18,14 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Whether so many of these answers are [permanent errors](NodeError::is_permanent) that the other
-    /// nodes are no majority. Then it does not help to wait.
-    pub fn rule_out_majority<'a>(answers: impl IntoIterator<Item = &'a Self>, majority: Majority) -> bool {
-        let permanent = |answer: &&Self| matches!(answer, Self::Failed(error) if error.is_permanent());
+    /// Whether so many of these answers are [permanent errors](NodeError::is_permanent) that the
+    /// other nodes are no majority. Then it does not help to wait.
+    pub fn rule_out_majority<'a>(
+        answers: impl IntoIterator<Item = &'a Self>,
+        majority: Majority,
+    ) -> bool {
+        let permanent =
+            |answer: &&Self| matches!(answer, Self::Failed(error) if error.is_permanent());
         answers.into_iter().filter(permanent).count() > majority.spare()
     }
 }
@@ -72,8 +76,8 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
-    /// An operator revoked this lock on the node. It is held there until its deadline, and cannot be
-    /// extended.
+    /// An operator revoked this lock on the node. It is held there until its deadline, and cannot
+    /// be extended.
     #[error("an operator revoked the lock there: {left_ms} ms are left, and it cannot be extended")]
     Revoked {
         /// How much longer the node held the lock when it answered, in milliseconds.
@@ -130,8 +134,8 @@ pub enum NodeError {
         /// What the node and the majority say, and what to do.
         reason: String,
     },
-    /// The node refused, and a request of the same call was lost with its connection: that request may
-    /// have been granted.
+    /// The node refused, and a request of the same call was lost with its connection: that request
+    /// may have been granted.
     #[error(
         "refuses, perhaps because of a request of this call that was lost with its connection: that \
          lock is being released there, and ends by its ttl at the latest"
@@ -174,7 +178,9 @@ impl NodeError {
             | Self::NotAdmitted { .. }
             | Self::TtlTooLong { .. }
             | Self::Misconfigured { .. } => true,
-            Self::Refused(words) => ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind)),
+            Self::Refused(words) => {
+                ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind))
+            }
             Self::Down { .. }
             | Self::TimedOut { .. }
             | Self::TooFar { .. }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::acquire::Spec;
 use super::mutants::{Mutant, is_broken};
-use super::{Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits};
+use super::{
+    Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
+};
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
 /// Releases one token on every node that may have it, until each has answered or every lease has
@@ -124,7 +126,9 @@ impl Release {
                     continue;
                 }
                 Delivery::InFlight { .. } if is_broken(Mutant::SilentNotReleased) => continue,
-                Delivery::InFlight { .. } if is_broken(Mutant::ReleaseElsewhere) => this.send(node, ctx),
+                Delivery::InFlight { .. } if is_broken(Mutant::ReleaseElsewhere) => {
+                    this.send(node, ctx)
+                }
                 // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.
                 Delivery::InFlight { connection } => {
                     this.nodes[node].acquire_on = Some(connection);
@@ -146,7 +150,12 @@ impl Release {
 
     /// Takes a waiter out of the queue of a node. RELEASE travels through another connection than
     /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
-    pub(super) fn leave(token: Token, wait: RequestId, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+    pub(super) fn leave(
+        token: Token,
+        wait: RequestId,
+        spec: &Arc<Spec>,
+        ctx: &Context<'_>,
+    ) -> Self {
         // Its own requests are not taken for the WAIT.
         let mut this = Self::after_round(wait.round, token, only(wait.node, ctx), spec, ctx);
         this.wait = Some(wait);
@@ -154,7 +163,12 @@ impl Release {
     }
 
     /// The same for a WAIT whose connection was lost before it was answered: it may still arrive.
-    pub(super) fn of_lost_wait(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
+    pub(super) fn of_lost_wait(
+        token: Token,
+        node: usize,
+        spec: &Arc<Spec>,
+        ctx: &Context<'_>,
+    ) -> Self {
         let mut this = Self::on(token, node, spec, ctx);
         this.nodes[node].overtakes_until = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
         this
@@ -236,7 +250,8 @@ impl Release {
             } else {
                 // It was granted the lock, or may be: that is released again.
                 if matches!(response, Response::Failed(NodeError::Down { .. })) {
-                    self.nodes[id.node].overtakes_until = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
+                    self.nodes[id.node].overtakes_until =
+                        Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
                 }
                 self.send(id.node, ctx);
             }
@@ -254,7 +269,8 @@ impl Release {
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
             // The token may have been granted the lock since then. The newest request tells.
-            Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {}
+            Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
+            }
             Response::Failed(error) if error.is_permanent() => {
                 // Nothing was granted there, and nothing can be released.
                 node.state = State::Done;
@@ -262,7 +278,9 @@ impl Release {
             }
             // An older request failed. The newer one is unanswered.
             Response::Failed(_) if node.round != id.round => {}
-            Response::Failed(_) if self.persistent || self.wait.is_some() => self.repeat(id.node, ctx),
+            Response::Failed(_) if self.persistent || self.wait.is_some() => {
+                self.repeat(id.node, ctx)
+            }
             // The waiter may not have been in the queue yet.
             _ if self.wait.is_some_and(|wait| wait.node == id.node) => self.repeat(id.node, ctx),
             _ => node.state = State::Done,
@@ -296,7 +314,9 @@ impl Release {
                         }
                     }
                 }
-                State::Failed { repeat_at } if ctx.now.has_reached(repeat_at) => self.send(index, ctx),
+                State::Failed { repeat_at } if ctx.now.has_reached(repeat_at) => {
+                    self.send(index, ctx)
+                }
                 _ => {}
             }
         }

@@ -3,7 +3,8 @@ use std::time::Duration;
 use super::{Answer, NodeError, Token};
 use crate::Fence;
 
-/// Tells the requests of one machine apart, so that a response reaches the round that it belongs to.
+/// Tells the requests of one machine apart, so that a response reaches the round that it belongs
+/// to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
     /// The round of its machine.
@@ -88,7 +89,9 @@ impl Response {
     /// The same for reports.
     pub fn to_answer(&self) -> Answer {
         match self {
-            Self::Fence(fence) | Self::FenceAfterWait { fence, .. } => Answer::Granted(Some(*fence)),
+            Self::Fence(fence) | Self::FenceAfterWait { fence, .. } => {
+                Answer::Granted(Some(*fence))
+            }
             Self::Yes => Answer::Granted(None),
             Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),

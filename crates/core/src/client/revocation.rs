@@ -8,8 +8,9 @@ use crate::quorum::{Majority, Moment};
 /// The revocation of the lock on a key, from the first request until the lock is over.
 ///
 /// Each node is asked to revoke what it has. Nodes that do not answer are asked again, and so are
-/// nodes where the key was free, because a request of the holder may be on its way there. Before it is
-/// asked again, a node is looked at: a lock that was granted after the revocation began is left alone.
+/// nodes where the key was free, because a request of the holder may be on its way there. Before it
+/// is asked again, a node is looked at: a lock that was granted after the revocation began is left
+/// alone.
 ///
 /// Call [`poll`](Self::poll) when it begins and after each event, until it returns `None`.
 #[derive(Debug)]
@@ -76,13 +77,13 @@ pub struct RevokeReply {
 pub enum RevocationState {
     /// Too few nodes have answered. The holder may extend the lock.
     Unknown,
-    /// A majority answered, and on some of these nodes the key was free. The holder cannot extend the
-    /// lock, unless a request that was on its way acquires the key there.
+    /// A majority answered, and on some of these nodes the key was free. The holder cannot extend
+    /// the lock, unless a request that was on its way acquires the key there.
     Unconfirmed,
     /// A majority holds the lock and refuses to extend it. It ends by its deadline.
     Revoked,
-    /// The lock is not held any more on so many nodes that it is nobody's: its holder released it, it
-    /// ended by its deadline or at once, or there was none.
+    /// The lock is not held any more on so many nodes that it is nobody's: its holder released it,
+    /// it ended by its deadline or at once, or there was none.
     Over,
 }
 
@@ -161,10 +162,15 @@ impl Revocation {
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         self.over |= self.certain && self.ends_at.is_some_and(|at| ctx.now.has_reached(at));
         for node in 0..self.nodes.len() {
-            let is_due = !self.nodes[node].is_asked && ctx.now.has_reached(self.nodes[node].next_at);
+            let is_due =
+                !self.nodes[node].is_asked && ctx.now.has_reached(self.nodes[node].next_at);
             if is_due && !self.over {
                 let is_first = !self.nodes[node].was_asked && ctx.now == self.began;
-                self.ask(node, if is_first { RevokeQuestion::Revoke } else { RevokeQuestion::Look }, ctx);
+                self.ask(
+                    node,
+                    if is_first { RevokeQuestion::Revoke } else { RevokeQuestion::Look },
+                    ctx,
+                );
             }
         }
     }
@@ -205,12 +211,16 @@ impl Revocation {
                 self.handle_lease(node, (sent, was_locked == Some(true)), lease, ctx);
             }
             Ok(RevokeReply { was_locked, lease: None, abstains }) => {
-                let was_revoked =
-                    matches!(self.nodes[node].result, NodeRevocation::Revoked(_) | NodeRevocation::Ended);
+                let was_revoked = matches!(
+                    self.nodes[node].result,
+                    NodeRevocation::Revoked(_) | NodeRevocation::Ended
+                );
                 let has_revoked = was_locked == Some(true);
                 self.nodes[node].result = match abstains {
                     // What is free there may be forgotten, unless this very command has ended it.
-                    Some(reason) if !has_revoked => NodeRevocation::Failed(NodeError::Abstains { reason }),
+                    Some(reason) if !has_revoked => {
+                        NodeRevocation::Failed(NodeError::Abstains { reason })
+                    }
                     _ if has_revoked || was_revoked => NodeRevocation::Ended,
                     _ => NodeRevocation::Free,
                 };
@@ -267,7 +277,10 @@ impl Revocation {
         }
         let is_gone = |node: &&Node| {
             let result = &node.result;
-            matches!(result, NodeRevocation::Ended | NodeRevocation::Free | NodeRevocation::Other(_))
+            matches!(
+                result,
+                NodeRevocation::Ended | NodeRevocation::Free | NodeRevocation::Other(_)
+            )
         };
         self.over |= self.nodes.iter().filter(is_gone).count() >= self.majority.size();
         self.over |= self.certain && self.ends_at.is_some_and(|at| now.has_reached(at));
@@ -284,14 +297,17 @@ impl Revocation {
 
     /// Whether a majority has revoked leases at the same time.
     ///
-    /// From then on, no majority extends any lock of the key, whichever these leases belong to: a node
-    /// that was ahead of the others when it granted has another fence. A node gets the lock again only
-    /// by a repair, which needs a majority of extensions in the same round. Nodes whose revoked lease
-    /// has ended are not counted, since they could have been repaired while fewer were revoked. Nodes
-    /// where the key was free are not counted either: a repair that began before may be on its way.
+    /// From then on, no majority extends any lock of the key, whichever these leases belong to: a
+    /// node that was ahead of the others when it granted has another fence. A node gets the lock
+    /// again only by a repair, which needs a majority of extensions in the same round. Nodes whose
+    /// revoked lease has ended are not counted, since they could have been repaired while fewer
+    /// were revoked. Nodes where the key was free are not counted either: a repair that began
+    /// before may be on its way.
     fn is_certain(&self, now: Moment) -> bool {
-        let is_live = |node: &&Node| node.revoked_until.is_some_and(|until| !now.has_reached(until));
-        let is_revoked = |node: &&Node| matches!(node.result, NodeRevocation::Revoked(_)) && is_live(node);
+        let is_live =
+            |node: &&Node| node.revoked_until.is_some_and(|until| !now.has_reached(until));
+        let is_revoked =
+            |node: &&Node| matches!(node.result, NodeRevocation::Revoked(_)) && is_live(node);
         self.nodes.iter().filter(is_revoked).count() >= self.majority.size()
     }
 
@@ -301,18 +317,18 @@ impl Revocation {
         let mut ends: Vec<Moment> = self.nodes.iter().filter_map(|node| node.ended_by).collect();
         ends.sort_unstable_by_key(|end| (end.raw, end.boot));
         ends.reverse();
-        let unknown = self
-            .nodes
-            .iter()
-            .filter(|node| matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_)));
+        let unknown = self.nodes.iter().filter(|node| {
+            matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_))
+        });
         let last = self.majority.spare().saturating_sub(unknown.count());
         ends.get(last).or(ends.last()).copied()
     }
 
     /// How far it is.
     pub fn state(&self) -> RevocationState {
-        let has_answered =
-            |node: &&Node| !matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_));
+        let has_answered = |node: &&Node| {
+            !matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_))
+        };
         if self.over {
             RevocationState::Over
         } else if self.certain {
@@ -329,9 +345,9 @@ impl Revocation {
         self.nodes.iter().all(|node| !node.is_asked && node.result != NodeRevocation::Pending)
     }
 
-    /// How much longer the lock, or its holder after [`RevokeMode::Now`], may last: the longest time of
-    /// the nodes that answered. It is certain in the states [`Revoked`](RevocationState::Revoked) and
-    /// [`Over`](RevocationState::Over) only.
+    /// How much longer the lock, or its holder after [`RevokeMode::Now`], may last: the longest
+    /// time of the nodes that answered. It is certain in the states
+    /// [`Revoked`](RevocationState::Revoked) and [`Over`](RevocationState::Over) only.
     pub fn remaining(&self, now: Moment) -> Duration {
         self.end().map_or(Duration::ZERO, |end| now.until(end))
     }

@@ -47,8 +47,11 @@ impl RoundTrips {
     pub fn sample(&self, node: usize, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).clamp(1, ESTIMATE_MAX_US);
         let before = self.estimates_us[node].load(Ordering::Relaxed);
-        let after =
-            if before == 0 { took } else { before.min(took) + took.saturating_sub(before) / GROWTH_PART };
+        let after = if before == 0 {
+            took
+        } else {
+            before.min(took) + took.saturating_sub(before) / GROWTH_PART
+        };
         // Of two samples at the same moment one may be lost, which changes little.
         self.estimates_us[node].store(after, Ordering::Relaxed);
     }

@@ -6,7 +6,8 @@ use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted, Wants};
 use super::{
-    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Ticket, Token,
+    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Ticket,
+    Token,
 };
 use crate::{Fence, Ttl};
 
@@ -150,7 +151,8 @@ impl Node {
             }
         }
         let expires_at_ms = now.wall_ms_after(ttl.us());
-        let written = entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
+        let written =
+            entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
         if written.is_err() {
             for (key, entry) in keys.iter().zip(entries) {
                 if keyspace.kind(entry) != Kind::Missing {
@@ -162,7 +164,8 @@ impl Node {
         }
         let fence = self.fences.next(hashes, fence, now.wall_us);
         let deadline = now.monotonic.plus_us(ttl.us());
-        let new = NewLock { db, token: token.as_ref(), owner, fence, granted: now.monotonic, deadline };
+        let new =
+            NewLock { db, token: token.as_ref(), owner, fence, granted: now.monotonic, deadline };
         self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
         // All mirrors are written first: a listener of one event may change the other keys.
         for key in keys {
@@ -213,7 +216,8 @@ impl Node {
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));
         let name = keyspace.name(token);
         let (ttl, fence) = (*ttl, *fence);
-        let terms = Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
+        let terms =
+            Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
         let granted = self.grant(now, free, &terms, keyspace);
         self.tell_granted(now, waiter, db, key, granted, keyspace)
     }
@@ -236,7 +240,11 @@ impl Node {
                 let waited_us = now.monotonic.us_since(since);
                 self.stats.handovers += 1;
                 self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
-                self.answers.grant(ticket, Grant { db, key, token, fence, waited_us, wants }, keyspace);
+                self.answers.grant(
+                    ticket,
+                    Grant { db, key, token, fence, waited_us, wants },
+                    keyspace,
+                );
                 true
             }
             Err(error) => {
@@ -246,7 +254,12 @@ impl Node {
         }
     }
 
-    fn refuse_waiter<K: Keyspace>(&mut self, ticket: Ticket, error: CommandError, keyspace: &mut K) {
+    fn refuse_waiter<K: Keyspace>(
+        &mut self,
+        ticket: Ticket,
+        error: CommandError,
+        keyspace: &mut K,
+    ) {
         self.answers.refuse(ticket, Some(error), keyspace);
     }
 }

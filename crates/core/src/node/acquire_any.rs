@@ -32,7 +32,8 @@ impl Node {
                 return Err(CommandError::WrongType);
             }
             let lack = self.lack(now, state, keyspace, &entry);
-            let lack = lack.or_else(|| self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind));
+            let lack =
+                lack.or_else(|| self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind));
             if lack.is_none() {
                 let free = FreeKeys {
                     db,
@@ -50,7 +51,14 @@ impl Node {
         }
         if is_broken(Mutant::AnyWaitsForFirst) {
             let first = Acquire { keys: &keys[..1], ..*acquire };
-            return self.wait_or_refuse(now, &first, Wants::Any, &hashes[..1], &lacks[..1], keyspace);
+            return self.wait_or_refuse(
+                now,
+                &first,
+                Wants::Any,
+                &hashes[..1],
+                &lacks[..1],
+                keyspace,
+            );
         }
         self.wait_or_refuse(now, acquire, Wants::Any, &hashes, &lacks, keyspace)
     }

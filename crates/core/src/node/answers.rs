@@ -55,7 +55,12 @@ pub struct Left {
 
 impl Answers {
     pub(super) fn new(defer_wakes: bool) -> Self {
-        Self { by_ticket: BTreeMap::new(), deferred: Vec::new(), undelivered: Vec::new(), defer_wakes }
+        Self {
+            by_ticket: BTreeMap::new(),
+            deferred: Vec::new(),
+            undelivered: Vec::new(),
+            defer_wakes,
+        }
     }
 
     pub(super) fn grant<K: Keyspace>(&mut self, ticket: Ticket, grant: Grant, keyspace: &mut K) {
@@ -163,7 +168,12 @@ impl Node {
     }
 
     /// Refuses a waiter that has left the queues.
-    pub(super) fn tell_dismissed<K: Keyspace>(&mut self, now: Now, ticket: Ticket, keyspace: &mut K) {
+    pub(super) fn tell_dismissed<K: Keyspace>(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        keyspace: &mut K,
+    ) {
         let error = self.abstention_error(now.monotonic);
         self.answers.refuse(ticket, error, keyspace);
     }

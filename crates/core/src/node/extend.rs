@@ -3,7 +3,9 @@
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::machine::PerKey;
-use super::{Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Mode, Node, Now, Reply};
+use super::{
+    Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Mode, Node, Now, Reply,
+};
 
 /// How soon to retry a mirror that the server refused to write, in microseconds.
 pub(super) const RETRY_WRITE_US: u64 = 100_000;
@@ -31,7 +33,9 @@ impl Node {
             let hash = self.leases.hash(db, key);
             hashes.push(hash);
             match self.key_state(now.monotonic, (hash, db, key), keyspace, entry) {
-                KeyState::Held { lease, .. } if self.leases.get(lease).is_held_by(token.as_ref()) => {
+                KeyState::Held { lease, .. }
+                    if self.leases.get(lease).is_held_by(token.as_ref()) =>
+                {
                     in_order &= last.is_none_or(|last| self.leases.next_key(last) == lease);
                     first = first.or(Some(lease));
                     last = Some(lease);
@@ -43,7 +47,8 @@ impl Node {
                 }
                 // A string that never expires is data, even if its value is the token.
                 KeyState::Foreign
-                    if keyspace.expires_at_ms(entry).is_some() && keyspace.holds(entry, token.as_ref()) =>
+                    if keyspace.expires_at_ms(entry).is_some()
+                        && keyspace.holds(entry, token.as_ref()) =>
                 {
                     foreign = true;
                 }
@@ -60,7 +65,9 @@ impl Node {
             return self.extend_holder(now, holder, extend, entry, keyspace);
         }
         let extended = match (first, last) {
-            (Some(first), Some(last)) if !foreign && in_order && self.leases.next_key(last) == first => {
+            (Some(first), Some(last))
+                if !foreign && in_order && self.leases.next_key(last) == first =>
+            {
                 self.extend_lease(now, first, extend, &mut entries, keyspace)
             }
             (None, None) => self.adopt(now, &hashes, extend, &mut entries, keyspace),

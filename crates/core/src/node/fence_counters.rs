@@ -42,7 +42,13 @@ impl Fences {
     /// The fence of a grant that joins a shared lock: the hint, or `floor` if that is larger.
     ///
     /// `floor` is what [`Fences::floor`] returned before the first of the shared grants.
-    pub(super) fn beside(&mut self, hash: u64, hint: Option<Fence>, floor: Fence, wall_us: u64) -> Fence {
+    pub(super) fn beside(
+        &mut self,
+        hash: u64,
+        hint: Option<Fence>,
+        floor: Fence,
+        wall_us: u64,
+    ) -> Fence {
         let fence = self.believed(hint, wall_us).max(floor);
         self.raise(hash, fence);
         fence

@@ -192,9 +192,13 @@ mod tests {
     fn matches_slowly(pattern: &[u8], key: &[u8]) -> bool {
         match (pattern, key) {
             ([], _) => key.is_empty(),
-            ([b'*', rest @ ..], _) => (0..=key.len()).any(|from| matches_slowly(rest, &key[from..])),
+            ([b'*', rest @ ..], _) => {
+                (0..=key.len()).any(|from| matches_slowly(rest, &key[from..]))
+            }
             ([b'?', pattern @ ..], [_, key @ ..]) => matches_slowly(pattern, key),
-            ([first, pattern @ ..], [byte, key @ ..]) => first == byte && matches_slowly(pattern, key),
+            ([first, pattern @ ..], [byte, key @ ..]) => {
+                first == byte && matches_slowly(pattern, key)
+            }
             (_, []) => false,
         }
     }

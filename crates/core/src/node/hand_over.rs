@@ -44,7 +44,9 @@ impl Node {
             let place = match self.next_in_turn(now, queue, budget) {
                 None => return false,
                 Some(Candidate::Several(place)) => place,
-                Some(Candidate::Single(place)) if self.queues.waiter(place).mode == Mode::Shared => {
+                Some(Candidate::Single(place))
+                    if self.queues.waiter(place).mode == Mode::Shared =>
+                {
                     let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };
                     return self.hand_over_shared(now, queue, shared, budget, keyspace) > 0;
                 }
@@ -81,7 +83,9 @@ impl Node {
         let mut granted = 0;
         loop {
             match self.next_shared_waiter(now, queue, budget) {
-                Scan::Found(_) if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() => {
+                Scan::Found(_)
+                    if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() =>
+                {
                     self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
@@ -102,7 +106,9 @@ impl Node {
                 }
             }
             // The queue ends with its last waiter.
-            let Some(left) = self.queues.find(key.hash, key.db, key.name.as_ref()) else { return granted };
+            let Some(left) = self.queues.find(key.hash, key.db, key.name.as_ref()) else {
+                return granted;
+            };
             queue = left;
             let place = (key.hash, key.db, key.name.as_ref());
             key.state = self.key_state(now.monotonic, place, keyspace, key.entry);
@@ -136,7 +142,13 @@ impl Node {
     }
 
     /// Another key that a waiter is known to lack, without opening the key.
-    fn known_lack(&mut self, now: Now, place: u32, queue: u32, budget: &mut Budget) -> Option<(u32, Lack)> {
+    fn known_lack(
+        &mut self,
+        now: Now,
+        place: u32,
+        queue: u32,
+        budget: &mut Budget,
+    ) -> Option<(u32, Lack)> {
         let keys = self.queues.queues_of(place).len();
         for index in 0..keys {
             let other = self.queues.queues_of(place)[index];
@@ -189,8 +201,13 @@ impl Node {
                 return None;
             }
         }
-        let free =
-            FreeKeys { db: in_db, keys: &names, hashes: &hashes, entries: &mut entries, have_ended: true };
+        let free = FreeKeys {
+            db: in_db,
+            keys: &names,
+            hashes: &hashes,
+            entries: &mut entries,
+            have_ended: true,
+        };
         Some(self.grant_waiter(now, place, free, keyspace))
     }
 }

@@ -330,6 +330,8 @@ mod tests {
             steps += 1;
         }
         assert!((10..1000).contains(&steps), "{steps}");
-        assert!(holders.items.is_empty() && holders.groups.is_empty() && holders.deadlines.is_empty());
+        assert!(
+            holders.items.is_empty() && holders.groups.is_empty() && holders.deadlines.is_empty()
+        );
     }
 }

@@ -30,7 +30,8 @@ impl Node {
         let entry = keyspace.open(db, key, Access::Read);
         self.hear_all(now, keyspace);
         let hash = self.leases.hash(db, key.as_ref());
-        let holder = match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry) {
+        let holder = match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry)
+        {
             KeyState::Free | KeyState::Ended { .. } => return Ok(None),
             KeyState::WrongType => return Err(CommandError::WrongType),
             KeyState::Foreign => {
@@ -42,7 +43,8 @@ impl Node {
         };
         let queue = self.queues.find(hash, db, key.as_ref());
         let waiters = queue.map_or(0, |queue| self.queues.len(queue));
-        let queue = queue.map_or_else(Vec::new, |queue| self.queues.first_waiters(queue, WAITERS_SHOWN));
+        let queue =
+            queue.map_or_else(Vec::new, |queue| self.queues.first_waiters(queue, WAITERS_SHOWN));
         Ok(Some(Inspected { waiters, queue, holder }))
     }
 

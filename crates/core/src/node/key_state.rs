@@ -42,8 +42,11 @@ impl Node {
         entry: &K::Entry,
     ) -> KeyState {
         let kind = keyspace.kind(entry);
-        let Some(lease) = self.find_lease(hash, db, key) else { return KeyState::without_lease(kind) };
-        let mirrored = kind == Kind::Text && keyspace.holds(entry, self.leases.get(lease).mirror_value());
+        let Some(lease) = self.find_lease(hash, db, key) else {
+            return KeyState::without_lease(kind);
+        };
+        let mirrored =
+            kind == Kind::Text && keyspace.holds(entry, self.leases.get(lease).mirror_value());
         if now >= self.leases.get(lease).deadline {
             if mirrored || kind == Kind::Missing {
                 return KeyState::Ended { lease, mirrored };

@@ -122,8 +122,9 @@ impl Lease {
         let next_key = &leases.items[*next_key].key[..];
         let holders = (*group != NONE).then(|| {
             let holders = leases.holders.iter(*group);
-            let holders = holders
-                .map(|holder| (&holder.token[..], holder.owner.as_deref(), holder.fence, holder.deadline()));
+            let holders = holders.map(|holder| {
+                (&holder.token[..], holder.owner.as_deref(), holder.fence, holder.deadline())
+            });
             (leases.holders.floor(*group), holders.collect())
         });
         (

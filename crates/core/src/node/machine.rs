@@ -193,7 +193,11 @@ impl Node {
     pub fn may_be_forgotten(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
-        !self.lacks_mirrors() && !has_shared && !is_due && self.flushed.is_none() && !self.answers.has_work()
+        !self.lacks_mirrors()
+            && !has_shared
+            && !is_due
+            && self.flushed.is_none()
+            && !self.answers.has_work()
     }
 
     /// Sets how many clients may wait. Clients that already wait continue to.

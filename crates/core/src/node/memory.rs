@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::{
-    Access, Author, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind, Listeners,
-    Node, Now, Reply, ServerEvent, Settings, Ticket, WriteRefused,
+    Access, Author, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind,
+    Listeners, Node, Now, Reply, ServerEvent, Settings, Ticket, WriteRefused,
 };
 
 /// A key or a token. A short one needs no allocation.
@@ -91,7 +91,11 @@ impl Server {
     ///
     /// # Errors
     /// As [`Node::execute`].
-    pub fn execute(&mut self, now: Now, command: &Command<'_, Name>) -> Result<Reply, CommandError> {
+    pub fn execute(
+        &mut self,
+        now: Now,
+        command: &Command<'_, Name>,
+    ) -> Result<Reply, CommandError> {
         self.keys.wall_ms = now.wall_ms();
         self.node.execute(now, command, &mut self.keys)
     }
@@ -259,7 +263,12 @@ impl Keyspace for Keys {
         self.values.get(entry)?.expires_at_ms
     }
 
-    fn set(&mut self, entry: &mut (u32, Name), value: &Name, expires_at_ms: u64) -> Result<(), WriteRefused> {
+    fn set(
+        &mut self,
+        entry: &mut (u32, Name),
+        value: &Name,
+        expires_at_ms: u64,
+    ) -> Result<(), WriteRefused> {
         if self.takes_write().is_err() {
             self.values.remove(entry);
             return Err(WriteRefused);
@@ -285,7 +294,9 @@ impl Keyspace for Keys {
             return;
         }
         let (value, expires_at_ms) = match change {
-            Change::Set { value, expires_at_ms } => (Some(Some(value.clone())), Some(expires_at_ms)),
+            Change::Set { value, expires_at_ms } => {
+                (Some(Some(value.clone())), Some(expires_at_ms))
+            }
             Change::Expire { expires_at_ms } => (None, Some(expires_at_ms)),
             Change::Delete | Change::Expired => (Some(None), None),
         };

@@ -35,7 +35,10 @@ mod leases;
 mod machine;
 #[cfg(feature = "memory")]
 pub mod memory;
-#[cfg_attr(not(feature = "mutants"), expect(dead_code, unreachable_pub, reason = "only tests break rules"))]
+#[cfg_attr(
+    not(feature = "mutants"),
+    expect(dead_code, unreachable_pub, reason = "only tests break rules")
+)]
 pub(crate) mod mutants;
 mod propagation;
 mod queues;
@@ -52,8 +55,8 @@ pub use abstention::Reason;
 pub use answers::Left;
 pub use clock::{Monotonic, Now};
 pub use command::{
-    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX, Listed,
-    Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
+    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX,
+    Listed, Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};

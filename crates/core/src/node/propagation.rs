@@ -81,7 +81,9 @@ impl Propagation {
 
     /// Whether to read the server's report now, and pass it to [`Propagation::learn`].
     pub(super) fn wants_check(&mut self, now: Monotonic) -> bool {
-        let wants = self.listeners == Certainty::Unknown && self.role == Role::Master && now >= self.check_at;
+        let wants = self.listeners == Certainty::Unknown
+            && self.role == Role::Master
+            && now >= self.check_at;
         if wants {
             self.check_at = now.plus_us(CHECK_INTERVAL_US);
         }

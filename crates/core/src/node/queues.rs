@@ -202,7 +202,8 @@ impl Queues {
     /// The first `count` waiters for a key, in the order of their arrival.
     pub(super) fn first_waiters(&self, queue: u32, count: usize) -> Vec<ShownWaiter> {
         let Queue { single, several, .. } = &self.by_slot[queue];
-        let mut first: Vec<_> = single.iter().take(count).chain(several.iter().take(count)).collect();
+        let mut first: Vec<_> =
+            single.iter().take(count).chain(several.iter().take(count)).collect();
         first.sort_unstable();
         first.truncate(count);
         let shown = first.into_iter().map(|(_, &place)| {
@@ -223,16 +224,24 @@ impl Queues {
     }
 
     /// Adds a waiter at the end of the queue of each of its keys.
-    pub(super) fn push<'k>(&mut self, waiter: Waiter, db: u32, keys: impl Iterator<Item = Wanted<'k>>) {
+    pub(super) fn push<'k>(
+        &mut self,
+        waiter: Waiter,
+        db: u32,
+        keys: impl Iterator<Item = Wanted<'k>>,
+    ) {
         let (ticket, until, is_any) = (waiter.ticket, waiter.until, waiter.wants == Wants::Any);
         self.arrivals += 1;
         let arrival = self.arrivals;
-        let place = self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
+        let place =
+            self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
         self.by_ticket.insert(ticket, place);
         self.time_outs.insert((until, place));
         let mut lacking = None;
         for Wanted { hash, key, lacks } in keys {
-            let queue = self.find(hash, db, key).unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
+            let queue = self
+                .find(hash, db, key)
+                .unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
             self.places[place].queues.push(queue);
             let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
             self.by_token.insert(token_hash, place);
@@ -376,7 +385,9 @@ impl Queues {
             self.rank_check(queue);
         };
         match (single, several) {
-            (Some(single), Some(several)) if self.places[several].arrival < self.places[single].arrival => {
+            (Some(single), Some(several))
+                if self.places[several].arrival < self.places[single].arrival =>
+            {
                 Scan::Found(Candidate::Several(several))
             }
             (Some(single), _) => Scan::Found(Candidate::Single(single)),
@@ -407,7 +418,12 @@ impl Queues {
     /// The first waiter for this key alone, or for any of several, that has time left.
     ///
     /// A job refuses the waiters before it.
-    pub(super) fn first_single(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> Scan<u32> {
+    pub(super) fn first_single(
+        &self,
+        queue: u32,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> Scan<u32> {
         let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
         if *latest_time_out <= now {
             return Scan::NotFound;
@@ -545,7 +561,8 @@ impl Queues {
     /// The arrival of the first candidate.
     fn first_arrival(&self, queue: u32) -> Option<u64> {
         let Queue { single, candidates, .. } = &self.by_slot[queue];
-        let first = |waiters: &BTreeMap<u64, u32>| waiters.first_key_value().map(|(&arrival, _)| arrival);
+        let first =
+            |waiters: &BTreeMap<u64, u32>| waiters.first_key_value().map(|(&arrival, _)| arrival);
         [first(single), first(candidates)].into_iter().flatten().min()
     }
 
@@ -672,8 +689,11 @@ impl Waiter {
 }
 
 /// Everything about a waiter that a decision depends on.
-type WaiterState<'a> =
-    ((Ticket, &'a [u8], Option<&'a [u8]>), (Ttl, Mode, Wants, Option<Fence>), (Monotonic, Monotonic));
+type WaiterState<'a> = (
+    (Ticket, &'a [u8], Option<&'a [u8]>),
+    (Ttl, Mode, Wants, Option<Fence>),
+    (Monotonic, Monotonic),
+);
 
 /// Everything about a queue that a decision depends on.
 ///

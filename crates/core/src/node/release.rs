@@ -70,7 +70,9 @@ impl Node {
                 self.stats.releases += self.end(lease);
                 (Released::Held, mirrored)
             }
-            KeyState::Held { lease, mirrored } if let Some(holder) = self.live_holder(now, lease, token) => {
+            KeyState::Held { lease, mirrored }
+                if let Some(holder) = self.live_holder(now, lease, token) =>
+            {
                 if !self.release_holder(now, (lease, holder), name, &mut entry, keyspace) {
                     return Ok(Released::Held);
                 }
@@ -90,7 +92,9 @@ impl Node {
                 (Released::Held, true)
             }
             KeyState::WrongType => return Err(CommandError::WrongType),
-            KeyState::Held { .. } | KeyState::Foreign | KeyState::Free => (Released::NotHeld, false),
+            KeyState::Held { .. } | KeyState::Foreign | KeyState::Free => {
+                (Released::NotHeld, false)
+            }
         };
         if delete {
             keyspace.delete(&mut entry);

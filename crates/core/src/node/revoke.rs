@@ -4,7 +4,9 @@ use super::extend::RETRY_WRITE_US;
 use super::key_state::KeyState;
 use super::leases::MirrorState;
 use super::machine::PerKey;
-use super::{Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke};
+use super::{
+    Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke,
+};
 
 /// A key of a lock that is being revoked, and its lease.
 struct LockedKey<K: Keyspace> {
@@ -150,7 +152,12 @@ impl Node {
         }
     }
 
-    fn end_lock<K: Keyspace>(&mut self, first: u32, mut keys: PerKey<LockedKey<K>>, keyspace: &mut K) {
+    fn end_lock<K: Keyspace>(
+        &mut self,
+        first: u32,
+        mut keys: PerKey<LockedKey<K>>,
+        keyspace: &mut K,
+    ) {
         self.end_by_operator(first);
         for key in keys.iter_mut().filter(|key| key.mirrored) {
             keyspace.delete(&mut key.entry);

@@ -16,7 +16,12 @@ impl Node {
     ///
     /// The cursor is the next slot to examine. A lease keeps its slot for as long as it lives, so
     /// the scan lists every lease that lives from the first call to the last.
-    pub(super) fn scan<K: Keyspace>(&mut self, now: Now, scan: &Scan<'_>, keyspace: &mut K) -> Scanned {
+    pub(super) fn scan<K: Keyspace>(
+        &mut self,
+        now: Now,
+        scan: &Scan<'_>,
+        keyspace: &mut K,
+    ) -> Scanned {
         let &Scan { db, cursor, pattern, count } = scan;
         let count = count.clamp(1, COUNT_MAX);
         let mut vacant = count * VACANT_PER_LEASE;
@@ -37,7 +42,10 @@ impl Node {
             let lease = self.leases.get(slot);
             key_bytes += lease.key.len();
             let is_live = now.monotonic < lease.deadline && !self.leases.is_stale(lease);
-            if lease.db != db || !is_live || pattern.is_some_and(|pattern| !pattern.matches(&lease.key)) {
+            if lease.db != db
+                || !is_live
+                || pattern.is_some_and(|pattern| !pattern.matches(&lease.key))
+            {
                 continue;
             }
             let key = lease.key.clone();

@@ -92,7 +92,9 @@ impl Node {
     /// Processes an event that the server reports.
     pub fn hear(&mut self, now: Now, event: &ServerEvent) {
         match *event {
-            ServerEvent::Key { db, ref key, event } => self.hear_key(now.monotonic, db, &key.0, event),
+            ServerEvent::Key { db, ref key, event } => {
+                self.hear_key(now.monotonic, db, &key.0, event)
+            }
             ServerEvent::Flush(db) => self.hear_flush(db),
             // The append-only file that is being loaded may contain an old SWAPDB.
             ServerEvent::Swap(..) if self.loading => {}
@@ -126,7 +128,9 @@ impl Node {
                 self.abstain(now, Reason::Promotion);
                 self.propagation.promote();
             }
-            ServerEvent::Forked | ServerEvent::ReplicaOnline | ServerEvent::AppendOnlyFileSwitched => {
+            ServerEvent::Forked
+            | ServerEvent::ReplicaOnline
+            | ServerEvent::AppendOnlyFileSwitched => {
                 self.propagation.doubt();
             }
             ServerEvent::ModuleLoaded => self.propagation.module_loaded(),

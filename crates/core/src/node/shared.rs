@@ -13,8 +13,8 @@ use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Scan, Wants};
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{
-    Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node, Now,
-    Reply, Token,
+    Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
+    Node, Now, Reply, Token,
 };
 use crate::Fence;
 
@@ -220,9 +220,16 @@ impl Node {
     /// The next waiter at the head of a queue that can share the key.
     ///
     /// Stops at the first waiter that wants the key for itself.
-    pub(super) fn next_shared_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Scan<u32> {
+    pub(super) fn next_shared_waiter(
+        &mut self,
+        now: Now,
+        queue: u32,
+        budget: &mut Budget,
+    ) -> Scan<u32> {
         match self.queues.first_single(queue, now.monotonic, budget) {
-            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => Scan::NotFound,
+            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => {
+                Scan::NotFound
+            }
             found => found,
         }
     }
@@ -238,8 +245,9 @@ impl Node {
         keyspace: &mut K,
     ) -> bool {
         let waiter = self.queues.remove(place);
-        let holds_already =
-            self.shared_lease(key.state).is_some_and(|lease| self.is_holder(now, lease, &waiter.token));
+        let holds_already = self
+            .shared_lease(key.state)
+            .is_some_and(|lease| self.is_holder(now, lease, &waiter.token));
         if holds_already {
             self.answers.refuse(waiter.ticket, None, keyspace);
             return false;
@@ -279,7 +287,8 @@ impl Node {
     ///
     /// Returns whether there was one.
     pub(super) fn end_next_holder(&mut self, now: Now, lease: u32) -> bool {
-        let first = self.leases.group(lease).and_then(|group| self.leases.holders().first_end(group));
+        let first =
+            self.leases.group(lease).and_then(|group| self.leases.holders().first_end(group));
         let Some((_, holder)) = first.filter(|(at, _)| *at <= now.monotonic) else { return false };
         self.stats.ended_by_deadline += 1;
         self.leases.leave(lease, holder);
@@ -323,12 +332,25 @@ impl Node {
         }
         self.stats.extends += 1;
         let fence = self.leases.holders().get(holder).fence;
-        self.follow_last_deadline(now, lease, last, &extend.keys[0], entry, Author::Client, keyspace);
+        self.follow_last_deadline(
+            now,
+            lease,
+            last,
+            &extend.keys[0],
+            entry,
+            Author::Client,
+            keyspace,
+        );
         Ok(Reply::Extended(fence))
     }
 
     /// Refuses a fence that a holder cannot get.
-    pub(super) fn check_fence(&self, now: Now, current: Fence, fence: Fence) -> Result<(), CommandError> {
+    pub(super) fn check_fence(
+        &self,
+        now: Now,
+        current: Fence,
+        fence: Fence,
+    ) -> Result<(), CommandError> {
         let largest = self.fences.ceiling(now.wall_us);
         if fence < current {
             return Err(CommandError::BadFence(FenceError::Below { current }));
@@ -370,7 +392,12 @@ impl Node {
             keyspace.invalidate(name, Author::Client);
         } else if keyspace.set(&mut entry, &value, expires_at_ms).is_ok() {
             self.leases.regain_mirror(lease);
-            self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Client);
+            self.publish(
+                keyspace,
+                name,
+                Change::Set { value: &value, expires_at_ms },
+                Author::Client,
+            );
         } else {
             let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
             self.leases.set_mirror(lease, MirrorState::Lost, retry_at);

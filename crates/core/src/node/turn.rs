@@ -3,7 +3,9 @@
 use super::key_state::KeyState;
 use super::leases::MirrorState;
 use super::wheel::Step;
-use super::{Access, Author, Change, Key, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket};
+use super::{
+    Access, Author, Change, Key, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
+};
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
@@ -86,7 +88,12 @@ impl Node {
     /// The caller repeats it until `None`, right before the server sleeps. Answers come first, even
     /// while nothing may be written. Then come locks whose holders disconnected before they heard
     /// of them, handovers, ended leases, mirrors, and the end of an abstention.
-    pub fn next_job<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+    pub fn next_job<K: Keyspace>(
+        &mut self,
+        now: Now,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> Option<Job> {
         if self.loading {
             return None;
         }
@@ -143,7 +150,12 @@ impl Node {
     }
 
     /// Refuses the next waiter that timed out, whose token was released, or whose node abstains.
-    fn refuse_next<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+    fn refuse_next<K: Keyspace>(
+        &mut self,
+        now: Now,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> Option<Job> {
         let ticket = if let Some(ticket) = self.queues.pop_dismissed() {
             ticket
         } else {
@@ -161,7 +173,12 @@ impl Node {
     }
 
     /// Handles the next lease that needs attention.
-    fn attend<K: Keyspace>(&mut self, now: Now, budget: &mut Budget, keyspace: &mut K) -> Option<Job> {
+    fn attend<K: Keyspace>(
+        &mut self,
+        now: Now,
+        budget: &mut Budget,
+        keyspace: &mut K,
+    ) -> Option<Job> {
         let lease = match self.leases.step(now.monotonic) {
             Step::Idle => return None,
             Step::Sorted => {
@@ -180,7 +197,10 @@ impl Node {
             budget.spend(STEP_UNITS);
             return Some(Job::Tidied);
         }
-        if is_live && self.leases.get(lease).mirror() == MirrorState::Lost && keyspace.memory_is_short() {
+        if is_live
+            && self.leases.get(lease).mirror() == MirrorState::Lost
+            && keyspace.memory_is_short()
+        {
             budget.spend(STEP_UNITS);
             self.rewrite_mirror_later(now, lease);
             return Some(Job::Tidied);
@@ -272,7 +292,8 @@ impl Node {
         let at_once = Some(Monotonic::default());
         let must_refuse =
             self.queues.has_dismissed() || (self.abstention.is_on() && self.queues.waiters() > 0);
-        let refuse_at = if must_refuse { at_once } else { self.queues.next_time_out().map(|(at, _)| at) };
+        let refuse_at =
+            if must_refuse { at_once } else { self.queues.next_time_out().map(|(at, _)| at) };
         let write_at = if self.answers.has_work() || self.queues.is_sweeping() {
             at_once
         } else {

@@ -73,7 +73,12 @@ impl Extension {
     /// Records whether the token holds the lock on a node; `None` if the node did not answer.
     ///
     /// Returns the verdict if this answer decides the round.
-    pub fn answer(&mut self, node: usize, held: Option<bool>, now: Moment) -> Option<ExtensionVerdict> {
+    pub fn answer(
+        &mut self,
+        node: usize,
+        held: Option<bool>,
+        now: Moment,
+    ) -> Option<ExtensionVerdict> {
         self.tally.cast(
             node,
             match held {
@@ -86,8 +91,8 @@ impl Extension {
             return None;
         }
         self.verdict = if self.tally.has_majority() {
-            let lifetime =
-                Lifetime::new(self.sent, self.ttl).filter(|lifetime| lifetime.remaining(now).is_some());
+            let lifetime = Lifetime::new(self.sent, self.ttl)
+                .filter(|lifetime| lifetime.remaining(now).is_some());
             Some(lifetime.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended))
         } else {
             self.tally.lost().map(|lost| match lost {

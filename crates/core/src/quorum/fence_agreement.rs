@@ -159,14 +159,17 @@ impl Acquisition {
 
     /// Records a node's answer to [`Step::TellFence`].
     pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
-        let Some((grant, told)) = self.tally.of(node).and_then(|grant| Some((grant, grant.told?))) else {
+        let Some((grant, told)) = self.tally.of(node).and_then(|grant| Some((grant, grant.told?)))
+        else {
             return;
         };
         let ballot = match answer {
             FenceAnswer::Stored(stored) if stored >= told => {
                 Ballot::Yes(Grant { stored, told: None, ..grant })
             }
-            FenceAnswer::Unacceptable => Ballot::Yes(Grant { told: None, refused: Some(told), ..grant }),
+            FenceAnswer::Unacceptable => {
+                Ballot::Yes(Grant { told: None, refused: Some(told), ..grant })
+            }
             // A node that reports less than it was told has not stored it.
             FenceAnswer::Stored(_) | FenceAnswer::Failed => Ballot::Silent,
         };
@@ -213,13 +216,15 @@ impl Acquisition {
         if self.decided {
             return;
         }
-        let lifetime = self
-            .lifetime
-            .filter(|lifetime| lifetime.remaining(now).is_some_and(|left| left >= self.min_validity));
+        let lifetime = self.lifetime.filter(|lifetime| {
+            lifetime.remaining(now).is_some_and(|left| left >= self.min_validity)
+        });
         match (self.tally.lost(), lifetime) {
             (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
             // A majority can vote, and part of it refused.
-            (Some(Lost::Silence), _) if !self.tally.is_silent() => self.decide(Step::Lost(Loss::Held)),
+            (Some(Lost::Silence), _) if !self.tally.is_silent() => {
+                self.decide(Step::Lost(Loss::Held))
+            }
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
             (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
             (None, Some(lifetime)) => self.agree(lifetime),
@@ -230,7 +235,8 @@ impl Acquisition {
     fn agree(&mut self, lifetime: Lifetime) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
-            let most = self.candidates().map(|fence| self.able_to_have(fence)).max().unwrap_or_default();
+            let most =
+                self.candidates().map(|fence| self.able_to_have(fence)).max().unwrap_or_default();
             let waiting = self.grants().any(|grant| grant.told.is_some());
             if !waiting && most + self.tally.pending() < size {
                 self.decide(Step::Lost(Loss::NoQuorum));
@@ -247,7 +253,8 @@ impl Acquisition {
             }
             return;
         }
-        let below: Vec<_> = self.tally.yes().filter(|(_, grant)| grant.is_to_be_told(fence)).collect();
+        let below: Vec<_> =
+            self.tally.yes().filter(|(_, grant)| grant.is_to_be_told(fence)).collect();
         for (node, grant) in below {
             self.tally.recast(node, Ballot::Yes(Grant { told: Some(fence), ..grant }));
             self.steps.push_back(Step::TellFence { node, fence });

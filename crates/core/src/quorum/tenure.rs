@@ -55,7 +55,9 @@ impl Tenure {
         if let Some(end) = self.end {
             return Standing::Lost(end);
         }
-        let (Some(allowed), Some(left)) = (self.at_most.remaining(now), self.lifetime.remaining(now)) else {
+        let (Some(allowed), Some(left)) =
+            (self.at_most.remaining(now), self.lifetime.remaining(now))
+        else {
             let too_long = self.at_most.remaining(now).is_none();
             return Standing::Lost(if too_long { End::HeldTooLong } else { End::Expired });
         };
@@ -91,7 +93,10 @@ impl Tenure {
     /// Whether an extension can move the deadline.
     pub fn is_extensible(&self, now: Moment) -> bool {
         self.end.is_none()
-            && self.lifetime.remaining(now).is_some_and(|left| Some(left) < self.at_most.remaining(now))
+            && self
+                .lifetime
+                .remaining(now)
+                .is_some_and(|left| Some(left) < self.at_most.remaining(now))
     }
 
     /// When to extend the lock; `None` when an extension gains nothing.

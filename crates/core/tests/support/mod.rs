@@ -4,8 +4,8 @@
 
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
-    self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Mode, Monotonic,
-    Node, Now, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
+    self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Mode,
+    Monotonic, Node, Now, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -112,7 +112,15 @@ impl Server {
         let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
         let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
         let memory = memory::Server::new(settings, now);
-        Self { memory, mono_us, wall_ms, tickets: 0, told: Vec::new(), told_keys: Vec::new(), owner: None }
+        Self {
+            memory,
+            mono_us,
+            wall_ms,
+            tickets: 0,
+            told: Vec::new(),
+            told_keys: Vec::new(),
+            owner: None,
+        }
     }
 
     /// Stops the server, and starts it again with nothing left of what it knew.
@@ -201,7 +209,9 @@ impl Server {
                     self.told_keys.extend(key.map(|key| (ticket, key.as_bytes().to_vec())));
                     Told::Granted { fence, waited_us }
                 }
-                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => Told::Dismissed,
+                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
+                    Told::Dismissed
+                }
                 WaitReply::Failed(error) => Told::Failed(error),
             };
             self.told.push((ticket, told));
@@ -239,7 +249,13 @@ impl Server {
     }
 
     /// ACQUIRE … WAIT.
-    pub(crate) fn acquire_or_wait(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, wait_ms: u64) -> Patient {
+    pub(crate) fn acquire_or_wait(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> Patient {
         self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
     }
 
@@ -276,8 +292,20 @@ impl Server {
     }
 
     /// ACQUIRE … SHARED WAIT.
-    pub(crate) fn share_or_wait(&mut self, key: &[u8], token: &[u8], ttl_ms: u64, wait_ms: u64) -> Patient {
-        match self.execute_acquire(&[key], token, ttl_ms, (Mode::Shared, None, wait_ms), Verb::Acquire) {
+    pub(crate) fn share_or_wait(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> Patient {
+        match self.execute_acquire(
+            &[key],
+            token,
+            ttl_ms,
+            (Mode::Shared, None, wait_ms),
+            Verb::Acquire,
+        ) {
             Ok(Reply::Granted(fence)) => Patient::Granted(fence),
             Ok(Reply::Waits) => Patient::Waits(Ticket(self.tickets)),
             Ok(Reply::Refused) => Patient::Refused,
@@ -397,7 +425,15 @@ impl Server {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (keys, token, new_token) = (&keys[..], &token, new_token.as_ref());
-        match self.execute(&Command::Extend(Extend { db: 0, keys, token, ttl, mode, fence, new_token })) {
+        match self.execute(&Command::Extend(Extend {
+            db: 0,
+            keys,
+            token,
+            ttl,
+            mode,
+            fence,
+            new_token,
+        })) {
             Ok(Reply::Extended(fence)) => Extended::Held { fence },
             Ok(Reply::NotHeld) => Extended::NotHeld,
             Err(CommandError::OtherKeys) => Extended::OtherKeys,
@@ -436,7 +472,12 @@ impl Server {
 
     fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
         let (key, unknown) = (Name::from_slice(key), Name::from_slice(UNKNOWN));
-        match self.execute(&Command::Revoke(Revoke { db: 0, key: &key, unknown: &unknown, ends_now })) {
+        match self.execute(&Command::Revoke(Revoke {
+            db: 0,
+            key: &key,
+            unknown: &unknown,
+            ends_now,
+        })) {
             Ok(Reply::Revoked(revoked)) => Ok(revoked),
             Ok(other) => unreachable!("{other:?}"),
             Err(error) => Err(error),
@@ -454,7 +495,8 @@ impl Server {
 
     pub(crate) fn inspect(&mut self, key: &[u8]) -> Inspected {
         let key = Name::from_slice(key);
-        let reply = self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key }));
+        let reply =
+            self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key }));
         match reply {
             Ok(Reply::Inspected(None)) => Inspected::Free,
             Ok(Reply::Inspected(Some(inspected))) => {

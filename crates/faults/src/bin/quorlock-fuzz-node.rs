@@ -31,8 +31,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let plan =
-        Plan { seed: args.seed.unwrap_or_else(any_seed), steps: args.steps, first_episode: args.episode };
+    let plan = Plan {
+        seed: args.seed.unwrap_or_else(any_seed),
+        steps: args.steps,
+        first_episode: args.episode,
+    };
     match find_server_binary() {
         Ok(path) => eprintln!("server: {}; seed {}", path.display(), plan.seed),
         Err(error) => {
@@ -54,7 +57,8 @@ fn main() -> ExitCode {
 }
 
 fn compare(plan: Plan) -> anyhow::Result<Report> {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {per_sec}, {msg}, {eta} left")?;
+    let style =
+        ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {per_sec}, {msg}, {eta} left")?;
     let bar = ProgressBar::new(plan.steps).with_style(style);
     let (started, mut shown) = (Instant::now(), Instant::now());
     let report = run(plan, |report| {
@@ -73,7 +77,8 @@ fn compare(plan: Plan) -> anyhow::Result<Report> {
         }
     })?;
     bar.finish_and_clear();
-    let kinds: Vec<_> = report.kinds.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
+    let kinds: Vec<_> =
+        report.kinds.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
     println!(
         "{} steps on {} servers in {} s; {} servers were given up after a step that took too long. {}",
         report.steps,

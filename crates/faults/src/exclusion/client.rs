@@ -69,7 +69,8 @@ impl Client {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let key = format!("lock {}", self.rng.random_range(0..KEYS));
             let ttl = self.up_to(TTL_MIN, MAX_TTL);
-            let lock = self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+            let lock =
+                self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
             match lock.wait(self.up_to(Duration::ZERO, ttl)).acquire().await {
                 Ok(lock) => self.hold(key, lock, ttl).await,
                 // Held by another client, or no majority votes: the client tries another lock.

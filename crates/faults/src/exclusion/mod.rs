@@ -24,8 +24,8 @@ use tokio::runtime;
 use self::client::Shared;
 use self::plan::next_incident;
 use crate::harness::{
-    Accident, Fleet, Incident, Master, Overlap, PROGRESS_INTERVAL, Protected, Times, longest_gap, now,
-    overlaps,
+    Accident, Fleet, Incident, Master, Overlap, PROGRESS_INTERVAL, Protected, Times, longest_gap,
+    now, overlaps,
 };
 
 const MASTERS: usize = 5;
@@ -80,7 +80,8 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, u64)) -> Result<Report> {
     let clients = thread::spawn({
         let shared = Arc::clone(&shared);
         move || -> Result<()> {
-            let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            let runtime =
+                runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
             runtime.block_on(client::run(plan.seed, urls, &shared))
         }
     });
@@ -136,7 +137,8 @@ fn have_accidents(
     let mut report_at = began + PROGRESS_INTERVAL;
     let (apart, mut next) = next_incident(&mut rng);
     let mut next_at = began + apart;
-    let is_enough = || plan.protected == Protected::No && !overlaps(&shared.history.grants()).is_empty();
+    let is_enough =
+        || plan.protected == Protected::No && !overlaps(&shared.history.grants()).is_empty();
     while began.elapsed() < plan.duration && !is_enough() {
         fleet.recover_until(Instant::now())?;
         if Instant::now() >= next_at {
@@ -162,7 +164,9 @@ fn have_accidents(
 /// Counts what masters are about to forget.
 fn saved_before(fleet: &Fleet, incident: &Incident) -> u64 {
     match incident.accident {
-        Accident::Kill(_) => incident.masters.iter().map(|&index| fleet.masters[index].saved_leases()).sum(),
+        Accident::Kill(_) => {
+            incident.masters.iter().map(|&index| fleet.masters[index].saved_leases()).sum()
+        }
         _ => 0,
     }
 }

@@ -66,7 +66,10 @@ impl Behaviour {
         if self.without_agreement {
             return lock_without_agreement(&self.urls, rng, &stop);
         }
-        runtime::Builder::new_current_thread().enable_all().build()?.block_on(lock(&self.urls, rng, &stop))
+        runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?
+            .block_on(lock(&self.urls, rng, &stop))
     }
 }
 
@@ -122,8 +125,13 @@ fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -
         nodes.shuffle(&mut rng);
         let mut grants = Vec::new();
         for node in &mut nodes {
-            let acquire =
-                cmd("LOCK.ACQUIRE").arg(&key_name).arg(&token).arg(ttl_ms).arg("FENCE").arg(wall_us).take();
+            let acquire = cmd("LOCK.ACQUIRE")
+                .arg(&key_name)
+                .arg(&token)
+                .arg(ttl_ms)
+                .arg("FENCE")
+                .arg(wall_us)
+                .take();
             grants.extend(node.call::<Option<u64>>(&acquire).ok().flatten());
             if grants.len() > urls.len() / 2 {
                 break;

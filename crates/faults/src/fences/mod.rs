@@ -107,7 +107,9 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
             .collect();
         let mut report_at = PROGRESS_INTERVAL;
         let mut watched = Ok(());
-        while began.elapsed() < plan.duration && !lives.iter().any(thread::ScopedJoinHandle::is_finished) {
+        while began.elapsed() < plan.duration
+            && !lives.iter().any(thread::ScopedJoinHandle::is_finished)
+        {
             watched = processes.iter().try_for_each(|process| read_grants(process, &mut grants));
             let is_enough = plan.protected == Protected::No && !disorders(&grants).is_empty();
             if is_enough || watched.is_err() {
@@ -234,9 +236,15 @@ impl fmt::Display for Report {
         };
         let (seed, seconds) = (self.plan.seed, self.took.as_secs());
         let (fences, gap_ms) = (self.fences, self.longest_gap.as_millis());
-        writeln!(f, "seed {seed}, {seconds} s, {MASTERS} masters, {PROCESSES} processes, {agreement}\n")?;
+        writeln!(
+            f,
+            "seed {seed}, {seconds} s, {MASTERS} masters, {PROCESSES} processes, {agreement}\n"
+        )?;
         writeln!(f, "{}", self.accidents)?;
-        writeln!(f, "{fences} locks, each with its fence; longest time without a grant {gap_ms} ms")?;
+        writeln!(
+            f,
+            "{fences} locks, each with its fence; longest time without a grant {gap_ms} ms"
+        )?;
         writeln!(f, "{} fences that are not larger than the one before", self.disorders.len())?;
         self.disorders.iter().take(10).try_for_each(|disorder| writeln!(f, "  {disorder}"))
     }

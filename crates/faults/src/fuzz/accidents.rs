@@ -38,7 +38,8 @@ impl Episode {
             Step::LoadAppendOnlyFile => {
                 self.until("no rewrite", |episode| {
                     Ok(info(&mut episode.control, "persistence", "aof_rewrite_in_progress")? == "0"
-                        && info(&mut episode.control, "persistence", "aof_rewrite_scheduled")? == "0")
+                        && info(&mut episode.control, "persistence", "aof_rewrite_scheduled")?
+                            == "0")
                 })?;
                 self.reload("DEBUG LOADAOF")?;
             }
@@ -64,7 +65,11 @@ impl Episode {
     }
 
     /// Waits until a condition holds.
-    fn until(&mut self, what: &str, mut is: impl FnMut(&mut Self) -> anyhow::Result<bool>) -> Outcome {
+    fn until(
+        &mut self,
+        what: &str,
+        mut is: impl FnMut(&mut Self) -> anyhow::Result<bool>,
+    ) -> Outcome {
         let started = Instant::now();
         while !is(self)? {
             if started.elapsed() > LINK_LIMIT {
@@ -159,7 +164,8 @@ impl Episode {
                         // The server must notice it before the pause is over.
                         self.until("the server notices", |episode| {
                             let waiters = episode.model.server.node.waiters();
-                            Ok(info(&mut episode.control, "lock", "lock_waiters")? == waiters.to_string())
+                            Ok(info(&mut episode.control, "lock", "lock_waiters")?
+                                == waiters.to_string())
                         })?;
                     }
                 }
@@ -181,7 +187,9 @@ impl Episode {
         if passes {
             thread::sleep(PAUSE);
         }
-        if !passes && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
+        if !passes
+            && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000))
+        {
             return Err(Trouble::Open);
         }
         // The keys are compared when the pause is over: during it the server keeps expired keys.
@@ -218,7 +226,8 @@ impl Episode {
         if self.config.append_only {
             let gone = |at: u64| at <= self.now().wall_ms();
             for place in places() {
-                let left = before.keys.get(&place).filter(|seen| !seen.expires_at_ms.is_some_and(gone));
+                let left =
+                    before.keys.get(&place).filter(|seen| !seen.expires_at_ms.is_some_and(gone));
                 if left != after.keys.get(&place) {
                     return Err(Trouble::Difference(format!(
                         "a restart with an append-only file: {} {} was {left:?} and is {:?}",
@@ -305,17 +314,22 @@ impl Episode {
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
             if replies[2] == Reply::Int(0) {
-                return Err(Trouble::Failed(anyhow::anyhow!("the replica does not acknowledge writes")));
+                return Err(Trouble::Failed(anyhow::anyhow!(
+                    "the replica does not acknowledge writes"
+                )));
             }
             let of_server = self.view()?;
-            let of_peer =
-                View::parse(&peer.call_all(&View::commands(false))?).map_err(Trouble::Difference)?;
+            let of_peer = View::parse(&peer.call_all(&View::commands(false))?)
+                .map_err(Trouble::Difference)?;
             if of_server.keys == of_peer.keys {
                 break None;
             }
             rounds += 1;
             if rounds == 5 {
-                break Some(format!("the server has {:?}, its replica {:?}", of_server.keys, of_peer.keys));
+                break Some(format!(
+                    "the server has {:?}, its replica {:?}",
+                    of_server.keys, of_peer.keys
+                ));
             }
         };
         self.peer_wire = Some(peer);
@@ -369,8 +383,9 @@ impl Episode {
     fn give_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
         for (index, (db, command)) in commands.iter().enumerate() {
-            let Command::Lock(LockCommand::Extend { keys, token, .. } | LockCommand::Release { keys, token }) =
-                command
+            let Command::Lock(
+                LockCommand::Extend { keys, token, .. } | LockCommand::Release { keys, token },
+            ) = command
             else {
                 continue;
             };
@@ -407,7 +422,9 @@ impl Episode {
         let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
         let reply = self.control.call(&line)?;
         match &reply {
-            Reply::Error(error) if error.starts_with("READONLY") || is_error(&replica_abstains(), error) => {
+            Reply::Error(error)
+                if error.starts_with("READONLY") || is_error(&replica_abstains(), error) =>
+            {
                 Ok(())
             }
             other => Err(Trouble::Difference(format!("a replica: {line} was answered {other:?}"))),

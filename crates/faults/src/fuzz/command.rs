@@ -6,13 +6,15 @@ use super::wire::{Words, words};
 
 /// The keys of all commands, in the order of their bytes. One of them is too long to be stored
 /// without an allocation.
-pub(super) const KEYS: [&str; 4] = ["alpha", "beta", "delta-is-a-key-with-a-name-of-many-bytes", "gamma"];
+pub(super) const KEYS: [&str; 4] =
+    ["alpha", "beta", "delta-is-a-key-with-a-name-of-many-bytes", "gamma"];
 
 /// The databases of all commands.
 pub(super) const DBS: u32 = 2;
 
 /// The values of tokens: few, so that tokens are used twice.
-pub(super) const TOKENS: [&str; 6] = ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
+pub(super) const TOKENS: [&str; 6] =
+    ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
 
 /// A key, by its index in [`KEYS`].
 pub(super) type KeyIndex = usize;
@@ -124,7 +126,8 @@ pub(super) enum Command {
 }
 
 impl Keys {
-    /// Returns each key once, in the order in which the node has them: that of the bytes, or of the client.
+    /// Returns each key once, in the order in which the node has them: that of the bytes, or of the
+    /// client.
     pub(super) fn sorted(&self) -> Vec<KeyIndex> {
         match self {
             Self::One(key) => vec![*key],
@@ -166,9 +169,10 @@ impl Command {
         match self {
             Self::Lock(command) => command.words(),
             Self::Plain(command) => command.words(),
-            Self::Unblock { id, with_error, .. } => {
-                words(&format!("CLIENT UNBLOCK {id} {}", if *with_error { "ERROR" } else { "TIMEOUT" }))
-            }
+            Self::Unblock { id, with_error, .. } => words(&format!(
+                "CLIENT UNBLOCK {id} {}",
+                if *with_error { "ERROR" } else { "TIMEOUT" }
+            )),
             Self::Kill { id, .. } => words(&format!("CLIENT KILL ID {id}")),
         }
     }
@@ -306,7 +310,9 @@ impl PlainCommand {
                 return all;
             }
             Self::LPush(key) => format!("LPUSH {} item", KEYS[*key]),
-            Self::FlushDb { lazily } => format!("FLUSHDB {}", if *lazily { "ASYNC" } else { "SYNC" }),
+            Self::FlushDb { lazily } => {
+                format!("FLUSHDB {}", if *lazily { "ASYNC" } else { "SYNC" })
+            }
             Self::FlushAll { lazily } => {
                 format!("FLUSHALL {}", if *lazily { "ASYNC" } else { "SYNC" })
             }

@@ -4,7 +4,8 @@ use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
 
 use super::command::{
-    Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, PATTERNS, Place, PlainCommand, TOKENS,
+    Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, PATTERNS, Place, PlainCommand,
+    TOKENS,
 };
 use super::episode::Episode;
 use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
@@ -33,7 +34,9 @@ const APART_US: u64 = 80_000;
 /// into another turn.
 fn flush_lazily(commands: &mut [(u32, Command)]) {
     for (_, command) in commands {
-        if let Command::Plain(PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily }) = command
+        if let Command::Plain(
+            PlainCommand::FlushDb { lazily } | PlainCommand::FlushAll { lazily },
+        ) = command
         {
             *lazily = true;
         }
@@ -76,7 +79,9 @@ impl Draw<'_> {
                 self.near = false;
                 return Step::CutLink { client, commands: self.commands(2, false) };
             }
-            97..120 if config.peer && config.limits.max_ttl_ms < 10_000 => return self.change_roles(),
+            97..120 if config.peer && config.limits.max_ttl_ms < 10_000 => {
+                return self.change_roles();
+            }
             120..148 => return self.pause(client),
             148..248 => return self.late(client),
             _ => {}
@@ -127,7 +132,11 @@ impl Draw<'_> {
             (None, client) => {
                 let db = self.db();
                 let command = self.command(db, true);
-                Step::Packet { client: client.unwrap_or(0), commands: vec![(db, command)], wrap: Wrap::None }
+                Step::Packet {
+                    client: client.unwrap_or(0),
+                    commands: vec![(db, command)],
+                    wrap: Wrap::None,
+                }
             }
         }
     }
@@ -153,14 +162,21 @@ impl Draw<'_> {
 
     fn some_client(&mut self, wanted: impl Fn(bool) -> bool) -> Option<usize> {
         let clients = self.episode.clients.iter().enumerate();
-        let found: Vec<_> =
-            clients.filter(|(_, client)| wanted(client.waiting.is_some())).map(|(index, _)| index).collect();
+        let found: Vec<_> = clients
+            .filter(|(_, client)| wanted(client.waiting.is_some()))
+            .map(|(index, _)| index)
+            .collect();
         if found.is_empty() { None } else { Some(found[self.below(found.len())]) }
     }
 
     /// The number of clients that could send another command if one more waited.
     fn spare(&self) -> usize {
-        self.episode.clients.iter().filter(|client| client.waiting.is_none()).count().saturating_sub(2)
+        self.episode
+            .clients
+            .iter()
+            .filter(|client| client.waiting.is_none())
+            .count()
+            .saturating_sub(2)
     }
 
     fn move_clock(self) -> Step {
@@ -215,7 +231,12 @@ impl Draw<'_> {
                 owner: None,
             }),
             3 => Command::Plain(PlainCommand::PExpire { key, ms: near_ms.cast_signed() }),
-            4 => Command::Plain(PlainCommand::Set { key, value: token, px_ms: Some(near_ms), only: None }),
+            4 => Command::Plain(PlainCommand::Set {
+                key,
+                value: token,
+                px_ms: Some(near_ms),
+                only: None,
+            }),
             _ => Command::Lock(LockCommand::Acquire {
                 keys: Keys::One(key),
                 token,
@@ -348,15 +369,21 @@ impl Draw<'_> {
                 };
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
                 let fence = if self.chance(0.15) { Some(self.wall_hint()) } else { None };
-                let owner = if self.chance(0.3) { Some(["host:1", "host:22"][self.below(2)]) } else { None };
+                let owner = if self.chance(0.3) {
+                    Some(["host:1", "host:22"][self.below(2)])
+                } else {
+                    None
+                };
                 let (keys, mode) = self.sharing(keys);
                 LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner }
             }
             45..68 => {
                 let token = self.token(place);
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
-                let fence = if may_wait && self.chance(0.3) { self.lease_hint(place) } else { None };
-                let new_token = if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
+                let fence =
+                    if may_wait && self.chance(0.3) { self.lease_hint(place) } else { None };
+                let new_token =
+                    if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
                 let mode = if matches!(keys, Keys::One(_)) && self.chance(0.15) {
                     Mode::Shared
                 } else {
@@ -368,7 +395,11 @@ impl Draw<'_> {
             90..94 => LockCommand::Revoke { key: place.1, ends_now: self.chance(0.3) },
             94..97 => LockCommand::Inspect { key: place.1 },
             _ => LockCommand::Scan {
-                pattern: if self.chance(0.5) { Some(PATTERNS[self.below(PATTERNS.len())]) } else { None },
+                pattern: if self.chance(0.5) {
+                    Some(PATTERNS[self.below(PATTERNS.len())])
+                } else {
+                    None
+                },
             },
         }
     }
@@ -386,10 +417,9 @@ impl Draw<'_> {
     fn token(&mut self, place: Place) -> &'static str {
         let any = TOKENS[self.below(TOKENS.len())];
         if self.chance(0.1)
-            && let Some(waiting) =
-                self.episode.clients.iter().find_map(|client| {
-                    client.waiting.as_ref().filter(|waiting| waiting.places.contains(&place))
-                })
+            && let Some(waiting) = self.episode.clients.iter().find_map(|client| {
+                client.waiting.as_ref().filter(|waiting| waiting.places.contains(&place))
+            })
         {
             return waiting.token;
         }
@@ -397,7 +427,8 @@ impl Draw<'_> {
             return any;
         }
         let value = self.episode.model.get(place).and_then(|value| value.text.clone());
-        let same = |token: &&&str| value.as_ref().is_some_and(|value| &value[..] == token.as_bytes());
+        let same =
+            |token: &&&str| value.as_ref().is_some_and(|value| &value[..] == token.as_bytes());
         TOKENS.iter().find(same).copied().unwrap_or(any)
     }
 
@@ -453,8 +484,10 @@ impl Draw<'_> {
         let (model, server) = self.episode.offsets.last(place)?;
         let by = [-1000_i64, 0, 1, 1_000_000][self.below(4)];
         let ceiling = self.now.wall_us + MAX_CLOCK_SKEW_MS * 1000;
-        let hint =
-            Hint { of_server: server.saturating_add_signed(by), of_model: model.saturating_add_signed(by) };
+        let hint = Hint {
+            of_server: server.saturating_add_signed(by),
+            of_model: model.saturating_add_signed(by),
+        };
         let is_clear = |fence: u64| fence.abs_diff(ceiling) > 5_000_000;
         (is_clear(hint.of_server) && is_clear(hint.of_model)).then_some(hint)
     }
@@ -511,7 +544,9 @@ impl Draw<'_> {
             95..97 => PlainCommand::FlushDb { lazily: self.chance(0.5) },
             97..99 => PlainCommand::FlushAll { lazily: self.chance(0.5) },
             // The node abstains for the largest ttl then.
-            _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => PlainCommand::SwapDb,
+            _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => {
+                PlainCommand::SwapDb
+            }
             _ => PlainCommand::Del(key),
         }
     }

@@ -208,7 +208,9 @@ impl Episode {
             Step::Packet { client, commands, wrap } => {
                 self.packet(client, &commands, wrap, None)?;
             }
-            Step::Late { client, before, after, wrap } => self.late(client, &before, &after, wrap)?,
+            Step::Late { client, before, after, wrap } => {
+                self.late(client, &before, &after, wrap)?
+            }
             Step::Disconnect { client } => self.disconnect(client)?,
             accident => return self.accident(accident),
         }
@@ -325,8 +327,11 @@ impl Episode {
                 && let Some(late) = late
             {
                 let Reply::Array(time) = &reply else { return Err(Trouble::Open) };
-                let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else { return Err(Trouble::Open) };
-                let number = |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
+                let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else {
+                    return Err(Trouble::Open);
+                };
+                let number =
+                    |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
                 if number(s) * 1_000_000 + number(us) + 4000 > late.wall_us {
                     return Err(Trouble::Open);
                 }
@@ -362,14 +367,17 @@ impl Episode {
             if let Some(reply) = self.clients[client].wire.try_receive()? {
                 return Ok(Some(reply));
             }
-            let listed = self.control.call(&format!("CLIENT LIST ID {}", self.clients[client].wire.id))?;
+            let listed =
+                self.control.call(&format!("CLIENT LIST ID {}", self.clients[client].wire.id))?;
             if let Reply::Bulk(listed) = &listed
                 && String::from_utf8_lossy(listed).contains(" flags=b")
             {
                 return Ok(None);
             }
             if started.elapsed() > Duration::from_secs(10) {
-                return Err(Trouble::Difference(format!("neither a reply nor blocked: {listed:?}")));
+                return Err(Trouble::Difference(format!(
+                    "neither a reply nor blocked: {listed:?}"
+                )));
             }
         }
     }
@@ -396,12 +404,19 @@ impl Episode {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         let transaction = matches!(wrap, Wrap::Multi { .. });
-        let expected = self.model.execute(now, began, transaction, db, command, may_block.then_some(ticket));
+        let expected =
+            self.model.execute(now, began, transaction, db, command, may_block.then_some(ticket));
         match (&expected, reply, command) {
             (
                 Expected::Blocked,
                 reply,
-                Command::Lock(LockCommand::Acquire { keys, token, mode, wait_ms: Some(wait_ms), .. }),
+                Command::Lock(LockCommand::Acquire {
+                    keys,
+                    token,
+                    mode,
+                    wait_ms: Some(wait_ms),
+                    ..
+                }),
             ) => {
                 // The client was blocked, and answered before its turn ended, as in the model.
                 if let Some(reply) = reply {
@@ -409,7 +424,8 @@ impl Episode {
                 }
                 let places = keys.sorted().into_iter().map(|key| (db, key)).collect();
                 let until = now.monotonic.plus_us(wait_ms * 1000);
-                self.clients[client].waiting = Some(Waiting { ticket, places, token, mode: *mode, until });
+                self.clients[client].waiting =
+                    Some(Waiting { ticket, places, token, mode: *mode, until });
                 Ok(())
             }
             (_, None, _) => Err(Trouble::Difference(format!(
@@ -426,7 +442,13 @@ impl Episode {
     }
 
     /// Handles an executed `CLIENT UNBLOCK`.
-    fn unblocked(&mut self, now: Now, client: usize, with_error: bool, reply: Option<&Reply>) -> Outcome {
+    fn unblocked(
+        &mut self,
+        now: Now,
+        client: usize,
+        with_error: bool,
+        reply: Option<&Reply>,
+    ) -> Outcome {
         let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
         let ticket = waiting.ticket;
         if reply != Some(&Reply::Int(1)) {
@@ -489,7 +511,8 @@ impl Episode {
         self.note(format!("client {client}, late: [{}] {}", before.0, before.1.shown()));
         let (sent, layout) = packed(std::slice::from_ref(before), Wrap::None);
         self.clients[client].wire.send(&sent)?;
-        let replies = self.replies(client, std::slice::from_ref(before), Wrap::None, layout, None)?;
+        let replies =
+            self.replies(client, std::slice::from_ref(before), Wrap::None, layout, None)?;
         let now = self.now();
         if now.monotonic.us_since(first.monotonic) > SLOW_STEP_US {
             return Err(Trouble::Open);
@@ -513,8 +536,9 @@ impl Episode {
     /// Checks that clients receive the answers of the node, and no others.
     fn compare_answers(&mut self) -> Outcome {
         for (ticket, reply) in self.model.answers() {
-            let its =
-                |client: &Client| client.waiting.as_ref().is_some_and(|waiting| waiting.ticket == ticket);
+            let its = |client: &Client| {
+                client.waiting.as_ref().is_some_and(|waiting| waiting.ticket == ticket)
+            };
             let Some(client) = self.clients.iter().position(its) else { continue };
             let waiting = self.clients[client].waiting.clone();
             let Some(waiting) = waiting else { continue };
@@ -589,7 +613,8 @@ impl Episode {
                 && let Some(reply) = client.wire.try_receive()?
             {
                 // Its wait may have ended since the model ran.
-                let difference = format!("client {index} is answered {reply:?}, and waits in the model");
+                let difference =
+                    format!("client {index} is answered {reply:?}, and waits in the model");
                 client.wire.unread(reply);
                 return Ok(Some(difference));
             }
@@ -600,7 +625,8 @@ impl Episode {
     /// Allows this difference of an expiry that was written now, in milliseconds, also when the key
     /// is copied or moved later.
     fn note_tolerance(&mut self, ms: u64) {
-        let expiries = self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
+        let expiries =
+            self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
         // A mirror may be written again long after its deadline was decided.
         let ms = ms.max(self.offsets.apart_ms + CLOCKS_APART_MS);
         let noted = |expiry| (expiry, self.tolerance_ms.get(&expiry).copied().unwrap_or(ms));
@@ -623,7 +649,11 @@ impl Episode {
             let now = self.now();
             self.check_time(from, &deadlines, 0)?;
             let expected = self.model.inspect(now, place);
-            self.same(&format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]), &expected, &replies[1])?;
+            self.same(
+                &format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]),
+                &expected,
+                &replies[1],
+            )?;
             // Each came in a separate turn.
             self.model.run_until(now);
         }
@@ -663,7 +693,8 @@ fn tail(log: &str) -> String {
 fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     match reply {
         WaitReply::Granted { fence, key, .. } => {
-            let key = key.and_then(|key| KEYS.iter().position(|name| name.as_bytes() == key.as_bytes()));
+            let key =
+                key.and_then(|key| KEYS.iter().position(|name| name.as_bytes() == key.as_bytes()));
             let is_it = |place: &&Place| key.is_none_or(|key| key == place.1);
             let places = waiting.places.iter().filter(is_it).copied().collect();
             Expected::Fence { places, fence: fence.get(), waits: true, key, mode: waiting.mode }
@@ -705,7 +736,8 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     packet.push(select(first_db));
     layout.before = 2;
     if let Wrap::Script { .. } = wrap {
-        let mut eval = vec![b"EVAL".to_vec(), SCRIPT.into(), b"0".to_vec(), sleep_ms.to_string().into()];
+        let mut eval =
+            vec![b"EVAL".to_vec(), SCRIPT.into(), b"0".to_vec(), sleep_ms.to_string().into()];
         for (_, command) in commands {
             let words = command.words();
             eval.push(words.len().to_string().into());

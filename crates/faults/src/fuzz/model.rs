@@ -5,8 +5,8 @@
 
 use quorlock_core::node::memory::{Name, Server, Value};
 use quorlock_core::node::{
-    self, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode, Monotonic, Now, Reason,
-    ServerEvent, Settings, Ticket, WaitReply,
+    self, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode, Monotonic, Now,
+    Reason, ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -97,13 +97,20 @@ impl Model {
             hash_seed: 0,
             defer_wakes: flavor.defers_wakes,
         };
-        Self { server: Server::new(settings, now), flavor, max_ttl, revocations: 0, last: now.monotonic }
+        Self {
+            server: Server::new(settings, now),
+            flavor,
+            max_ttl,
+            revocations: 0,
+            last: now.monotonic,
+        }
     }
 
     /// Runs all events that are due until now, each at its time.
     pub(super) fn run_until(&mut self, now: Now) {
         loop {
-            let next = [self.next_expiry(now), self.server.node.next_wake()].into_iter().flatten().min();
+            let next =
+                [self.next_expiry(now), self.server.node.next_wake()].into_iter().flatten().min();
             let Some(next) = next.map(|at| at.max(self.last.plus_us(1))) else { break };
             if next >= now.monotonic {
                 break;
@@ -178,7 +185,9 @@ impl Model {
                 }
                 self.plain(keys_now, transaction, db, command)
             }
-            Command::Unblock { .. } | Command::Kill { .. } => unreachable!("these are about clients"),
+            Command::Unblock { .. } | Command::Kill { .. } => {
+                unreachable!("these are about clients")
+            }
         };
         self.server.keys.client = None;
         expected
@@ -193,8 +202,10 @@ impl Model {
         let name = |text: &str| Name::from_slice(text.as_bytes());
         let names = |keys: &[usize]| keys.iter().map(|&key| name(KEYS[key])).collect::<Vec<_>>();
         let places = |keys: &[usize]| keys.iter().map(|&key| (db, key)).collect::<Vec<_>>();
-        let ttl = |ms: u64| Ttl::at_most(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"));
-        let fence = |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
+        let ttl =
+            |ms: u64| Ttl::at_most(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"));
+        let fence =
+            |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
         match command {
             LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: hint, owner } => {
                 let sorted = keys.sorted();
@@ -247,15 +258,20 @@ impl Model {
                 }
             }
             LockCommand::Release { keys, token } => {
-                let release = node::Release { db, keys: &names(&keys.sorted()), token: &name(token) };
+                let release =
+                    node::Release { db, keys: &names(&keys.sorted()), token: &name(token) };
                 expected(execute(&node::Command::Release(release)))
             }
             LockCommand::Revoke { key, ends_now } => {
                 *revocations += 1;
                 let digits = UNKNOWN_BYTES - UNKNOWN.len();
                 let unknown = name(&format!("{UNKNOWN}{revocations:0digits$}"));
-                let revoke =
-                    node::Revoke { db, key: &name(KEYS[*key]), unknown: &unknown, ends_now: *ends_now };
+                let revoke = node::Revoke {
+                    db,
+                    key: &name(KEYS[*key]),
+                    unknown: &unknown,
+                    ends_now: *ends_now,
+                };
                 expected(execute(&node::Command::Revoke(revoke)))
             }
             LockCommand::Scan { pattern } => {
@@ -268,14 +284,18 @@ impl Model {
                 assert_eq!(scanned.cursor, 0, "one call looks at more keys than there are");
                 let place = |key: &[u8]| KEYS.iter().position(|known| known.as_bytes() == key);
                 let locks = scanned.locks.into_iter();
-                let mut locks: Vec<_> =
-                    locks.filter_map(|lock| Some(((db, place(&lock.key)?), lock.inspected))).collect();
+                let mut locks: Vec<_> = locks
+                    .filter_map(|lock| Some(((db, place(&lock.key)?), lock.inspected)))
+                    .collect();
                 locks.sort_by_key(|(place, _)| *place);
                 Expected::Scanned(locks)
             }
             LockCommand::Inspect { key } => {
                 let name = name(KEYS[*key]);
-                inspected((db, *key), execute(&node::Command::Inspect(node::Inspect { db, key: &name })))
+                inspected(
+                    (db, *key),
+                    execute(&node::Command::Inspect(node::Inspect { db, key: &name })),
+                )
             }
         }
     }
@@ -410,7 +430,8 @@ impl Model {
                 Expected::Ok
             }
             PlainCommand::SwapDb => {
-                let all: Vec<_> = places().filter_map(|place| Some((place, self.take(place)?))).collect();
+                let all: Vec<_> =
+                    places().filter_map(|place| Some((place, self.take(place)?))).collect();
                 for ((db, key), value) in all {
                     self.put((1 - db, key), value);
                 }
@@ -470,7 +491,9 @@ impl Model {
     /// Reports an event as the module does, which omits events that cannot affect the node.
     fn hear_key(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
         let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
-        if !node.has_keys() || matches!(event, KeyEvent::ExpirySet { .. }) && !node.concerns(db, key) {
+        if !node.has_keys()
+            || matches!(event, KeyEvent::ExpirySet { .. }) && !node.concerns(db, key)
+        {
             return;
         }
         node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
@@ -593,7 +616,9 @@ fn inspected(place: Place, reply: Result<node::Reply, CommandError>) -> Expected
 fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
     match reply {
         Ok(node::Reply::Waits) => Expected::Blocked,
-        Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => Expected::Nil,
+        Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => {
+            Expected::Nil
+        }
         Ok(node::Reply::Released(yes) | node::Reply::Revoked(yes)) => Expected::Int(yes.into()),
         Ok(reply) => unreachable!("{reply:?} names a fence or a holder"),
         Err(error) => Expected::Error(error_code(&error)),
@@ -608,7 +633,9 @@ pub(super) fn error_code(error: &CommandError) -> String {
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
-        CommandError::QueueFull { max_waiters } => format!("QUEUEFULL {max_waiters} clients already wait"),
+        CommandError::QueueFull { max_waiters } => {
+            format!("QUEUEFULL {max_waiters} clients already wait")
+        }
         CommandError::Revoked { .. } => "REVOKED ".into(),
         CommandError::SeveralShared => "ERR a lock of several keys is exclusive".into(),
         CommandError::TokenInUse => "ERR the new token already holds this lock".into(),

@@ -42,7 +42,9 @@ impl Offsets {
         match seen.get(&of_model) {
             Some(server) if *server == of_server => return Ok(()),
             Some(server) => {
-                return Err(format!("the fence was {server} and is {of_server}, of the same grant"));
+                return Err(format!(
+                    "the fence was {server} and is {of_server}, of the same grant"
+                ));
             }
             None => {}
         }
@@ -63,7 +65,11 @@ impl Offsets {
 }
 
 /// Compares a reply with the expected form.
-pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets) -> Result<(), String> {
+pub(super) fn compare(
+    expected: &Expected,
+    reply: &Reply,
+    offsets: &mut Offsets,
+) -> Result<(), String> {
     let differs = || Err(format!("the server replied {reply:?}, the model expects {expected:?}"));
     match (expected, reply) {
         (Expected::Nil, Reply::Nil) | (Expected::SomeInt, Reply::Int(_)) => Ok(()),
@@ -78,7 +84,9 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets)
                 (_, _, Reply::Array(items)) => match &items[..] {
                     [Reply::Int(fence), Reply::Int(0..)] if *waits && key.is_none() => *fence,
                     [Reply::Int(fence), Reply::Bulk(name)] if !waits && is_key(name) => *fence,
-                    [Reply::Int(fence), Reply::Int(0..), Reply::Bulk(name)] if *waits && is_key(name) => {
+                    [Reply::Int(fence), Reply::Int(0..), Reply::Bulk(name)]
+                        if *waits && is_key(name) =>
+                    {
                         *fence
                     }
                     _ => return differs(),
@@ -95,8 +103,9 @@ pub(super) fn compare(expected: &Expected, reply: &Reply, offsets: &mut Offsets)
             })
         }
         (Expected::Inspected(place, inspected), Reply::Array(items)) => {
-            compare_inspected(*place, inspected, items, offsets)
-                .map_err(|why| format!("{why}: the server replied {reply:?}, the model expects {expected:?}"))
+            compare_inspected(*place, inspected, items, offsets).map_err(|why| {
+                format!("{why}: the server replied {reply:?}, the model expects {expected:?}")
+            })
         }
         (Expected::Scanned(locks), Reply::Array(items)) => {
             let [Reply::Bulk(cursor), Reply::Array(found)] = &items[..] else { return differs() };
@@ -131,7 +140,8 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
         value.starts_with(UNKNOWN.as_bytes())
-            || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
+            || value.len() >= UNKNOWN_BYTES
+                && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
     }
     if is_drawn(of_model) && is_drawn(of_server) {
         return of_model[UNKNOWN_BYTES..] == of_server[UNKNOWN_BYTES..];
@@ -179,7 +189,16 @@ fn compare_inspected(
                 None => Err("a ttl".into()),
             }
         }
-        Holder::Lease { owners, holders, fence, ttl_ms: expected_ms, held_ms, mode, keys, revoked } => {
+        Holder::Lease {
+            owners,
+            holders,
+            fence,
+            ttl_ms: expected_ms,
+            held_ms,
+            mode,
+            keys,
+            revoked,
+        } => {
             let word = match mode {
                 Mode::Exclusive => "exclusive",
                 Mode::Shared => "shared",
@@ -200,7 +219,9 @@ fn compare_inspected(
             is_ttl(*expected_ms)?;
             match field("fence") {
                 Some(Reply::Int(1..)) if *mode == Mode::Shared => Ok(()),
-                Some(Reply::Int(of_server)) => offsets.see(place, fence.get(), of_server.unsigned_abs()),
+                Some(Reply::Int(of_server)) => {
+                    offsets.see(place, fence.get(), of_server.unsigned_abs())
+                }
                 _ => Err("no fence".into()),
             }
         }
@@ -223,8 +244,17 @@ pub(super) struct View {
 }
 
 /// The figures that are compared.
-const FIGURES: [&str; 9] =
-    ["leases", "waiters", "grants", "refusals", "abstained", "extends", "releases", "revoked", "handovers"];
+const FIGURES: [&str; 9] = [
+    "leases",
+    "waiters",
+    "grants",
+    "refusals",
+    "abstained",
+    "extends",
+    "releases",
+    "revoked",
+    "handovers",
+];
 
 impl View {
     /// The commands whose replies [`View::parse`] reads.
@@ -263,7 +293,8 @@ impl View {
         }
         if let Some(Reply::Bulk(info)) = replies.next() {
             for line in String::from_utf8_lossy(info).lines() {
-                if let Some((name, value)) = line.strip_prefix("lock_").and_then(|line| line.split_once(':'))
+                if let Some((name, value)) =
+                    line.strip_prefix("lock_").and_then(|line| line.split_once(':'))
                     && let Ok(value) = value.parse()
                 {
                     view.figures.insert(name.into(), value);
@@ -283,14 +314,17 @@ impl View {
         for place in places() {
             let (db, key) = (place.0, KEYS[place.1]);
             let expired = |at: u64| now.wall_ms() > at;
-            let expected = model.get(place).filter(|value| !value.expires_at_ms.is_some_and(expired));
+            let expected =
+                model.get(place).filter(|value| !value.expires_at_ms.is_some_and(expired));
             match (expected, self.keys.get(&place)) {
                 (None, None) => {}
                 (None, Some(seen)) => {
                     return Some(format!("{db} {key}: the server has {seen:?}, the model nothing"));
                 }
                 (Some(expected), None) => {
-                    return Some(format!("{db} {key}: the server has nothing, the model {expected:?}"));
+                    return Some(format!(
+                        "{db} {key}: the server has nothing, the model {expected:?}"
+                    ));
                 }
                 (Some(expected), Some(seen)) => {
                     let same_text = match (&expected.text, &seen.text) {
@@ -299,7 +333,9 @@ impl View {
                     };
                     let same_expiry = match (expected.expires_at_ms, seen.expires_at_ms) {
                         (None, None) => true,
-                        (Some(expected), Some(seen)) => expected.abs_diff(seen) <= tolerance_ms(expected),
+                        (Some(expected), Some(seen)) => {
+                            expected.abs_diff(seen) <= tolerance_ms(expected)
+                        }
                         _ => false,
                     };
                     if !same_text || !same_expiry {

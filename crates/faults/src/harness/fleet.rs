@@ -71,7 +71,8 @@ impl Fleet {
         configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self> {
         let servers = Masters::start_with(n, configure)?;
-        let masters = servers.into_iter().map(|server| Master::new(server, networks, None)).collect();
+        let masters =
+            servers.into_iter().map(|server| Master::new(server, networks, None)).collect();
         Ok(Self { masters, pending: Vec::new() })
     }
 
@@ -85,8 +86,9 @@ impl Fleet {
         mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self> {
         let injectors: Vec<_> = (0..n).map(|_| Injectors::default()).collect();
-        let mut fleet =
-            Self::start(n, networks, |index, builder| configure(index, injectors[index].attach(builder)))?;
+        let mut fleet = Self::start(n, networks, |index, builder| {
+            configure(index, injectors[index].attach(builder))
+        })?;
         for (master, injectors) in fleet.masters.iter_mut().zip(injectors) {
             master.injectors = Some(injectors);
         }
@@ -157,7 +159,9 @@ impl Fleet {
             let recovering: Vec<_> = hit
                 .map(|(index, master)| {
                     scope.spawn(move || {
-                        master.recover(*accident, *network).with_context(|| format!("master {index}"))
+                        master
+                            .recover(*accident, *network)
+                            .with_context(|| format!("master {index}"))
                     })
                 })
                 .collect();
@@ -189,8 +193,12 @@ impl Master {
     /// When the accident could not be injected.
     pub fn inject(&mut self, accident: Accident, network: usize) -> Result<bool> {
         match accident {
-            Accident::Kill(_) | Accident::Shutdown if self.state == State::Down => return Ok(false),
-            Accident::Pause | Accident::Eviction | Accident::Reload if self.state != State::Running => {
+            Accident::Kill(_) | Accident::Shutdown if self.state == State::Down => {
+                return Ok(false);
+            }
+            Accident::Pause | Accident::Eviction | Accident::Reload
+                if self.state != State::Running =>
+            {
                 return Ok(false);
             }
             Accident::Kill(disk) => self.kill(disk)?,

@@ -122,7 +122,8 @@ impl FromStr for Grant {
 
     fn from_str(line: &str) -> Result<Self> {
         let mut words = line.splitn(5, ' ');
-        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).context("four numbers");
+        let mut number =
+            || words.next().and_then(|word| word.parse::<u64>().ok()).context("four numbers");
         let (from_ns, to_ns, fence, client) = (number()?, number()?, number()?, number()?);
         let [from, to] = [from_ns, to_ns].map(Duration::from_nanos);
         let key = words.next().context("a key")?.to_owned();
@@ -166,7 +167,10 @@ mod tests {
     }
 
     fn fences_in_disorder(of: &[(&str, u64, u64, u64)]) -> Vec<(u64, u64)> {
-        disorders(&grants(of)).iter().map(|found| (found.earlier.fence, found.later.fence)).collect()
+        disorders(&grants(of))
+            .iter()
+            .map(|found| (found.earlier.fence, found.later.fence))
+            .collect()
     }
 
     #[test]
@@ -185,7 +189,10 @@ mod tests {
     #[test]
     fn longest_gap_may_be_the_last_one() {
         let grants = grants(&[("a", 0, 10, 1)]);
-        assert_eq!(longest_gap(&grants, Duration::ZERO, Duration::from_secs(5)), Duration::from_secs(5));
+        assert_eq!(
+            longest_gap(&grants, Duration::ZERO, Duration::from_secs(5)),
+            Duration::from_secs(5)
+        );
     }
 
     #[test]

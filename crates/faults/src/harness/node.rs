@@ -87,7 +87,10 @@ impl Node {
             command(words).write_packed_command(&mut packed);
         }
         self.connection.send_packed_command(&packed)?;
-        Ok(commands.iter().map(|_| self.connection.recv_response().and_then(Value::extract_error)).collect())
+        Ok(commands
+            .iter()
+            .map(|_| self.connection.recv_response().and_then(Value::extract_error))
+            .collect())
     }
 
     pub(crate) fn set_config(&mut self, name: &str, value: &str) -> Result<()> {
@@ -129,10 +132,22 @@ impl Node {
     pub(crate) fn restore(&mut self, key: &str, dumped: &[u8], ttl: Duration) -> Result<()> {
         let ms = u64::try_from(ttl.as_millis())?;
         let mut command = cmd("RESTORE");
-        command.arg(key).arg(ms).arg(dumped).arg("REPLACE").exec(&mut self.connection).context("RESTORE")
+        command
+            .arg(key)
+            .arg(ms)
+            .arg(dumped)
+            .arg("REPLACE")
+            .exec(&mut self.connection)
+            .context("RESTORE")
     }
 
-    pub(crate) fn acquire(&mut self, way: Way, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
+    pub(crate) fn acquire(
+        &mut self,
+        way: Way,
+        key: &str,
+        token: &str,
+        ttl: Duration,
+    ) -> Result<Answer> {
         let ms = u64::try_from(ttl.as_millis())?;
         let command = match way {
             Way::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
@@ -140,7 +155,8 @@ impl Node {
         };
         let sent = Instant::now();
         let answer = command.query::<Value>(&mut self.connection);
-        let held = Held { key: key.into(), token: token.into(), sent, answered: Instant::now(), ttl };
+        let held =
+            Held { key: key.into(), token: token.into(), sent, answered: Instant::now(), ttl };
         match answer {
             Ok(Value::Nil) => Ok(Answer::Refused),
             Ok(_) => Ok(Answer::Granted(held)),
@@ -161,12 +177,13 @@ impl Node {
 
     /// Extends a lock. Returns `None` when the token does not hold it any more.
     pub(crate) fn extend(&mut self, way: Way, held: &Held) -> Result<Option<Held>> {
-        const SCRIPT: &str =
-            "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
+        const SCRIPT: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
         let ms = u64::try_from(held.ttl.as_millis())?;
         let command = match way {
             Way::Module => cmd("LOCK.EXTEND").arg(&held.key).arg(&held.token).arg(ms).take(),
-            Way::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).arg(ms).take(),
+            Way::SetNx => {
+                cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).arg(ms).take()
+            }
         };
         let sent = Instant::now();
         let extended = command.query::<Option<u64>>(&mut self.connection).context("extend")?;

@@ -22,7 +22,10 @@ impl Process {
     ///
     /// # Errors
     /// When it does not start.
-    pub fn start(program: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Self> {
+    pub fn start(
+        program: &Path,
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;
@@ -31,7 +34,10 @@ impl Process {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             // Ends with the output, or with the receiver.
-            let _ = stdout.lines().map_while(std::io::Result::ok).try_for_each(|line| sender.send(line));
+            let _ = stdout
+                .lines()
+                .map_while(std::io::Result::ok)
+                .try_for_each(|line| sender.send(line));
         });
         Ok(Self { child, stdin, lines })
     }

@@ -64,7 +64,8 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
         let held: Vec<_> = held.collect::<Result<_>>()?;
         node.step_clock(-HOUR_S)?;
         tally.injected();
-        let late = held.iter().map(|held| lateness(&mut node, held, tally)).collect::<Result<Vec<_>>>()?;
+        let late =
+            held.iter().map(|held| lateness(&mut node, held, tally)).collect::<Result<Vec<_>>>()?;
         ended = late.into_iter().flatten().min();
         if ended.is_none_or(|late| late <= LATE) {
             break;
@@ -116,8 +117,13 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
     let held = node.take(way, "key", "holder", 2 * TTL)?;
     node.step_clock(MINUTE_S)?;
     let old = node.acquire(Way::SetNx, "key", "old client", 3 * TTL)?;
-    ensure!(Instant::now() < held.must_last_until(), "this machine is too slow: the lock has ended");
-    let Answer::Granted(old) = old else { bail!("the old client did not find the key gone: {old:?}") };
+    ensure!(
+        Instant::now() < held.must_last_until(),
+        "this machine is too slow: the lock has ended"
+    );
+    let Answer::Granted(old) = old else {
+        bail!("the old client did not find the key gone: {old:?}")
+    };
     tally.injected();
     if protected == Protected::No {
         tally.harm("the old client has the lock, and so has its holder");
@@ -126,6 +132,8 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
     tally.must(node.extend(way, &held)?.is_some(), || "its holder could not extend it".into());
     let other = node.acquire_until(way, "key", "another", TTL, old.must_end_by() + PATIENCE)?;
     tally.must(other.is_some(), || "the lock did not end".into());
-    tally.must(Instant::now() >= old.must_last_until(), || "the old client's key was removed".into());
+    tally.must(Instant::now() >= old.must_last_until(), || {
+        "the old client's key was removed".into()
+    });
     Ok(())
 }

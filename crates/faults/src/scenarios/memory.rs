@@ -28,8 +28,9 @@ pub static ALLKEYS_LRU: Scenario = Scenario {
 fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     // The more keys the server compares, the surer it evicts the one that its policy names.
-    let mut node =
-        Node::start(|builder| builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64))?;
+    let mut node = Node::start(|builder| {
+        builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64)
+    })?;
     let held = node.take(way, "held", "holder", TTL)?;
     let room_bytes = 1 << 20;
     let limit_bytes = node.info("memory", "used_memory")? + room_bytes;

@@ -79,7 +79,9 @@ pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> 
         progress(scenario);
         let with = scenario.run(Protected::Yes, rounds)?;
         let without = match scenario.baseline {
-            Baseline::Harmed(_) | Baseline::Unharmed(_) => Some(scenario.run(Protected::No, rounds)?),
+            Baseline::Harmed(_) | Baseline::Unharmed(_) => {
+                Some(scenario.run(Protected::No, rounds)?)
+            }
             Baseline::None(_) => None,
         };
         table.rows.push(Row { fault: scenario.fault, baseline: scenario.baseline, with, without });
@@ -98,17 +100,21 @@ impl Table {
 impl Row {
     fn complaints(&self) -> Vec<String> {
         let fault = self.fault;
-        let mut complaints: Vec<_> = self.with.harms.iter().map(|harm| format!("{fault}: {harm}")).collect();
+        let mut complaints: Vec<_> =
+            self.with.harms.iter().map(|harm| format!("{fault}: {harm}")).collect();
         if self.with.injected == 0 {
             complaints.push(format!("{fault}: was not injected"));
         }
         let harms = self.without.as_ref().map_or(0, |without| without.harms.len());
         match self.baseline {
             Baseline::Harmed(with) if harms == 0 => {
-                complaints
-                    .push(format!("{fault}: does no harm with {with} either, so that nothing is shown"));
+                complaints.push(format!(
+                    "{fault}: does no harm with {with} either, so that nothing is shown"
+                ));
             }
-            Baseline::Unharmed(why) if harms > 0 => complaints.push(format!("{fault}: did harm, but: {why}")),
+            Baseline::Unharmed(why) if harms > 0 => {
+                complaints.push(format!("{fault}: did harm, but: {why}"))
+            }
             _ => {}
         }
         complaints
@@ -178,7 +184,9 @@ impl Abstention {
         let tried = node.acquire(Way::Module, &held.key, "another", self.max_ttl)?;
         let is_held = Instant::now() < held.must_last_until();
         match tried {
-            Answer::Granted(_) if is_held => tally.harm("another was granted the lock while it was held"),
+            Answer::Granted(_) if is_held => {
+                tally.harm("another was granted the lock while it was held")
+            }
             Answer::Abstains(words) if words.contains(reason) => {}
             // This machine was so slow that nothing can be seen any more.
             _ if since.elapsed() >= self.max_ttl => return Ok(()),
@@ -206,7 +214,9 @@ impl Abstention {
 /// that it is free then.
 fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
-    tally.must(matches!(other, Answer::Refused), || format!("another was not refused it: {other:?}"));
+    tally.must(matches!(other, Answer::Refused), || {
+        format!("another was not refused it: {other:?}")
+    });
     tally.must(node.extend(way, held)?.is_some(), || "its holder could not extend it".into());
     tally.must(node.release(way, held)?, || "its holder could not release it".into());
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;

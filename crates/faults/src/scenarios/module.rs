@@ -18,7 +18,8 @@ pub static REJOIN_DELAY: Scenario = Scenario {
 
 fn rejoin_delay(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
-    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
+    let mut node =
+        Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
     let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
     node.master.server.kill();
     let killed_at = Instant::now();
@@ -70,13 +71,16 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
     tally.injected();
     tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
     let other = node.acquire(Way::SetNx, "key", "another", abstention.max_ttl)?;
-    tally.must(matches!(other, Answer::Refused), || format!("an old client was not refused: {other:?}"));
+    tally.must(matches!(other, Answer::Refused), || {
+        format!("an old client was not refused: {other:?}")
+    });
 
     node.step_clock(MINUTE_S)?;
     let path = module_path()?;
     let path = path.to_str().context("a path that is text")?;
     let rejoin_delay_ms = abstention.rejoin_delay_ms.to_string();
-    let arguments = ["MODULE", "LOAD", path, "max-ttl", &max_ttl_ms, "rejoin-delay", &rejoin_delay_ms];
+    let arguments =
+        ["MODULE", "LOAD", path, "max-ttl", &max_ttl_ms, "rejoin-delay", &rejoin_delay_ms];
     let _: String = node.call(&arguments)?;
     abstention.is_kept(&mut node, protected, &held, unloaded_at, "start", tally)
 }
@@ -98,7 +102,9 @@ fn unload_without_mirrors(_: Protected, tally: &mut Tally) -> Result<()> {
     let unloaded = node.at_once(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
     tally.injected();
     tally.must(unloaded[1].is_err(), || "it was unloaded".into());
-    tally.must(node.extend(Way::Module, &held)?.is_some(), || "its holder could not extend it".into());
+    tally.must(node.extend(Way::Module, &held)?.is_some(), || {
+        "its holder could not extend it".into()
+    });
     node.eventually("the key is written again", |node| node.exists("key"))?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());

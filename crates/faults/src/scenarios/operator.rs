@@ -61,13 +61,17 @@ pub static FLUSHALL: Scenario = command("FLUSHALL, FLUSHDB with a held lock", |_
 });
 
 /// The locks of both databases end, and the node abstains until forgotten locks must have ended.
-pub static SWAPDB: Scenario =
-    Scenario { fault: "SWAPDB with a held lock", baseline: Baseline::Harmed("SET NX PX"), round: swapped };
+pub static SWAPDB: Scenario = Scenario {
+    fault: "SWAPDB with a held lock",
+    baseline: Baseline::Harmed("SET NX PX"),
+    round: swapped,
+};
 
 fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
-    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
+    let mut node =
+        Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
     let held = node.take(way, "key", "holder", abstention.max_ttl)?;
     let before = Instant::now();
     let _: String = node.call(&["SWAPDB", "0", "1"])?;
@@ -106,8 +110,14 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
     let held = node.take(Way::Module, "key", "holder", TTL)?;
-    let _: String =
-        node.call(&["MIGRATE", "127.0.0.1", port(&other.master.server.url())?, "key", "0", "5000"])?;
+    let _: String = node.call(&[
+        "MIGRATE",
+        "127.0.0.1",
+        port(&other.master.server.url())?,
+        "key",
+        "0",
+        "5000",
+    ])?;
     tally.injected();
     has_ended(&mut node, &held, tally)?;
     is_held_as_a_string(&mut other, &held, tally)
@@ -132,14 +142,20 @@ fn has_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
 
 fn is_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
     let other = node.acquire(Way::Module, key, "another", TTL)?;
-    tally.must(matches!(other, Answer::Refused), || format!("another was not refused {key}: {other:?}"));
+    tally.must(matches!(other, Answer::Refused), || {
+        format!("another was not refused {key}: {other:?}")
+    });
     Ok(())
 }
 
 /// Checks that no other client is granted the lock, and that its holder can adopt and release it.
 fn is_held_as_a_string(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     is_refused(node, &held.key, tally)?;
-    tally.must(node.extend(Way::Module, held)?.is_some(), || "its holder could not extend the string".into());
-    tally.must(node.release(Way::Module, held)?, || "its holder could not release the string".into());
+    tally.must(node.extend(Way::Module, held)?.is_some(), || {
+        "its holder could not extend the string".into()
+    });
+    tally.must(node.release(Way::Module, held)?, || {
+        "its holder could not release the string".into()
+    });
     Ok(())
 }

@@ -79,10 +79,17 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let _: String = replica.call(&["REPLICAOF", "NO", "ONE"])?;
     tally.injected();
     match way {
-        Way::Module => abstention.is_kept(&mut replica, protected, &held, promoted_at, "promotion", tally),
+        Way::Module => {
+            abstention.is_kept(&mut replica, protected, &held, promoted_at, "promotion", tally)
+        }
         Way::SetNx => {
-            let other =
-                replica.acquire_until(way, "key", "another", abstention.max_ttl, held.must_last_until())?;
+            let other = replica.acquire_until(
+                way,
+                "key",
+                "another",
+                abstention.max_ttl,
+                held.must_last_until(),
+            )?;
             tally.must(other.is_none(), || "another was granted the lock while it was held".into());
             Ok(())
         }

@@ -41,7 +41,10 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis();
     let mut node = Node::start(|builder| {
-        builder.arg("lock.max-ttl", max_ttl_ms).arg("appendonly", "yes").arg("appendfsync", "always")
+        builder
+            .arg("lock.max-ttl", max_ttl_ms)
+            .arg("appendonly", "yes")
+            .arg("appendfsync", "always")
     })?;
     let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
 
@@ -72,7 +75,9 @@ pub static SYNCED_EVERY_SECOND: Scenario = Scenario {
 /// The server syncs before it answers.
 pub static ALWAYS_SYNCED: Scenario = Scenario {
     fault: "power cut, appendfsync always",
-    baseline: Baseline::Unharmed("lock.rejoin-delay 0: what is synced before the answer is not lost"),
+    baseline: Baseline::Unharmed(
+        "lock.rejoin-delay 0: what is synced before the answer is not lost",
+    ),
     round: |protected, tally| power_cut(Fsync::Always, protected, tally),
 };
 
@@ -148,14 +153,20 @@ fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Hel
             return Ok((node, held));
         }
     }
-    bail!("{ATTEMPTS_MAX} power cuts did not find the server as appendfsync {} leaves it", fsync.word())
+    bail!(
+        "{ATTEMPTS_MAX} power cuts did not find the server as appendfsync {} leaves it",
+        fsync.word()
+    )
 }
 
 /// Starts a server that has just synced its data, unless it never syncs.
 fn start(fsync: Fsync, abstention: &Abstention) -> Result<Node> {
     let max_ttl_ms = abstention.max_ttl.as_millis();
     let mut node = Node::start(|builder| {
-        builder.arg("lock.max-ttl", max_ttl_ms).arg("appendonly", "yes").arg("appendfsync", fsync.word())
+        builder
+            .arg("lock.max-ttl", max_ttl_ms)
+            .arg("appendonly", "yes")
+            .arg("appendfsync", fsync.word())
     })?;
     if fsync == Fsync::EverySecond {
         // A server that has written nothing for a second syncs the next write at once.

@@ -68,14 +68,18 @@ impl<'a> Client<'a> {
         let ttl_ms = if is_short { self.rng.random_range(SHORT_MS) } else { LONG_MS };
         let wait_ms = if plan == Plan::Hurried { self.rng.random_range(SHORT_MS) } else { LONG_MS };
         let patience = match plan {
-            Plan::HangsUp | Plan::Vanishes => self.rng.random_range(Duration::from_micros(50)..=HANG_UP_MAX),
+            Plan::HangsUp | Plan::Vanishes => {
+                self.rng.random_range(Duration::from_micros(50)..=HANG_UP_MAX)
+            }
             _ => Duration::from_millis(wait_ms) + LATE_MAX,
         };
 
         let (client_id, connection) = self.connection();
-        let ask = cmd("LOCK.ACQUIRE").arg(&key).arg(&token).arg(ttl_ms).arg("WAIT").arg(wait_ms).take();
+        let ask =
+            cmd("LOCK.ACQUIRE").arg(&key).arg(&token).arg(ttl_ms).arg("WAIT").arg(wait_ms).take();
         connection.set_read_timeout(Some(patience)).expect("it is not zero");
-        self.shared.set_wait(self.index, Some(Wait { client_id, key: key.clone(), token: token.clone() }));
+        self.shared
+            .set_wait(self.index, Some(Wait { client_id, key: key.clone(), token: token.clone() }));
         let asked = Instant::now();
         let (_, connection) = self.connection.as_mut().expect("made above");
         let answer = ask.query::<Value>(connection);
@@ -136,7 +140,10 @@ impl<'a> Client<'a> {
         let server = self.shared.server;
         let (id, connection) = self.connection.get_or_insert_with(|| {
             let mut connection = server.connection();
-            let id = cmd("CLIENT").arg("ID").query(&mut connection).expect("a new connection is not killed");
+            let id = cmd("CLIENT")
+                .arg("ID")
+                .query(&mut connection)
+                .expect("a new connection is not killed");
             (id, connection)
         });
         (*id, connection)

@@ -109,7 +109,8 @@ impl Shared<'_> {
 
     /// Begins another round, if one is left.
     fn begin_round(&self) -> bool {
-        !self.stop.load(Ordering::Relaxed) && self.begun.fetch_add(1, Ordering::Relaxed) < self.stress.rounds
+        !self.stop.load(Ordering::Relaxed)
+            && self.begun.fetch_add(1, Ordering::Relaxed) < self.stress.rounds
     }
 
     fn set_wait(&self, client: usize, wait: Option<Wait>) {
@@ -127,15 +128,22 @@ impl Shared<'_> {
         while !self.is_over() {
             let victim = rng.random_range(0..self.stress.clients);
             if let Some(Wait { client_id, key, token }) = self.wait(victim) {
-                let unblock = |how: &str| cmd("CLIENT").arg("UNBLOCK").arg(client_id).arg(how).take();
+                let unblock =
+                    |how: &str| cmd("CLIENT").arg("UNBLOCK").arg(client_id).arg(how).take();
                 let (intervention, command) = match rng.random_range(0..100) {
-                    0..40 => (Intervention::Kill, cmd("CLIENT").arg("KILL").arg("ID").arg(client_id).take()),
+                    0..40 => (
+                        Intervention::Kill,
+                        cmd("CLIENT").arg("KILL").arg("ID").arg(client_id).take(),
+                    ),
                     40..55 => (Intervention::Unblock, unblock("TIMEOUT")),
                     55..70 => (Intervention::Unblock, unblock("ERROR")),
-                    70..85 => (Intervention::Withdraw, cmd("LOCK.RELEASE").arg(&key).arg(&token).take()),
+                    70..85 => {
+                        (Intervention::Withdraw, cmd("LOCK.RELEASE").arg(&key).arg(&token).take())
+                    }
                     _ => (Intervention::Delete, cmd("DEL").arg(&key).take()),
                 };
-                let done = command.query::<Value>(&mut connection).expect("no command kills this client");
+                let done =
+                    command.query::<Value>(&mut connection).expect("no command kills this client");
                 // Only the withdrawal of a waiter is answered with 0 although it worked.
                 if intervention == Intervention::Withdraw || done == Value::Int(1) {
                     self.tally.intervened(intervention);
@@ -183,7 +191,8 @@ fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisRe
     let mut answers = transaction.query::<Vec<Value>>(connection)?.into_iter();
     let info: String = answers.next().map(from_redis_value).transpose()?.unwrap_or_default();
     let waiters = info.lines().find_map(|line| line.strip_prefix("lock_waiters:"));
-    let waiters: u64 = waiters.and_then(|waiters| waiters.trim().parse().ok()).expect("INFO has it");
+    let waiters: u64 =
+        waiters.and_then(|waiters| waiters.trim().parse().ok()).expect("INFO has it");
     let for_held_locks: u64 = answers.map(|held| waiters_of(&held)).sum();
     Ok(waiters > for_held_locks)
 }

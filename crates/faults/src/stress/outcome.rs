@@ -103,7 +103,9 @@ impl StressOutcome {
         let mut connection = server.connection();
         let mut left = || {
             [("lock", "lock_waiters"), ("clients", "blocked_clients"), ("lock", "lock_leases")].map(
-                |(section, field)| info(&mut connection, section, field).expect("a running server answers"),
+                |(section, field)| {
+                    info(&mut connection, section, field).expect("a running server answers")
+                },
             )
         };
         holds_within(SETTLE_LIMIT, || left() == [0; 3]);
@@ -136,6 +138,9 @@ impl StressOutcome {
 impl fmt::Display for StressOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { granted, out_of_time, cut_off, hung_up, .. } = self;
-        write!(f, "{granted} granted, {out_of_time} ended without, {cut_off} cut off, {hung_up} hung up")
+        write!(
+            f,
+            "{granted} granted, {out_of_time} ended without, {cut_off} cut off, {hung_up} hung up"
+        )
     }
 }

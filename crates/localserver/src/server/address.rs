@@ -71,8 +71,12 @@ impl Address {
     /// Returns the directives that make a server listen here.
     pub(super) fn directives(&self) -> Vec<(&'static str, String)> {
         match self {
-            Self::Unix(path) => vec![("port", "0".into()), ("unixsocket", path.display().to_string())],
-            Self::Tcp { port, .. } => vec![("port", port.to_string()), ("bind", "127.0.0.1".into())],
+            Self::Unix(path) => {
+                vec![("port", "0".into()), ("unixsocket", path.display().to_string())]
+            }
+            Self::Tcp { port, .. } => {
+                vec![("port", port.to_string()), ("bind", "127.0.0.1".into())]
+            }
         }
     }
 

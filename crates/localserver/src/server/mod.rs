@@ -68,12 +68,17 @@ impl Server {
         ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
     }
 
-    fn start(directory: Directory, address: Address, settings: Settings) -> Result<Self, StartError> {
+    fn start(
+        directory: Directory,
+        address: Address,
+        settings: Settings,
+    ) -> Result<Self, StartError> {
         let mut server = Self { process: None, settings, address, directory };
         for _ in 1..START_ATTEMPTS_MAX {
             match server.launch() {
                 Err(StartError::Exited { log_tail, .. })
-                    if log_tail.contains("Address already in use") && server.address.is_any_port() =>
+                    if log_tail.contains("Address already in use")
+                        && server.address.is_any_port() =>
                 {
                     server.address = Address::tcp(None)?;
                 }
@@ -123,7 +128,8 @@ impl Server {
 
     /// Returns a new connection, with a limit of 5 s for each read and write, or the reason.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
-        let connection = redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
+        let connection =
+            redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
         connection.set_read_timeout(Some(CONNECTION_TIMEOUT))?;
         connection.set_write_timeout(Some(CONNECTION_TIMEOUT))?;
         Ok(connection)
@@ -202,8 +208,10 @@ impl Server {
         let log_again = self.directory.log_for_appending()?;
         let mut command = self.settings.command(&self.address);
         command.current_dir(self.dir()).stdin(Stdio::null()).stdout(log).stderr(log_again);
-        let process = Process::spawn(&mut command)
-            .map_err(|source| StartError::Spawn { binary: self.settings.binary().to_path_buf(), source })?;
+        let process = Process::spawn(&mut command).map_err(|source| StartError::Spawn {
+            binary: self.settings.binary().to_path_buf(),
+            source,
+        })?;
         self.wait_for_answer(process)
     }
 

@@ -33,10 +33,14 @@ impl Process {
     pub(super) fn stop(&self) -> io::Result<()> {
         kill_process(self.pid(), Signal::STOP)?;
         // The system reports a child as stopped when the last of its threads is.
-        let stopped =
-            holds_within(SIGNAL_LIMIT, || self.is_in_state(WaitIdOptions::STOPPED) || self.has_exited());
+        let stopped = holds_within(SIGNAL_LIMIT, || {
+            self.is_in_state(WaitIdOptions::STOPPED) || self.has_exited()
+        });
         if !stopped {
-            return Err(io::Error::other(format!("it did not stop within {} ms", SIGNAL_LIMIT.as_millis())));
+            return Err(io::Error::other(format!(
+                "it did not stop within {} ms",
+                SIGNAL_LIMIT.as_millis()
+            )));
         }
         if self.has_exited() { Err(io::Error::other("it has ended")) } else { Ok(()) }
     }

@@ -56,7 +56,8 @@ impl Settings {
     }
 
     pub(super) fn set(&mut self, name: String, value: String) {
-        match self.directives.iter_mut().find(|(existing, _)| existing.eq_ignore_ascii_case(&name)) {
+        match self.directives.iter_mut().find(|(existing, _)| existing.eq_ignore_ascii_case(&name))
+        {
             Some((_, existing)) => *existing = value,
             None => self.directives.push((name, value)),
         }

@@ -79,7 +79,8 @@ fn first_seeds(from: u64, seeds: u64) -> ExitCode {
     println!("| rule that is broken | first seed | what the checkers say |\n|---|---:|---|");
     let mut all_caught = true;
     for mutant in Mutant::all() {
-        let caught = |seed| Some((seed, run(&Plan::draw(seed).with_mutant(mutant), false).violation?));
+        let caught =
+            |seed| Some((seed, run(&Plan::draw(seed).with_mutant(mutant), false).violation?));
         let name = mutant.name();
         if let Some((seed, what)) = (from..from + seeds).find_map(caught) {
             println!("| {name} | {seed} | {} |", what.chars().take(100).collect::<String>());

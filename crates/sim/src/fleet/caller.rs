@@ -102,7 +102,9 @@ impl Caller {
         match self.rng.random_range(0..100) {
             n if n < none => Some(Duration::ZERO),
             n if n < none + short => Some(Duration::from_millis(self.rng.random_range(1..=300))),
-            n if n < none + short + long => Some(Duration::from_millis(self.rng.random_range(300..=10_000))),
+            n if n < none + short + long => {
+                Some(Duration::from_millis(self.rng.random_range(300..=10_000)))
+            }
             _ => None,
         }
     }
@@ -150,7 +152,11 @@ impl Process {
         let habits = &plan.habits;
         let errand = Errand {
             held_for: this.between(habits.hold),
-            extends: if this.chance(habits.extend_percent) { this.rng.random_range(1..4) } else { 0 },
+            extends: if this.chance(habits.extend_percent) {
+                this.rng.random_range(1..4)
+            } else {
+                0
+            },
             end: match this.rng.random_range(0..100) {
                 n if n < habits.detach_percent => End::Detach,
                 n if n < habits.detach_percent + habits.drop_percent => End::Drop,
@@ -221,7 +227,8 @@ impl Process {
                 if this.state == State::Extending(lock) {
                     this.state = State::Holding(lock);
                     let errand = this.errand.as_ref();
-                    let part = errand.map_or(0, |errand| errand.held_for / u64::from(errand.extends + 1));
+                    let part =
+                        errand.map_or(0, |errand| errand.held_for / u64::from(errand.extends + 1));
                     self.wake_caller(caller, world.now + part, world);
                 }
             }
@@ -268,7 +275,11 @@ impl Process {
         let plan = Arc::clone(&world.plan);
         let this = &mut self.callers[caller];
         this.state = State::Resting;
-        let rest = if this.chance(plan.habits.at_once_percent) { 0 } else { this.between(plan.habits.rest) };
+        let rest = if this.chance(plan.habits.at_once_percent) {
+            0
+        } else {
+            this.between(plan.habits.rest)
+        };
         let at = world.now + rest;
         self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
     }

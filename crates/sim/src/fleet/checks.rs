@@ -91,8 +91,9 @@ impl Checks {
         for &key in &world.plan.members[lock.keys].clone() {
             if fence <= self.fences[key] {
                 let before = self.fences[key];
-                world
-                    .violate(format!("p{process}/{machine} has fence {fence} for key {key}, after {before}"));
+                world.violate(format!(
+                    "p{process}/{machine} has fence {fence} for key {key}, after {before}"
+                ));
             }
             self.fences[key] = fence;
             self.granted[key] = world.now;
@@ -111,14 +112,22 @@ impl Checks {
     ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let token = lock.hold.token();
-        let told = world.revoked.iter().filter(|&&(of, _, at)| of == token && at < round_began).count();
+        let told =
+            world.revoked.iter().filter(|&&(of, _, at)| of == token && at < round_began).count();
         if told >= self.majority.size() && matches!(verdict, ExtensionVerdict::Extended(_)) {
-            world.violate(format!("p{process}/{machine} is extended after {told} nodes revoked it"));
+            world
+                .violate(format!("p{process}/{machine} is extended after {told} nodes revoked it"));
         }
     }
 
     /// Checks that no two locks that share a key are held at the same time.
-    fn excludes_others(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+    fn excludes_others(
+        &mut self,
+        process: usize,
+        machine: u64,
+        world: &mut World,
+        all: &[Process],
+    ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
             return;
@@ -129,7 +138,8 @@ impl Checks {
             }
             let Some(other) = lock_of(all, other_process, other_machine) else { continue };
             let overlaps = world.plan.overlap(lock.keys, other.keys);
-            if overlaps && is_held(all, other_process, other, world.now) && !was_ended(world, other) {
+            if overlaps && is_held(all, other_process, other, world.now) && !was_ended(world, other)
+            {
                 world.violate(format!(
                     "two holders: p{process}/{machine} and p{other_process}/{other_machine}"
                 ));
@@ -139,7 +149,13 @@ impl Checks {
 
     /// Checks that no majority is left for another lock: on the other nodes the token holds the
     /// lock, or the node abstains because it may have forgotten it.
-    fn is_held_on_majority(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+    fn is_held_on_majority(
+        &mut self,
+        process: usize,
+        machine: u64,
+        world: &mut World,
+        all: &[Process],
+    ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
             return;
@@ -255,7 +271,8 @@ impl Checks {
             return;
         }
         let mut unhindered = BTreeMap::new();
-        let waits = |process: &Process| process.calls().map(|(_, call)| call.keys).collect::<Vec<_>>();
+        let waits =
+            |process: &Process| process.calls().map(|(_, call)| call.keys).collect::<Vec<_>>();
         let wanted: Vec<Vec<usize>> = processes.iter().map(waits).collect();
         let held: Vec<usize> = (self.held.iter())
             .filter_map(|&(process, machine)| {
@@ -277,7 +294,8 @@ impl Checks {
                     && votes(world, node)
                     && is_free(keys, node)
             };
-            processes[process].paused == 0 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
+            processes[process].paused == 0
+                && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
         // Each process may be making a first attempt, which keeps a node from others for a round
         // trip.
@@ -363,7 +381,8 @@ fn is_not_revived(
 ) {
     let Some(lock) = lock_of(all, process, machine) else { return };
     let token = lock.hold.token();
-    let ended = world.ended_everywhere.iter().any(|&(ended, at)| ended == token && at < round_began);
+    let ended =
+        world.ended_everywhere.iter().any(|&(ended, at)| ended == token && at < round_began);
     if ended && matches!(verdict, ExtensionVerdict::Extended(_)) {
         world.violate(format!("p{process}/{machine} is extended after an operator has ended it"));
     }

@@ -80,7 +80,13 @@ impl Claims {
     }
 
     /// Returns a token on a key of a node that has answered its RELEASE, and the call of the token.
-    pub(super) fn left_behind(&self, node: usize, key: usize, now: Ns, age: Ns) -> Option<(Token, u64)> {
+    pub(super) fn left_behind(
+        &self,
+        node: usize,
+        key: usize,
+        now: Ns,
+        age: Ns,
+    ) -> Option<(Token, u64)> {
         self.at(node, key, now).find_map(|claim| {
             let owner = self.tokens.get(&claim.token)?;
             let is_old = claim.kind == Kind::Lease && claim.since + age < now;
@@ -106,8 +112,17 @@ impl Claims {
     }
 
     /// Records when the claim of a token ends, now or at another time than before.
-    pub(super) fn end(&mut self, node: usize, key: usize, token: Token, kind: Kind, now: Ns, at: Ns) {
-        let live = |claim: &&mut Claim| claim.token == token && claim.kind == kind && claim.until > now;
+    pub(super) fn end(
+        &mut self,
+        node: usize,
+        key: usize,
+        token: Token,
+        kind: Kind,
+        now: Ns,
+        at: Ns,
+    ) {
+        let live =
+            |claim: &&mut Claim| claim.token == token && claim.kind == kind && claim.until > now;
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
             claim.until = at;
         }
@@ -115,8 +130,9 @@ impl Claims {
 
     /// Records the minimal end of a token's lease.
     pub(super) fn extend(&mut self, node: usize, key: usize, token: Token, now: Ns, at: Ns) {
-        let live =
-            |claim: &&mut Claim| claim.token == token && claim.kind != Kind::Waiter && claim.until > now;
+        let live = |claim: &&mut Claim| {
+            claim.token == token && claim.kind != Kind::Waiter && claim.until > now
+        };
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
             claim.kind = Kind::Lease;
             claim.until = claim.until.max(at);
@@ -138,7 +154,13 @@ impl Claims {
 
     /// Returns whether another token's lease, or a foreign string, was on a key for long between
     /// two times.
-    pub(super) fn was_orphan(&self, node: usize, key: usize, call: u64, (from, to): (Ns, Ns)) -> bool {
+    pub(super) fn was_orphan(
+        &self,
+        node: usize,
+        key: usize,
+        call: u64,
+        (from, to): (Ns, Ns),
+    ) -> bool {
         let is_orphan = |claim: &Claim| {
             let time = claim.until.min(to).saturating_sub(claim.since.max(from));
             claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call) && time > LONG
@@ -159,8 +181,9 @@ impl Claims {
         is_other: impl Fn(usize, Token) -> bool,
     ) -> bool {
         let is_taken = |&node: &usize| {
-            let others =
-                |claim: &Claim| claim.since <= to && claim.until > looks[node] && is_other(node, claim.token);
+            let others = |claim: &Claim| {
+                claim.since <= to && claim.until > looks[node] && is_other(node, claim.token)
+            };
             keys.iter().any(|&key| self.places[node][key].iter().any(others))
         };
         let taken = (0..self.places.len()).filter(is_taken).count();

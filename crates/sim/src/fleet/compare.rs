@@ -126,7 +126,8 @@ fn newcomers() -> Plan {
 }
 
 fn far_queue_node() -> Plan {
-    Plan::of_clients(16, &habits((2 * SECOND, 4 * SECOND)), 600 * SECOND).with_unreachable_queue_node(15)
+    Plan::of_clients(16, &habits((2 * SECOND, 4 * SECOND)), 600 * SECOND)
+        .with_unreachable_queue_node(15)
 }
 
 fn lost_releases() -> Plan {

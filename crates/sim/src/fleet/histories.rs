@@ -58,7 +58,8 @@ struct Node {
 
 impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
     fn new(nodes: usize) -> Self {
-        let habits = Habits { ttls_ms: vec![TTL_MS], hold: (1, 1), rest: (1, 1), ..Habits::default() };
+        let habits =
+            Habits { ttls_ms: vec![TTL_MS], hold: (1, 1), rest: (1, 1), ..Habits::default() };
         let members = (0..KEYS.len()).map(|key| vec![key]).collect();
         let mut plan = Plan::of_clients(1, &habits, 0).with_sets(KEYS.len(), members);
         plan.nodes = nodes;
@@ -120,7 +121,8 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
             }
             Told::Drop(lock) => self.process.release_lock(self.locks[lock], None, &mut self.world),
             Told::Detach(lock) => {
-                let left = self.process.detach(self.locks[lock], &mut self.world).expect("it is held");
+                let left =
+                    self.process.detach(self.locks[lock], &mut self.world).expect("it is held");
                 self.detached.insert(lock.clone(), left);
             }
             Told::Answer(connection, answer) => {
@@ -188,7 +190,9 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
                     self.process.receive(conn, message, world);
                 }
             }
-            Event::ProcessLosesConnection { conn } => self.process.lose(conn, "it was refused", world),
+            Event::ProcessLosesConnection { conn } => {
+                self.process.lose(conn, "it was refused", world)
+            }
             Event::Timer { machine, .. } => self.process.time_out(machine, world),
             // The history decides what the program does.
             Event::Caller { .. } => {}
@@ -230,7 +234,9 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
         for note in std::mem::take(&mut self.world.notes) {
             let (machine, what) = match note {
                 Note::Granted { machine, .. } => match &self.process.machines[&machine].machine {
-                    Machine::Lock(lock) => (machine, format!("is acquired with fence {}", lock.hold.fence())),
+                    Machine::Lock(lock) => {
+                        (machine, format!("is acquired with fence {}", lock.hold.fence()))
+                    }
                     Machine::Call(_) | Machine::Release(_) => continue,
                 },
                 Note::Failed { call, reason, .. } => (call, format!("is not acquired: {reason:?}")),
@@ -273,8 +279,11 @@ fn command(spec: &Spec, request: &Request) -> Vec<String> {
         }
         Command::Wait { fence, wait } => {
             let ms = wait.as_millis().max(1).to_string();
-            [&["LOCK.ACQUIRE".to_owned(), key, token, ttl, "WAIT".into(), ms][..], &with_fence(fence)]
-                .concat()
+            [
+                &["LOCK.ACQUIRE".to_owned(), key, token, ttl, "WAIT".into(), ms][..],
+                &with_fence(fence),
+            ]
+            .concat()
         }
         Command::Extend { fence } => {
             let mut command = vec!["LOCK.EXTEND".to_owned(), key, token, ttl];

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use quorlock_core::client::{Command, NodeError, Response, Token};
 use quorlock_core::node::memory::{Name, Server};
-use quorlock_core::node::{self, CommandError, FenceError, Now, Reply, Settings, Ticket, WaitReply};
+use quorlock_core::node::{
+    self, CommandError, FenceError, Now, Reply, Settings, Ticket, WaitReply,
+};
 use quorlock_core::{Fence, Ttl};
 use std::time::Duration;
 
@@ -240,7 +242,8 @@ impl World {
         if host.state != State::Up || host.is_paused {
             return;
         }
-        let (name, now) = (Name::from_slice(self.plan.names[key].as_bytes()), host.clock.at(self.now));
+        let (name, now) =
+            (Name::from_slice(self.plan.names[key].as_bytes()), host.clock.at(self.now));
         let unknown = Name::from_slice(b"nobody knows this");
         let revoke = node::Revoke { db: 0, key: &name, unknown: &unknown, ends_now: false };
         let reply = host.server.execute(now, &node::Command::Revoke(revoke));
@@ -248,7 +251,8 @@ impl World {
         self.turn(node);
     }
 
-    /// Takes down which strings a restarted node has, or until when, after a step of its wall clock.
+    /// Takes down which strings a restarted node has, or until when, after a step of its wall
+    /// clock.
     pub(super) fn claim_foreign(&mut self, node: usize) {
         let host = &self.hosts[node];
         let mut strings = Vec::new();
@@ -349,7 +353,8 @@ impl World {
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
         let Packet { request, spec } = packet;
-        let is_lost = matches!(request.command, Command::Release) && self.loses_release(node, request.token);
+        let is_lost =
+            matches!(request.command, Command::Release) && self.loses_release(node, request.token);
         let token = Name::from_slice(request.token.as_str().as_bytes());
         let names: Vec<Name> = spec.keys.iter().map(Name::from_slice).collect();
         let keys: Vec<usize> = names.iter().map(|name| self.plan.key_index(name)).collect();
@@ -369,8 +374,15 @@ impl World {
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
         let mode = node::Mode::Exclusive;
-        let extend =
-            |fence, new_token| node::Extend { db, keys: &names, token: &token, ttl, mode, fence, new_token };
+        let extend = |fence, new_token| node::Extend {
+            db,
+            keys: &names,
+            token: &token,
+            ttl,
+            mode,
+            fence,
+            new_token,
+        };
         let response = match request.command {
             Command::Acquire { fence } => {
                 host.server.keys.client = None;
@@ -517,6 +529,8 @@ fn failed(error: &CommandError) -> Response {
         CommandError::Revoked { left_ms } => NodeError::Revoked { left_ms: *left_ms },
         CommandError::NoExpiry => NodeError::Refused("ERR no expiry".into()),
         CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
-        CommandError::SeveralShared | CommandError::TokenInUse => NodeError::Refused("ERR shared".into()),
+        CommandError::SeveralShared | CommandError::TokenInUse => {
+            NodeError::Refused("ERR shared".into())
+        }
     })
 }

@@ -133,10 +133,23 @@ impl Network {
     }
 
     /// Connects a process to a node.
-    pub(super) fn connect(&mut self, process: usize, node: usize, now: Ns, events: &mut Events) -> Conn {
+    pub(super) fn connect(
+        &mut self,
+        process: usize,
+        node: usize,
+        now: Ns,
+        events: &mut Events,
+    ) -> Conn {
         let conn = self.connections.len();
         let (up, down) = (Stream::default(), Stream::default());
-        self.connections.push(Connection { process, node, is_open: true, accepted_by: None, up, down });
+        self.connections.push(Connection {
+            process,
+            node,
+            is_open: true,
+            accepted_by: None,
+            up,
+            down,
+        });
         self.path(process, node).open.push(conn);
         self.send_up(conn, Up::Connect, now, events);
         conn
@@ -192,7 +205,13 @@ impl Network {
     ///
     /// Some of what is in flight to the node may still arrive. The node may learn of the end much
     /// later.
-    pub(super) fn reset(&mut self, conn: Conn, node_learns_after: Ns, now: Ns, events: &mut Events) {
+    pub(super) fn reset(
+        &mut self,
+        conn: Conn,
+        node_learns_after: Ns,
+        now: Ns,
+        events: &mut Events,
+    ) {
         let connection = &mut self.connections[conn];
         let up = &mut connection.up;
         let in_flight = up.sent - up.arrived;
@@ -202,7 +221,8 @@ impl Network {
         let path = &self.paths[connection.process * self.nodes + connection.node];
         let process_learns = now + self.rng.random_range(0..=path.base);
         connection.down.lost_from = connection.down.sent;
-        let node_learns = up.last_arrival.max(now) + path.latency(&mut self.rng) + node_learns_after;
+        let node_learns =
+            up.last_arrival.max(now) + path.latency(&mut self.rng) + node_learns_after;
         events.add(process_learns, Event::ProcessLosesConnection { conn });
         events.add(node_learns, Event::NodeLosesConnection { conn });
     }

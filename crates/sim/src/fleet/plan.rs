@@ -327,7 +327,9 @@ impl Plan {
             _ => RECOVERY,
         };
         !self.faults.iter().any(|fault| {
-            fault.kind.concerns(process, node) && fault.from <= to && fault.to + after(&fault.kind) > from
+            fault.kind.concerns(process, node)
+                && fault.from <= to
+                && fault.to + after(&fault.kind) > from
         })
     }
 
@@ -443,8 +445,9 @@ impl Plan {
                 let from = SECOND + rng.random_range(0..self.length);
                 let node = if one_only { victim } else { rng.random_range(0..self.nodes) };
                 let process = rng.random_range(0..self.processes);
-                let long =
-                    *[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND].get(rng.random_range(0..4)).unwrap_or(&MS);
+                let long = *[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND]
+                    .get(rng.random_range(0..4))
+                    .unwrap_or(&MS);
                 let lasts = rng.random_range(MS..=long);
                 let pairs = match rng.random_range(0..3) {
                     0 => vec![(process, node)],
@@ -533,15 +536,17 @@ impl FaultKind {
     /// Returns whether a fault affects a process and a node.
     fn concerns(&self, process: usize, node: usize) -> bool {
         match self {
-            Self::Reset { pairs, .. } | Self::Partition { pairs, .. } | Self::Spike { pairs, .. } => {
-                pairs.contains(&(process, node))
-            }
+            Self::Reset { pairs, .. }
+            | Self::Partition { pairs, .. }
+            | Self::Spike { pairs, .. } => pairs.contains(&(process, node)),
             Self::SlowNode { node: other, .. }
             | Self::PauseNode { node: other }
             | Self::StepWall { node: other, .. }
             | Self::Restart { node: other, .. } => *other == node,
             Self::End { .. } | Self::Revoke { .. } => true,
-            Self::PauseProcess { process: other } | Self::Sleep { process: other } => *other == process,
+            Self::PauseProcess { process: other } | Self::Sleep { process: other } => {
+                *other == process
+            }
         }
     }
 }
@@ -596,8 +601,9 @@ fn draw_paths(rng: &mut StdRng, nodes: usize, processes: usize) -> (Vec<(Ns, Ns)
         let base = if node == far { base * 3 } else { base };
         (base, rng.random_range(0..=base))
     };
-    let paths: Vec<_> =
-        (0..processes).flat_map(|_| (0..nodes).map(|node| path(node, rng)).collect::<Vec<_>>()).collect();
+    let paths: Vec<_> = (0..processes)
+        .flat_map(|_| (0..nodes).map(|node| path(node, rng)).collect::<Vec<_>>())
+        .collect();
     let round_trip = paths.iter().map(|(base, jitter)| 2 * (base + jitter)).max();
     (paths, round_trip.unwrap_or(MS))
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line, LinkAction,
-    Links, NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response, SetReport, Spec,
-    Token, Topology, limits,
+    Acquire, Action, Answer, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line,
+    LinkAction, Links, NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response,
+    SetReport, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, ReleaseVerdict, Standing};
 use rand::rngs::StdRng;
@@ -226,8 +226,10 @@ impl Process {
         let links = Links::new(names, None, now);
         let majority = Majority::of(plan.nodes).expect("a fleet has nodes");
         let mut rng = StdRng::seed_from_u64(seed);
-        let queue = |_| LocalQueue { line: Line::new(1), calls: BTreeMap::new(), is_contended: false };
-        let seats = |_| Seats { line: Line::new(plan.seats), waiting: BTreeMap::new(), idle: Vec::new() };
+        let queue =
+            |_| LocalQueue { line: Line::new(1), calls: BTreeMap::new(), is_contended: false };
+        let seats =
+            |_| Seats { line: Line::new(plan.seats), waiting: BTreeMap::new(), idle: Vec::new() };
         let tells_machines_first = rng.random();
         Self {
             index,
@@ -454,7 +456,11 @@ impl Process {
         self.settle(world);
     }
 
-    fn deliver_local(&mut self, responses: &mut VecDeque<(u64, RequestId, Response)>, world: &mut World) {
+    fn deliver_local(
+        &mut self,
+        responses: &mut VecDeque<(u64, RequestId, Response)>,
+        world: &mut World,
+    ) {
         while let Some((machine, id, response)) = responses.pop_front() {
             self.deliver(machine, id, &response, world);
         }
@@ -651,7 +657,9 @@ impl Process {
         let acquire = Acquire::attach(Arc::clone(spec), old, &mut ctx);
         let machine = self.add_call(acquire, caller, keys, Some(due), false, world.now);
         trace!(world, "p{}/{machine} attaches {keys}", self.index);
-        if let Some(Machine::Call(call)) = self.machines.get_mut(&machine).map(|slot| &mut slot.machine) {
+        if let Some(Machine::Call(call)) =
+            self.machines.get_mut(&machine).map(|slot| &mut slot.machine)
+        {
             call.attaches = Some(old);
         }
         self.drive(machine, world);
@@ -689,7 +697,9 @@ impl Process {
     }
 
     fn set_place(&mut self, machine: u64, place: Place) {
-        if let Some(Machine::Call(call)) = self.machines.get_mut(&machine).map(|slot| &mut slot.machine) {
+        if let Some(Machine::Call(call)) =
+            self.machines.get_mut(&machine).map(|slot| &mut slot.machine)
+        {
             call.place = place;
         }
     }
@@ -738,7 +748,9 @@ impl Process {
                     self.release_in_part(*release, world);
                 }
                 Action::Release(release) => self.release(*release, Some(machine), None, world),
-                Action::Suspect { node, connection } => self.suspicions.push_back((node, connection)),
+                Action::Suspect { node, connection } => {
+                    self.suspicions.push_back((node, connection))
+                }
                 Action::Done(outcome) => {
                     self.call_ends(machine, *outcome, world);
                     return;
@@ -763,7 +775,8 @@ impl Process {
             self.lines[keys].is_contended = call.acquire.is_contended();
         }
         let now = self.shared.clock.at(world.now);
-        let is_late = call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
+        let is_late =
+            call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
         if is_late && self.paused_at < call.started {
             let took = (world.now - call.started) / super::clock::MS;
             world.violate(format!("p{}/{machine} ended after {took} ms, too late", self.index));
@@ -921,7 +934,9 @@ impl Process {
 
     fn leave_seat(&mut self, node: usize, world: &mut World) {
         let seats = &mut self.seats[node];
-        if let Some((machine, id)) = seats.line.leave().and_then(|number| seats.waiting.remove(&number)) {
+        if let Some((machine, id)) =
+            seats.line.leave().and_then(|number| seats.waiting.remove(&number))
+        {
             self.start_wait(machine, id, world);
         }
     }
@@ -930,7 +945,8 @@ impl Process {
 
     fn schedule_renewal(&mut self, machine: u64, world: &mut World) {
         let now = self.shared.now(world.now);
-        let Some(Machine::Lock(lock)) = self.machines.get(&machine).map(|slot| &slot.machine) else {
+        let Some(Machine::Lock(lock)) = self.machines.get(&machine).map(|slot| &slot.machine)
+        else {
             return;
         };
         match lock.hold.renew_in(now) {
@@ -1010,7 +1026,9 @@ impl Process {
                     self.lines[keys].is_contended = true;
                 }
                 HoldAction::Release(release) => self.release_in_part(*release, world),
-                HoldAction::Suspect { node, connection } => self.suspicions.push_back((node, connection)),
+                HoldAction::Suspect { node, connection } => {
+                    self.suspicions.push_back((node, connection))
+                }
             }
         }
         let Some(slot) = self.machines.get_mut(&machine) else { return };
@@ -1044,7 +1062,9 @@ impl Process {
             world.claims.released(token, world.now);
         }
         let task = self.add_release(release, None, caller, world);
-        if let Some(Machine::Release(task)) = self.machines.get_mut(&task).map(|slot| &mut slot.machine) {
+        if let Some(Machine::Release(task)) =
+            self.machines.get_mut(&task).map(|slot| &mut slot.machine)
+        {
             task.is_thorough = is_held;
         }
         if world.plan.mutant == Some(Mutant::LateRelease) && caller.is_none() {
@@ -1076,14 +1096,22 @@ impl Process {
     /// Releases some nodes. Another machine may release the same token, or the lock was detached.
     fn release_in_part(&mut self, release: Release, world: &mut World) {
         let task = self.add_release(release, None, None, world);
-        if let Some(Machine::Release(task)) = self.machines.get_mut(&task).map(|slot| &mut slot.machine) {
+        if let Some(Machine::Release(task)) =
+            self.machines.get_mut(&task).map(|slot| &mut slot.machine)
+        {
             task.is_thorough = false;
         }
         self.drive_release(task, world);
     }
 
     /// Runs a release, which takes over a WAIT of the machine that it comes from.
-    fn release(&mut self, release: Release, from: Option<u64>, caller: Option<usize>, world: &mut World) {
+    fn release(
+        &mut self,
+        release: Release,
+        from: Option<u64>,
+        caller: Option<usize>,
+        world: &mut World,
+    ) {
         let machine = self.add_release(release, from, caller, world);
         self.drive_release(machine, world);
     }
@@ -1116,7 +1144,8 @@ impl Process {
                 }
                 self.expect_response(machine);
             } else {
-                world.violate(format!("p{}/{from} leaves a WAIT that it does not have", self.index));
+                world
+                    .violate(format!("p{}/{from} leaves a WAIT that it does not have", self.index));
             }
         }
         machine
@@ -1151,8 +1180,11 @@ impl Process {
             self.stop_waiting(machine, id, world);
         }
         if is_done {
-            if let Some(Slot { machine: Machine::Release(task), .. }) = self.machines.remove(&machine) {
-                world.unconfirmed += u64::from(task.release.verdict() == Some(ReleaseVerdict::Unconfirmed));
+            if let Some(Slot { machine: Machine::Release(task), .. }) =
+                self.machines.remove(&machine)
+            {
+                world.unconfirmed +=
+                    u64::from(task.release.verdict() == Some(ReleaseVerdict::Unconfirmed));
                 self.is_released(&task, world);
             }
         } else {
@@ -1165,7 +1197,8 @@ impl Process {
         let Some(token) = task.token else { return };
         let ttl = u64::try_from(task.release.spec().ttl.duration().as_nanos()).unwrap_or(Ns::MAX);
         let is_in_time = world.now < task.started + ttl / 100 * 95;
-        let gave_up = |answer: &Answer| matches!(answer, Answer::Failed(error) if error.is_permanent());
+        let gave_up =
+            |answer: &Answer| matches!(answer, Answer::Failed(error) if error.is_permanent());
         let is_used = self.machines.values().any(|slot| match &slot.machine {
             Machine::Lock(lock) => lock.hold.token() == token,
             Machine::Release(other) => other.token == Some(token),

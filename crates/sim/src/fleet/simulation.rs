@@ -75,7 +75,8 @@ impl Simulation {
         let processes = (0..plan.processes).map(|index| {
             let (raw_ppm, boot_ppm) = plan.client_ppm[index];
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));
-            let clock = ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
+            let clock =
+                ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
             let mut process = Process::new(index, clock, rng.random(), &world);
             process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
             if plan.one_set_each {
@@ -345,7 +346,9 @@ impl Simulation {
             violation: self.world.violation,
             locks_of_each: callers().map(|caller| caller.locks).collect(),
             waited_of_each: callers().map(|caller| Duration::from_nanos(caller.waited)).collect(),
-            longest_wait_of_each: callers().map(|caller| Duration::from_nanos(caller.longest_wait)).collect(),
+            longest_wait_of_each: callers()
+                .map(|caller| Duration::from_nanos(caller.longest_wait))
+                .collect(),
             longest_pause: Duration::from_nanos(self.world.longest_pause),
             commands: self.world.commands,
             events: self.events,

@@ -60,7 +60,8 @@ impl PowerCut {
     #[track_caller]
     pub fn cut(&self, server: &mut Server) -> u64 {
         server.kill();
-        let cut = SyncedSizes::read(self.preload.file()).and_then(|synced| synced.restore(server.dir()));
+        let cut =
+            SyncedSizes::read(self.preload.file()).and_then(|synced| synced.restore(server.dir()));
         match cut {
             Ok(lost_bytes) => lost_bytes,
             Err(error) => panic!("the files in {} cannot be cut: {error}", server.dir().display()),
@@ -119,7 +120,9 @@ impl SyncedSizes {
         };
         let log = fs::read_to_string(log)?;
         // Later lines replace earlier ones. Only the last can be incomplete: its writer was killed.
-        Ok(Self(log.split_inclusive('\n').filter_map(|line| parse(line.strip_suffix('\n')?)).collect()))
+        Ok(Self(
+            log.split_inclusive('\n').filter_map(|line| parse(line.strip_suffix('\n')?)).collect(),
+        ))
     }
 
     /// Cuts the files below a directory back to these sizes.

@@ -28,7 +28,8 @@ impl Preload {
     pub(super) fn write(object: &[u8], variable: &'static str, contents: &[u8]) -> Self {
         let write = || -> std::io::Result<Self> {
             let directory = tempfile::Builder::new().prefix("ql-").tempdir()?;
-            let (object_path, file) = (directory.path().join("preload.so"), directory.path().join("file"));
+            let (object_path, file) =
+                (directory.path().join("preload.so"), directory.path().join("file"));
             std::fs::write(&object_path, object)?;
             std::fs::write(&file, contents)?;
             Ok(Self { object: object_path, variable, file, _directory: directory })
@@ -47,8 +48,9 @@ impl Preload {
 impl StartHook for Preload {
     /// Loads the object before all that the command preloads already.
     fn prepare(&self, command: &mut Command) {
-        let value_of =
-            |name: &str| command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value);
+        let value_of = |name: &str| {
+            command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value)
+        };
         let objects: Vec<_> =
             [self.object.as_os_str()].into_iter().chain(value_of(LOADER_VARIABLE)).collect();
         let objects = objects.join(OsStr::new(":"));

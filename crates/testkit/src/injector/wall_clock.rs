@@ -111,8 +111,9 @@ impl SharedNumber {
         let file = File::options().read(true).write(true).open(preload.file())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the system chooses; it replaces none.
-        let mapped =
-            unsafe { mmap(ptr::null_mut(), size_of::<AtomicI64>(), access, MapFlags::SHARED, &file, 0) }?;
+        let mapped = unsafe {
+            mmap(ptr::null_mut(), size_of::<AtomicI64>(), access, MapFlags::SHARED, &file, 0)
+        }?;
         NonNull::new(mapped.cast()).map(Self).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 

@@ -123,7 +123,8 @@ impl<'a> Lane<'a> {
                 self.pass_front();
             }
             let may_read = self.ended_at.is_none() && self.queued_bytes < QUEUE_MAX_BYTES;
-            let front = self.queue.front().map_or(&[][..], |chunk| &chunk.bytes[chunk.written_bytes..]);
+            let front =
+                self.queue.front().map_or(&[][..], |chunk| &chunk.bytes[chunk.written_bytes..]);
             let event = tokio::select! {
                 changed = self.faults.changed() => {
                     changed.map_err(io::Error::other)?;

@@ -63,7 +63,9 @@ impl Proxy {
     pub fn start(upstream_url: impl Into<String>) -> Self {
         let upstream_url = upstream_url.into();
         let Some(upstream) = Upstream::parse(&upstream_url) else {
-            panic!("a proxy cannot connect to {upstream_url}: name redis://host:port/ or redis+unix:///path");
+            panic!(
+                "a proxy cannot connect to {upstream_url}: name redis://host:port/ or redis+unix:///path"
+            );
         };
         let faults = watch::Sender::new(Faults::default());
         let shared = Arc::new(Shared { upstream, faults, meter: Meter::default() });
@@ -108,7 +110,11 @@ impl Proxy {
     pub fn cut(&self) {
         self.shared.faults.send_modify(|faults| faults.cut = true);
         let closed = self.shared.meter.wait_until_closed(CUT_LIMIT);
-        assert!(closed, "the connections of the proxy are not closed after {} ms", CUT_LIMIT.as_millis());
+        assert!(
+            closed,
+            "the connections of the proxy are not closed after {} ms",
+            CUT_LIMIT.as_millis()
+        );
     }
 
     /// Forwards everything again, in both directions and at once, beginning with what was held.
@@ -164,7 +170,10 @@ impl Drop for Proxy {
     }
 }
 
-fn run(shared: Arc<Shared>, stopped: oneshot::Receiver<()>) -> std::io::Result<(u16, JoinHandle<()>)> {
+fn run(
+    shared: Arc<Shared>,
+    stopped: oneshot::Receiver<()>,
+) -> std::io::Result<(u16, JoinHandle<()>)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     listener.set_nonblocking(true)?;
     let port = listener.local_addr()?.port();

@@ -26,8 +26,8 @@ use super::{LockInner, NodeInfo, Shared, acquire, attach, extend};
 use crate::clock::tests::follow_the_runtime;
 use crate::transport::{BlockingPool, Endpoint};
 
-/// The client is at rest when its nodes see nothing after so many turns of the runtime. What follows
-/// from an event takes a few tasks one after the other, and each of them a turn.
+/// The client is at rest when its nodes see nothing after so many turns of the runtime. What
+/// follows from an event takes a few tasks one after the other, and each of them a turn.
 const TURNS_AT_REST: u32 = 32;
 /// How far the clock goes at a time: tokio's timers have no finer one.
 const TICK: Duration = Duration::from_millis(1);
@@ -62,7 +62,8 @@ struct Program {
 
 impl Driver for Replay {
     fn new(nodes: usize) -> Self {
-        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let runtime =
+            Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let folder = TempDir::new().unwrap();
         let node = |index| ScriptedNode::new(index, folder.path().join(index.to_string()));
         let stage = Stage {
@@ -121,10 +122,12 @@ impl Stage {
             }
             Told::Cancel(lock) => self.calls[lock].abort(),
             Told::Extend(name) => {
-                let (lock, name, program) = (self.program.lock(name), name.clone(), self.program.clone());
+                let (lock, name, program) =
+                    (self.program.lock(name), name.clone(), self.program.clone());
                 tokio::spawn(async move {
                     let is_extended = extend(&lock).await.is_ok();
-                    program.learns(&name, if is_extended { "is extended" } else { "is not extended" });
+                    program
+                        .learns(&name, if is_extended { "is extended" } else { "is not extended" });
                 });
             }
             Told::Release(lock) => {
@@ -137,7 +140,9 @@ impl Stage {
                 let (token, _) = lock.detach();
                 self.detached.insert(name.clone(), (Arc::clone(&lock.spec), token));
             }
-            Told::Answer(connection, answer) => self.nodes[connection.node].answer(*connection, *answer),
+            Told::Answer(connection, answer) => {
+                self.nodes[connection.node].answer(*connection, *answer)
+            }
             Told::Lose(connection) => self.nodes[connection.node].lose(*connection),
             Told::Refuse(node) => self.nodes[*node].refuse(),
             Told::Accept(node) => self.nodes[*node].accept(),
@@ -178,7 +183,9 @@ impl Stage {
                     program.learns(&of, &format!("is acquired with fence {}", lock.fence));
                     program.locks.lock().unwrap().insert(of, lock);
                 }
-                Err(failure) => program.learns(&of, &format!("is not acquired: {:?}", failure.reason)),
+                Err(failure) => {
+                    program.learns(&of, &format!("is not acquired: {:?}", failure.reason))
+                }
             }
         });
         self.calls.insert(name.to_owned(), task.abort_handle());

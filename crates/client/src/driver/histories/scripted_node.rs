@@ -59,10 +59,13 @@ impl ScriptedNode {
     pub(super) fn answer(&mut self, name: Connection, answer: Answer) {
         let lane = self.connections.get_mut(&name);
         let lane = lane.unwrap_or_else(|| panic!("there is no connection {name}"));
-        let command = lane.unanswered.pop_front().unwrap_or_else(|| panic!("{name} has no request"));
+        let command =
+            lane.unanswered.pop_front().unwrap_or_else(|| panic!("{name} has no request"));
         let reply = match (answer, &command[..]) {
             (Answer::Fence(fence), _) => format!(":{fence}\r\n"),
-            (Answer::Waited(fence, waited), _) => format!("*2\r\n:{fence}\r\n:{}\r\n", waited.as_micros()),
+            (Answer::Waited(fence, waited), _) => {
+                format!("*2\r\n:{fence}\r\n:{}\r\n", waited.as_micros())
+            }
             (Answer::Yes, "LOCK.RELEASE") => ":1\r\n".to_owned(),
             (Answer::Yes, "PING") => "+PONG\r\n".to_owned(),
             (Answer::Yes, _) => "*0\r\n".to_owned(),
@@ -162,8 +165,9 @@ fn greeting(node: usize, command: &[String]) -> Option<String> {
         "CLIENT" => Some("+OK\r\n".to_owned()),
         "INFO" => {
             let run_id = run_id(node);
-            let info =
-                format!("run_id:{run_id}\r\nredis_mode:standalone\r\nrole:master\r\nlock_version:1\r\n");
+            let info = format!(
+                "run_id:{run_id}\r\nredis_mode:standalone\r\nrole:master\r\nlock_version:1\r\n"
+            );
             Some(format!("${}\r\n{info}\r\n", info.len()))
         }
         _ => None,
