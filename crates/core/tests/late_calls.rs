@@ -103,7 +103,7 @@ fn requests(actions: &[Action]) -> Vec<RequestId> {
 #[test]
 fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     let mut world = World::new();
-    let late = WAIT + limits::CALL_GRACE - Duration::from_millis(1);
+    let late = (WAIT + limits::CALL_GRACE).checked_sub(Duration::from_millis(1)).unwrap();
     let asked = requests(&world.run_at(late));
     assert_eq!(asked.len(), 3);
     // The call should be over by now. The nodes have had 2 ms.

@@ -89,11 +89,11 @@ impl LockInner {
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
                     HoldAction::Contended => {
-                        self.shared.queues.set_contended(&self.spec.keys, true)
+                        self.shared.queues.set_contended(&self.spec.keys, true);
                     }
                     HoldAction::Release(release) => releases.push(release),
                     HoldAction::Suspect { node, connection } => {
-                        self.shared.suspect(node, connection)
+                        self.shared.suspect(node, connection);
                     }
                 }
             }

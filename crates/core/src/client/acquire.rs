@@ -89,7 +89,7 @@ enum Phase {
     },
     /// In the queue of one node.
     Waiting(Box<Waiting>),
-    /// The node granted the lock, and the others are asked for it.
+    /// The node granted the lock, and the call asks the others.
     Taking(Attempt, usize),
     Pausing {
         until: Moment,
@@ -146,8 +146,8 @@ struct Waiting {
     inspect: Option<(RequestId, Moment)>,
     /// How many nodes after this one in the order are looked at next.
     look_offset: usize,
-    /// When all nodes were asked last, it refused and too few others did for anybody to hold the
-    /// lock.
+    /// When all nodes were asked last, it refused, and fewer than a majority did: no client holds
+    /// the lock.
     is_alone_in_refusing: bool,
     /// An attempt past this node, or while there is no place to wait.
     ahead: Option<Attempt>,
@@ -242,7 +242,7 @@ pub struct Failure {
 /// Why a lock was not acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// At the last look others held so many nodes that no majority was left.
+    /// At the last look, tokens of other clients left no majority.
     Held,
     /// Too few nodes could vote, or the others could not agree.
     NoQuorum,
@@ -270,7 +270,7 @@ pub enum InvalidSpec {
         /// The least validity.
         min_validity: Duration,
     },
-    /// The lock would be lost before it is of use.
+    /// The lock would be lost before its least validity is over.
     #[error("max_hold ({max_hold:?}) is less than min_validity ({min_validity:?}): raise it")]
     MaxHoldTooShort {
         /// The longest time to hold it.
@@ -495,8 +495,7 @@ impl Acquire {
     pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
         let ends_at = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        // A WAIT that could not be answered in time would only stand in the way of the last
-        // attempt.
+        // A WAIT that could not be answered in time would only delay the last attempt.
         let round_trip = ctx.fleet.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {

@@ -14,7 +14,7 @@ pub struct Line {
 /// A place, or a number in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// There is a place: give it back with [`Line::leave`].
+    /// There is a place: return it with [`Line::leave`].
     Place,
     /// There is none. The number is called by [`Line::leave`]; or gives up with
     /// [`Line::give_up`].
@@ -38,7 +38,7 @@ impl Line {
         Entry::InLine(self.next)
     }
 
-    /// Gives a place back. Returns the number that it belongs to now, if one is waiting.
+    /// Releases a place. Returns the number that it belongs to now, if one is waiting.
     pub fn leave(&mut self) -> Option<u64> {
         let next = self.waiting.pop_front();
         if next.is_none() {
@@ -54,7 +54,7 @@ impl Line {
         self.waiting.len() < before
     }
 
-    /// Whether nobody has a place of so many, or waits for one.
+    /// Whether all of these places are free, and no caller waits for one.
     pub fn is_idle(&self, places: usize) -> bool {
         self.places == places && self.waiting.is_empty()
     }
