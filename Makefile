@@ -34,7 +34,7 @@ demo-fence: setup ## A holder sleeps past its lock and then writes: the database
 
 test: setup ## Runs formatting checks, clippy, and all tests
 	cargo fmt --all --check
-	@scripts/check-prose --kind link
+	@scripts/check-prose
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo build --workspace
 	cargo test --workspace --no-fail-fast

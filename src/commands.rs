@@ -252,7 +252,7 @@ pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
 pub(crate) fn reply_waited(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
         Some(WaitReply::Granted { fence, waited_us, key: None }) => {
-            reply_granted(ctx, fence, waited_us)
+            reply_granted(ctx, fence, waited_us);
         }
         Some(WaitReply::Granted { fence, waited_us, key: Some(key) }) => {
             reply_granted_one(ctx, fence, Some(waited_us), KeyBytes::as_bytes(&key));

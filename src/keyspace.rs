@@ -104,7 +104,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     fn invalidate(&mut self, key: &Name<'a>, author: Author) {
         match (author, self.runs_for) {
             (Author::Other, Caller::Command) => {
-                DetachedClient::signal_modified(self.db, key.as_arg())
+                DetachedClient::signal_modified(self.db, key.as_arg());
             }
             _ => self.ctx.signal_modified(key.as_arg()),
         }

@@ -344,7 +344,7 @@ fn huge_arguments_are_refused_without_being_copied() {
     assert!(!copied_every_time);
 
     let copied = costs(|cli, huge| {
-        assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len())
+        assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len());
     });
     assert!(copied > HUGE_BYTES / 2, "a copy is seen");
 }

@@ -71,7 +71,7 @@ impl LockRenewer {
         match self.confirmation.handle_check(check) {
             Some(LockCheck::Confirmed) => say_later("the lock is confirmed again".into()),
             Some(LockCheck::Unconfirmed) => {
-                say_later(format!("cannot confirm the lock, {left} left"))
+                say_later(format!("cannot confirm the lock, {left} left"));
             }
             Some(LockCheck::Revoked) => {
                 say_later(format!(

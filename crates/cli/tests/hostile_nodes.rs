@@ -77,3 +77,12 @@ fn error_text_of_a_node_cannot_imitate_a_message() {
         );
     }
 }
+
+/// The harm: without escapes, the text would reach the terminal as the node sent it.
+#[test]
+fn error_text_of_a_node_has_control_characters_before_it_is_escaped() {
+    let client = redis::Client::open(format!("redis://{}", node(TITLE))).unwrap();
+    let asked =
+        client.get_connection().and_then(|mut connection| redis::cmd("PING").exec(&mut connection));
+    assert!(asked.unwrap_err().to_string().contains("\u{1b}[2J\u{9b}31m\u{202e}"));
+}

@@ -146,7 +146,7 @@ async fn a_holder_that_dies_frees_its_slot_by_its_deadline() {
     let (_masters, quorum) = quorum(3).await;
     let ttl = Duration::from_millis(600);
     let dead = quorum.semaphore("s", 1).ttl(ttl).acquire().await.unwrap();
-    // Nobody releases or extends it any more.
+    // No client releases or extends it any more.
     std::mem::forget(dead);
     let refused = quorum.semaphore("s", 1).try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");

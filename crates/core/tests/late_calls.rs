@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Context, Fleet, NodeStatus, Outcome, Random, RequestId, Response, Spec,
+    Acquire, Action, Context, Fleet, Mode, NodeStatus, Outcome, Random, RequestId, Response, Spec,
     Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment};
@@ -48,6 +48,8 @@ impl World {
         let mut random = Numbers(0);
         let spec = Spec {
             keys: [b"k"].into_iter().collect(),
+            mode: Mode::Exclusive,
+            any: None,
             ttl: Ttl::from_ms(10_000).unwrap(),
             min_validity: Duration::ZERO,
             node_timeout: None,
@@ -103,7 +105,7 @@ fn requests(actions: &[Action]) -> Vec<RequestId> {
 #[test]
 fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     let mut world = World::new();
-    let late = WAIT + limits::CALL_GRACE - Duration::from_millis(1);
+    let late = (WAIT + limits::CALL_GRACE).checked_sub(Duration::from_millis(1)).unwrap();
     let asked = requests(&world.run_at(late));
     assert_eq!(asked.len(), 3);
     // The call should be over by now. The nodes have had 2 ms.

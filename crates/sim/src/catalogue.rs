@@ -83,7 +83,7 @@ fn holders(size: Size) -> Vec<Check> {
     ];
     if size == Size::Full {
         checks.extend([
-            holds("holders: locks are given back", release),
+            holds("holders: locks are released", release),
             holds("holders: a node restarts", restart),
             holds("holders: locks are extended", extend),
             holds(
@@ -217,7 +217,7 @@ fn several(size: Size) -> Vec<Check> {
         let extend = World { rounds: Some(1), clocks: Some(clocks(2, 3)), ..timed(one) };
         checks.extend([
             holds("several keys: a third holds the first, answers arrive at once", at_once(each)),
-            holds("several keys: locks are given back, answers arrive at once", at_once(release)),
+            holds("several keys: locks are released, answers arrive at once", at_once(release)),
             holds("several keys: locks are extended, answers arrive at once", at_once(extend)),
         ]);
     }

@@ -260,7 +260,7 @@ impl Server {
         }
     }
 
-    /// Starts again with a mirror that held the token of one of those that share the lock.
+    /// Starts again with a mirror that held the token of one of the clients that share the lock.
     pub(crate) fn restart_naming(&self, at: At, fence_stripes: usize, reader: &Name) -> Self {
         let mut restarted = self.restart_from_disk(at, fence_stripes);
         let is_shared = |name: &&[u8]| {

@@ -757,7 +757,7 @@ impl History {
 
     fn report(&mut self, client: usize, (fence, keys, mode): (Fence, Keys, Mode)) {
         let before = self.before[client].unwrap_or_default();
-        // Those that share a lock may have the same.
+        // Clients that share a lock may have the same.
         let is_given = |&(other, others, other_mode): &(Fence, Keys, Mode)| {
             let are_shared = mode == Mode::Shared && other_mode == Mode::Shared;
             other == fence && keys.overlap(others) && !are_shared

@@ -91,11 +91,11 @@ impl LockInner {
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
                     HoldAction::Contended => {
-                        self.shared.queues.set_contended(self.spec.name(), true)
+                        self.shared.queues.set_contended(self.spec.name(), true);
                     }
                     HoldAction::Release(release) => releases.push(release),
                     HoldAction::Suspect { node, connection } => {
-                        self.shared.suspect(node, connection)
+                        self.shared.suspect(node, connection);
                     }
                 }
             }

@@ -20,7 +20,7 @@ pub struct Spec {
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
-    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are those that may
+    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are the keys that may
     /// be granted: all of these in a call's spec, and the one of its key in that of a lock.
     pub any: Option<Keys>,
     /// Whether others that share the lock may hold it at the same time.
@@ -98,7 +98,7 @@ enum Phase {
     Waiting(Box<Waiting>),
     /// The slot is taken, and a node is asked for any other.
     Probing(Box<Probing>),
-    /// The node granted the lock, and the others are asked for it.
+    /// The node granted the lock, and the call asks the others.
     Taking(Attempt, usize),
     Pausing {
         until: Moment,
@@ -173,8 +173,8 @@ struct Waiting {
     inspect: Option<(RequestId, Moment)>,
     /// How many nodes after this one in the order are looked at next.
     look_offset: usize,
-    /// When all nodes were asked last, it refused and too few others did for anybody to hold the
-    /// lock.
+    /// When all nodes were asked last, it refused, and fewer than a majority did: no client holds
+    /// the lock.
     is_alone_in_refusing: bool,
     /// An attempt past this node, or while there is no place to wait.
     ahead: Option<Attempt>,
@@ -269,7 +269,7 @@ pub struct Failure {
 /// Why a lock was not acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// At the last look others held so many nodes that no majority was left.
+    /// At the last look, tokens of other clients left no majority.
     Held,
     /// Too few nodes could vote, or the others could not agree.
     NoQuorum,
@@ -297,7 +297,7 @@ pub enum InvalidSpec {
         /// The least validity.
         min_validity: Duration,
     },
-    /// The lock would be lost before it is of use.
+    /// The lock would be lost before its least validity is over.
     #[error("max_hold ({max_hold:?}) is less than min_validity ({min_validity:?}): raise it")]
     MaxHoldTooShort {
         /// The longest time to hold it.
@@ -594,8 +594,7 @@ impl Acquire {
         let partial = waiting.is_partial.then(|| ctx.now.plus(limits::LOOK_EVERY));
         let ends_at = whole.into_iter().chain(partial).reduce(Moment::earlier);
         waiting.is_partial &= ends_at != whole;
-        // A WAIT that could not be answered in time would only stand in the way of the last
-        // attempt.
+        // A WAIT that could not be answered in time would only delay the last attempt.
         let round_trip = ctx.fleet.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {

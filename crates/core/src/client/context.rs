@@ -101,8 +101,8 @@ impl Topology {
         status.link.clone()
     }
 
-    /// The connection for a request that only reads. A minority of the nodes, of which nobody can
-    /// know whether they belong to the set, may be looked at.
+    /// The connection for a request that only reads. It may also go to nodes of a minority, of
+    /// which it is unknown whether they belong to the set.
     pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {

@@ -65,7 +65,7 @@ enum Revoked {
     /// On a minority. The lock can be extended on the others, and no node is repaired any more:
     /// that would undo what the operator did.
     Somewhere,
-    /// On so many nodes that the others are no majority.
+    /// On more nodes than may be missing: the others are no majority.
     Everywhere,
 }
 
@@ -187,8 +187,8 @@ impl Hold {
         !self.over && !self.is_revoked() && self.tenure.is_extensible(now)
     }
 
-    /// Whether an operator revoked it on so many nodes that it cannot be extended. It is held until
-    /// its deadline.
+    /// Whether an operator revoked it, and the nodes that did not revoke it are no majority. It is
+    /// held until its deadline.
     pub fn is_revoked(&self) -> bool {
         self.revoked == Revoked::Everywhere
     }
@@ -197,7 +197,7 @@ impl Hold {
         self.revoked == Revoked::Nowhere || is_broken(Mutant::RevokedRepaired)
     }
 
-    /// When it is to be extended next, if it is to be renewed: a third of the ttl after the last
+    /// When the next extension of a renewed lock is due: a third of the ttl after the last
     /// extension, sooner after one that no majority confirmed, and soon while a node that answers
     /// does not hold it. Until that is repaired, one failing node may be one too many.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
@@ -218,8 +218,8 @@ impl Hold {
         self.nodes.iter().map(|node| &node.answer)
     }
 
-    /// How many nodes are known to hold it: those that said so last, and have not been restarted
-    /// since.
+    /// How many nodes are known to hold it: nodes whose last answer says so, and that were not
+    /// restarted since.
     pub fn coverage(&self, topology: &super::Topology) -> usize {
         self.holding(topology).count()
     }

@@ -79,8 +79,8 @@ pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
 /// How often a node is asked again while a lock is revoked: often enough that no lock is acquired
 /// and ends unseen in between.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
-/// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Nobody waits
-/// for it but an operator.
+/// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
+/// operators wait for it.
 pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many locks a list has at most.
 pub const LISTED_MAX: usize = 100_000;

@@ -47,7 +47,7 @@ pub enum LinkAction {
         /// The number of the connection.
         connection: u64,
     },
-    /// Stop connecting, or let go of a connection: what is in flight on it may still be answered.
+    /// Stop connecting, or close a connection: what is in flight on it may still be answered.
     Close {
         /// The index of the node.
         node: usize,

@@ -21,7 +21,7 @@ pub struct Line {
 /// A place, or a number in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// There is a place: give it back with [`Line::leave`].
+    /// There is a place: return it with [`Line::leave`].
     Place,
     /// There is none. The number is called by [`Line::leave`] or [`Line::give_up`]; or gives up
     /// with the latter.
@@ -54,7 +54,7 @@ impl Line {
         if self.call().is_empty() { Entry::InLine(self.next) } else { Entry::Place }
     }
 
-    /// Gives a place back. Returns the numbers that have one now.
+    /// Releases a place. Returns the numbers that have one now.
     pub fn leave(&mut self) -> Called {
         self.sharing = self.sharing.saturating_sub(1);
         if self.sharing == 0 {
@@ -89,7 +89,7 @@ impl Line {
         called
     }
 
-    /// Whether nobody has a place of so many, or waits for one.
+    /// Whether all of these places are free, and no caller waits for one.
     pub fn is_idle(&self, places: usize) -> bool {
         self.places == places && self.waiting.is_empty()
     }

@@ -5,7 +5,7 @@
 //! - [`Hold`]: from the grant to the end. Ownership, extension, repair.
 //! - [`Release`]: one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
-//! - [`Line`]: the calls of one program that are after the same lock, and the seats of those that
+//! - [`Line`]: the calls of one program that are after the same lock, and the seats of calls that
 //!   wait.
 //! - [`Slots`]: the keys of which a call takes one, and [`SlotMemory`], which of them are likely
 //!   free.
@@ -13,7 +13,7 @@
 //! - [`summarize`]: what the nodes say about a key, for [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: takes a lock back from its holder, on all nodes.
-//! - [`Renewals`]: when which lock is to be extended.
+//! - [`Renewals`]: when the next extension of each lock is due.
 //! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
 

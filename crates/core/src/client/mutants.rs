@@ -61,7 +61,7 @@ pub enum Mutant {
     ReaderOutrunsWriter,
     /// A slot that others hold without the node that decides is asked for again.
     TakenSlotAskedAgain,
-    /// A lock that is to be shared counts as exclusive until a majority has confirmed it.
+    /// A lock that its holder downgrades counts as exclusive until a majority has confirmed it.
     ExclusiveUntilConfirmed,
 }
 

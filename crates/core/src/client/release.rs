@@ -35,7 +35,7 @@ pub struct Release {
     suspects: VecDeque<(usize, u64)>,
 }
 
-/// A request that is to be sent.
+/// A request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Send {
     /// Tells its response apart.
@@ -127,7 +127,7 @@ impl Release {
                 }
                 Delivery::InFlight { .. } if is_broken(Mutant::SilentNotReleased) => continue,
                 Delivery::InFlight { .. } if is_broken(Mutant::ReleaseElsewhere) => {
-                    this.send(node, ctx)
+                    this.send(node, ctx);
                 }
                 // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.
                 Delivery::InFlight { connection } => {
@@ -201,7 +201,7 @@ impl Release {
         self.wait
     }
 
-    /// What is to be sent next.
+    /// What to send next.
     pub fn poll(&mut self) -> Option<Send> {
         self.sends.pop_front()
     }
@@ -279,7 +279,7 @@ impl Release {
             // An older request failed. The newer one is unanswered.
             Response::Failed(_) if node.round != id.round => {}
             Response::Failed(_) if self.persistent || self.wait.is_some() => {
-                self.repeat(id.node, ctx)
+                self.repeat(id.node, ctx);
             }
             // The waiter may not have been in the queue yet.
             _ if self.wait.is_some_and(|wait| wait.node == id.node) => self.repeat(id.node, ctx),
@@ -315,7 +315,7 @@ impl Release {
                     }
                 }
                 State::Failed { repeat_at } if ctx.now.has_reached(repeat_at) => {
-                    self.send(index, ctx)
+                    self.send(index, ctx);
                 }
                 _ => {}
             }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::limits;
 use crate::quorum::Moment;
 
-/// When which lock of a client is to be extended. Locks that are due at about the same time travel
-/// together.
+/// When the next extension of each lock of a client is due. Locks that are due at about the same
+/// time travel together.
 #[derive(Debug, Default)]
 pub struct Renewals {
     due: HashMap<u64, (Moment, Duration)>,
@@ -15,7 +15,7 @@ pub struct Renewals {
 }
 
 impl Renewals {
-    /// The lock is to be extended at `at`, or earlier by `window` together with others.
+    /// Sets when the lock is extended: at `at`, or earlier by `window` together with others.
     pub fn schedule(&mut self, lock: u64, at: Moment, window: Duration) {
         self.due.insert(lock, (at, window));
         self.order.push(Reverse(((at.raw, at.boot), lock)));
@@ -40,7 +40,7 @@ impl Renewals {
         None
     }
 
-    /// The locks that are due now, and those that may travel with them: in batches.
+    /// The locks that are due now, and locks that may travel with them: in batches.
     pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
         let mut batches: Vec<Vec<u64>> = Vec::new();
         let mut first = true;

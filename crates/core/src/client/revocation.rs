@@ -82,8 +82,8 @@ pub enum RevocationState {
     Unconfirmed,
     /// A majority holds the lock and refuses to extend it. It ends by its deadline.
     Revoked,
-    /// The lock is not held any more on so many nodes that it is nobody's: its holder released it,
-    /// it ended by its deadline or at once, or there was none.
+    /// A majority of the nodes does not hold the lock any more: its holder released it, it ended by
+    /// its deadline or at once, or there was none.
     Over,
 }
 
@@ -241,7 +241,7 @@ impl Revocation {
         ctx: &Context<'_>,
     ) {
         let is_known = self.fences.contains(&lease.fence);
-        // Nobody can see that a foreign string is revoked.
+        // No answer tells that a foreign string is revoked.
         let was_foreign = lease.fence.is_none()
             && matches!(&self.nodes[node].result, NodeRevocation::Revoked(lease) if lease.fence.is_none());
         let was_there = lease.held.is_some_and(|held| {

@@ -13,7 +13,7 @@ pub struct Slots {
     keys: Keys,
     /// The one that the call asks for.
     slot: usize,
-    /// Those that others hold although the node that decides does not know: one bit each.
+    /// Slots that others hold although the node that decides does not know: one bit each.
     left_out: u64,
     /// How often a node was asked for any of them.
     pub(super) probes: u8,
@@ -35,7 +35,7 @@ impl Slots {
         self.of(|slot| slot == self.slot)
     }
 
-    /// Those that a WAIT asks for.
+    /// The slots that a WAIT asks for.
     pub(super) fn candidates(&self) -> Arc<Spec> {
         self.of(|slot| !self.is_left_out(slot))
     }

@@ -93,7 +93,7 @@ impl Node {
     pub fn hear(&mut self, now: Now, event: &ServerEvent) {
         match *event {
             ServerEvent::Key { db, ref key, event } => {
-                self.hear_key(now.monotonic, db, &key.0, event)
+                self.hear_key(now.monotonic, db, &key.0, event);
             }
             ServerEvent::Flush(db) => self.hear_flush(db),
             // The append-only file that is being loaded may contain an old SWAPDB.

@@ -223,7 +223,7 @@ impl Acquisition {
             (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
             // A majority can vote, and part of it refused.
             (Some(Lost::Silence), _) if !self.tally.is_silent() => {
-                self.decide(Step::Lost(Loss::Held))
+                self.decide(Step::Lost(Loss::Held));
             }
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
             (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),

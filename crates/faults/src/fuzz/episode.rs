@@ -209,7 +209,7 @@ impl Episode {
                 self.packet(client, &commands, wrap, None)?;
             }
             Step::Late { client, before, after, wrap } => {
-                self.late(client, &before, &after, wrap)?
+                self.late(client, &before, &after, wrap)?;
             }
             Step::Disconnect { client } => self.disconnect(client)?,
             accident => return self.accident(accident),

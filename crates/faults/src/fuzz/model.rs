@@ -193,6 +193,7 @@ impl Model {
         expected
     }
 
+    #[allow(clippy::too_many_lines, reason = "one arm for each command")]
     fn lock(&mut self, now: Now, keys_now: Now, db: u32, command: &LockCommand) -> Expected {
         let Self { server, max_ttl, revocations, .. } = self;
         let mut execute = |command: &node::Command<'_, Name>| {

@@ -113,7 +113,7 @@ impl Row {
                 ));
             }
             Baseline::Unharmed(why) if harms > 0 => {
-                complaints.push(format!("{fault}: did harm, but: {why}"))
+                complaints.push(format!("{fault}: did harm, but: {why}"));
             }
             _ => {}
         }
@@ -185,7 +185,7 @@ impl Abstention {
         let is_held = Instant::now() < held.must_last_until();
         match tried {
             Answer::Granted(_) if is_held => {
-                tally.harm("another was granted the lock while it was held")
+                tally.harm("another was granted the lock while it was held");
             }
             Answer::Abstains(words) if words.contains(reason) => {}
             // This machine was so slow that nothing can be seen any more.

@@ -193,7 +193,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
                 }
             }
             Event::ProcessLosesConnection { conn } => {
-                self.process.lose(conn, "it was refused", world)
+                self.process.lose(conn, "it was refused", world);
             }
             Event::Timer { machine, .. } => self.process.time_out(machine, world),
             // The history decides what the program does.

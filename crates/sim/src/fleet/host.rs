@@ -251,7 +251,7 @@ impl World {
         self.turn(node);
     }
 
-    /// Takes down which strings a restarted node has, or until when, after a step of its wall
+    /// Records which strings a restarted node has, or until when, after a step of its wall
     /// clock.
     pub(super) fn claim_foreign(&mut self, node: usize) {
         let host = &self.hosts[node];

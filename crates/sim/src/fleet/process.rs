@@ -46,7 +46,7 @@ pub(super) struct Process {
     renewals: Renewals,
     /// Responses that no node sent.
     local: VecDeque<(u64, RequestId, Response)>,
-    /// What the links are to be told: not before a machine has done what else it is to do.
+    /// What to tell the links: not before a machine has done what else it is to do.
     suspicions: VecDeque<(usize, u64)>,
     pub(super) ended: VecDeque<Ended>,
     pub(super) callers: Vec<Caller>,
@@ -147,7 +147,7 @@ struct LocalQueue {
 
 struct Seats {
     line: Line,
-    /// Who has which number.
+    /// The call of each number.
     waiting: BTreeMap<u64, (u64, RequestId)>,
     idle: Vec<Conn>,
 }
@@ -749,7 +749,7 @@ impl Process {
                 }
                 Action::Release(release) => self.release(*release, Some(machine), None, world),
                 Action::Suspect { node, connection } => {
-                    self.suspicions.push_back((node, connection))
+                    self.suspicions.push_back((node, connection));
                 }
                 Action::Done(outcome) => {
                     self.call_ends(machine, *outcome, world);
@@ -1028,7 +1028,7 @@ impl Process {
                 }
                 HoldAction::Release(release) => self.release_in_part(*release, world),
                 HoldAction::Suspect { node, connection } => {
-                    self.suspicions.push_back((node, connection))
+                    self.suspicions.push_back((node, connection));
                 }
             }
         }
@@ -1042,7 +1042,7 @@ impl Process {
         }
     }
 
-    /// The holder releases its lock. With a `caller`, that is told what came of it.
+    /// The holder releases its lock. A `caller` is told the result.
     pub(super) fn release_lock(&mut self, machine: u64, caller: Option<usize>, world: &mut World) {
         self.renewals.forget(machine);
         let call = self.global(machine);

@@ -143,7 +143,7 @@ impl Stage {
                 self.detached.insert(name.clone(), (Arc::clone(&lock.spec), token));
             }
             Told::Answer(connection, answer) => {
-                self.nodes[connection.node].answer(*connection, *answer)
+                self.nodes[connection.node].answer(*connection, *answer);
             }
             Told::Lose(connection) => self.nodes[connection.node].lose(*connection),
             Told::Refuse(node) => self.nodes[*node].refuse(),
@@ -186,7 +186,7 @@ impl Stage {
                     program.locks.lock().unwrap().insert(of, lock);
                 }
                 Err(failure) => {
-                    program.learns(&of, &format!("is not acquired: {:?}", failure.reason))
+                    program.learns(&of, &format!("is not acquired: {:?}", failure.reason));
                 }
             }
         });
