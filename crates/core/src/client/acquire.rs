@@ -20,8 +20,8 @@ pub struct Spec {
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
-    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are the keys that may
-    /// be granted: all of these in a call's spec, and the one of its key in that of a lock.
+    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are the keys that
+    /// may be granted: all of these in a call's spec, and the one of its key in that of a lock.
     pub any: Option<Keys>,
     /// Whether others that share the lock may hold it at the same time.
     pub mode: Mode,
