@@ -35,8 +35,8 @@ pub(crate) struct Inspect {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    the lock is held
-  122  no majority of the nodes answered, or none agrees
+  0    the lock is held, or a program that uses SET has its key
+  122  too few nodes answered, or no majority of them agrees
   123  the lock is free
   125  quorlock itself failed, or its arguments are not understood";
 
@@ -178,8 +178,8 @@ impl<'a> Summary<'a> {
                 "A client may hold it: ask again when a majority of the nodes can be reached.".to_owned()
             }
             Kind::Divided => {
-                "Clients are acquiring or releasing the lock just now, or nodes kept what a client left \
-                 behind, which ends by its deadline."
+                "Clients are acquiring or releasing the lock just now, or some nodes have leases of an \
+                 attempt that was not completed, which end by their deadlines."
                     .to_owned()
             }
         }

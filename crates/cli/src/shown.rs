@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// How many characters of a key or a label are shown. JSON has all of them.
+/// Maximum characters of a key or label that the terminal shows. JSON has all of them.
 const SHOWN_MAX: usize = 200;
 
 /// Escapes a key, a label or a name from a client for a terminal: control characters, escape
@@ -28,6 +28,10 @@ pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
             }
         }
         for byte in chunk.invalid() {
+            if left == 0 {
+                return shown + "…";
+            }
+            left -= 1;
             let _ = write!(shown, "\\x{byte:02x}");
         }
     }
@@ -162,6 +166,7 @@ mod tests {
         }
         assert_eq!(escaped(b"a\xff\xfeb"), r"a\xff\xfeb");
         assert_eq!(escaped("x".repeat(1000)).chars().count(), SHOWN_MAX + 1);
+        assert_eq!(escaped(vec![0xff; 1000]).chars().count(), 4 * SHOWN_MAX + 1);
     }
 
     #[test]

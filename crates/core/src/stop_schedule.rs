@@ -57,8 +57,8 @@ pub struct GraceTooLong {
 impl StopSchedule {
     /// Starts the schedule of a command under a lock of `ttl` that is valid until `deadline`.
     ///
-    /// `kill_after` is the grace between termination and kill. The default is as much as the
-    /// validity allows if the lock is not extended for a third of the ttl.
+    /// `kill_after` is the grace between termination and kill. The default is a third of the ttl
+    /// less the margin of the kill: the command is terminated when a third of the ttl is left.
     pub fn new(
         ttl: Ttl,
         kill_after: Option<Duration>,
