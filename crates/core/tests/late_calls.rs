@@ -122,6 +122,15 @@ fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
 }
 
 #[test]
+fn call_that_is_run_after_its_end_asks_the_nodes_first() {
+    let mut world = World::new();
+    let late = WAIT + limits::CALL_GRACE * 10;
+    assert_eq!(requests(&world.run_at(late)).len(), 3);
+    let actions = world.run_at(late + limits::CALL_GRACE);
+    assert!(actions.iter().any(|action| matches!(action, Action::Done(_))), "{actions:?}");
+}
+
+#[test]
 fn late_call_ends_within_its_grace_when_the_nodes_are_silent() {
     let mut world = World::new();
     let late = WAIT + Duration::from_millis(30);

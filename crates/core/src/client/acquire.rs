@@ -50,6 +50,8 @@ pub struct Acquire {
     until: Option<Moment>,
     /// When it must have ended, whatever the nodes do.
     deadline: Option<Moment>,
+    /// The longest delay with which the program ran a timer after the end of the wait.
+    late: Duration,
     phase: Phase,
     /// No other attempt follows this one.
     last: bool,
@@ -414,6 +416,7 @@ impl Acquire {
             started: ctx.now,
             until,
             deadline,
+            late: Duration::ZERO,
             phase: Phase::InLine,
             last: wait.is_some_and(|wait| wait.is_zero()),
             round: 0,
@@ -527,7 +530,13 @@ impl Acquire {
         };
         // Where to wait is not heard of for longer than the wait.
         let until = self.until.filter(|_| !self.last && matches!(self.phase, Phase::Hearing(_)));
-        phase.into_iter().chain(until).chain(self.deadline).reduce(Moment::earlier)
+        phase.into_iter().chain(until).chain(self.give_up_at()).reduce(Moment::earlier)
+    }
+
+    /// When the call ends, whatever has been answered. A program that was not run in time does not take
+    /// that for the nodes' silence: the time for which it was late does not count.
+    fn give_up_at(&self) -> Option<Moment> {
+        self.deadline.map(|deadline| deadline.plus(self.late))
     }
 
     /// Does what is due.
@@ -535,7 +544,11 @@ impl Acquire {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
-        if self.deadline.is_some_and(|deadline| ctx.now.has_reached(deadline)) {
+        if self.is_time(ctx.now) {
+            let late = self.poll_timeout().map(|due| ctx.now.since(due));
+            self.late = self.late.max(late.unwrap_or_default());
+        }
+        if self.give_up_at().is_some_and(|deadline| ctx.now.has_reached(deadline)) {
             return self.give_up(ctx);
         }
         match &mut self.phase {
@@ -726,12 +739,7 @@ impl Acquire {
 
     fn start(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
-        if !self.last && self.is_time(ctx.now) {
-            self.last = true;
-            // A program that was not run in time does not take that for the nodes' silence.
-            let grace = ctx.now.plus(limits::CALL_GRACE);
-            self.deadline = self.deadline.map(|deadline| deadline.later(grace));
-        }
+        self.last |= self.is_time(ctx.now);
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
@@ -879,7 +887,7 @@ impl Acquire {
         let until = ctx.now.plus(ctx.jitter(self.pause));
         self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
         // The last attempt is at the very end.
-        let until = self.until.map_or(until, |last| last.earlier(until));
+        let until = self.until.map_or(until, |last| last.earlier(until)).later(ctx.now);
         self.phase = Phase::Pausing { until, next };
     }
 

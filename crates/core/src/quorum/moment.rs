@@ -41,7 +41,7 @@ impl Moment {
         if (other.raw, other.boot) < (self.raw, self.boot) { other } else { self }
     }
 
-    /// The one of two deadlines that comes last.
+    /// Returns the deadline that comes last.
     #[must_use]
     pub fn later(self, other: Self) -> Self {
         if (other.raw, other.boot) < (self.raw, self.boot) { self } else { other }
