@@ -1,7 +1,7 @@
 //! The handler of each command: parse, execute, reply.
 
-use quorlock_core::Fence;
 use quorlock_core::node::{self, KeyBytes, Reply, Ticket, WaitReply};
+use quorlock_core::{Fence, Ttl};
 
 use crate::docs;
 use crate::error::CommandError;
@@ -11,7 +11,7 @@ use crate::help;
 use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
-use crate::request::{self, Named, ScanTerms, Sharing};
+use crate::request::{self, Named, Options, ScanTerms, Sharing};
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
@@ -142,19 +142,29 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(
         let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), sharing)?;
         waits = options.wait_ms.is_some();
         let mut keyspace = ServerKeyspace::of_command(ctx);
-        let acquire = node::Acquire {
-            db: keyspace.db(),
-            keys: keys.as_ref(),
-            token: &token,
-            ttl,
-            mode: options.mode,
-            owner: options.owner.map(Arg::as_bytes),
-            fence: options.fence,
-            wait_ms: options.wait_ms.unwrap_or(0),
-        };
+        let acquire = acquire_of(keyspace.db(), keys.as_ref(), &token, ttl, &options);
         execute(&node::Command::Acquire(acquire), &mut keyspace)
     });
     answer(ctx, acquired, waits);
+}
+
+fn acquire_of<'a, N>(
+    db: u32,
+    keys: &'a [N],
+    token: &'a N,
+    ttl: Ttl,
+    options: &Options<'a>,
+) -> node::Acquire<'a, N> {
+    node::Acquire {
+        db,
+        keys,
+        token,
+        ttl,
+        mode: options.mode,
+        owner: options.owner.map(Arg::as_bytes),
+        fence: options.fence,
+        wait_ms: options.wait_ms.unwrap_or(0),
+    }
 }
 
 /// Acquires the lock of any of several keys, and replies with that key.
@@ -162,16 +172,7 @@ fn acquire_any<'a>(ctx: &'a Ctx<'a>, named: Result<Named<'a, Vec<Name<'a>>>, Com
     let acquired = named.and_then(|Named { keys, token, rest }| {
         let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), Sharing::Refused)?;
         let mut keyspace = ServerKeyspace::of_command(ctx);
-        let acquire = node::Acquire {
-            db: keyspace.db(),
-            keys: &keys,
-            token: &token,
-            ttl,
-            mode: options.mode,
-            owner: options.owner.map(Arg::as_bytes),
-            fence: options.fence,
-            wait_ms: options.wait_ms.unwrap_or(0),
-        };
+        let acquire = acquire_of(keyspace.db(), &keys, &token, ttl, &options);
         let reply = execute(&node::Command::AcquireAny(acquire), &mut keyspace)?;
         if let Reply::GrantedOne { fence, key } = reply {
             reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());

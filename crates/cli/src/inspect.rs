@@ -259,17 +259,24 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
 /// What `--json` prints. Times are in milliseconds.
 #[derive(Serialize)]
 struct Printed<'a> {
+    #[serde(flatten)]
+    key: PrintedKey<'a>,
+    nodes: Vec<PrintedNode<'a>>,
+}
+
+/// A key and what a majority says of it.
+#[derive(Serialize)]
+pub(crate) struct PrintedKey<'a> {
     key: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_hex: Option<String>,
     #[serde(flatten)]
     lock: PrintedLock<'a>,
-    nodes: Vec<PrintedNode<'a>>,
 }
 
 /// What a majority says.
 #[derive(Serialize)]
-pub(crate) struct PrintedLock<'a> {
+struct PrintedLock<'a> {
     state: &'static str,
     revoked: bool,
     owner: Option<&'a str>,
@@ -307,16 +314,24 @@ struct PrintedNode<'a> {
 impl<'a> Printed<'a> {
     fn new(key: &[u8], inspection: &'a Inspection, summary: &Summary<'a>) -> Self {
         Self {
-            key: String::from_utf8_lossy(key).into_owned(),
-            key_hex: shown::key_hex(key),
-            lock: PrintedLock::new(summary),
+            key: PrintedKey::new(key, summary),
             nodes: inspection.nodes.iter().map(PrintedNode::new).collect(),
         }
     }
 }
 
+impl<'a> PrintedKey<'a> {
+    pub(crate) fn new(key: &[u8], summary: &Summary<'a>) -> Self {
+        Self {
+            key: String::from_utf8_lossy(key).into_owned(),
+            key_hex: shown::key_hex(key),
+            lock: PrintedLock::new(summary),
+        }
+    }
+}
+
 impl<'a> PrintedLock<'a> {
-    pub(crate) fn new(summary: &Summary<'a>) -> Self {
+    fn new(summary: &Summary<'a>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let waiter = |waiter: &&'a WaiterInfo| PrintedWaiter {
             owner: waiter.owner.as_deref(),

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use quorlock_client::{ListedLock, ScanError};
 use serde::Serialize;
 
-use crate::inspect::{Kind, PrintedLock, Summary};
+use crate::inspect::{Kind, PrintedKey, Summary};
 use crate::nodes::{self, NodeArgs};
 use crate::shown::{self, count, escaped, table, time};
 use crate::{exit, say};
@@ -58,7 +58,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     let has_majority = 2 * nodes.len() > list.nodes.len();
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
-        let locks = summaries.map(|(lock, summary)| Printed::new(lock, &summary)).collect();
+        let locks = summaries.map(|(lock, summary)| PrintedKey::new(&lock.key, &summary)).collect();
         let failed = failed.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
         let failed =
             failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
@@ -107,7 +107,7 @@ fn state(summary: &Summary<'_>) -> String {
 
 #[derive(Serialize)]
 struct All<'a> {
-    locks: Vec<Printed<'a>>,
+    locks: Vec<PrintedKey<'a>>,
     /// Whether there are more locks than the limit.
     truncated: bool,
     failed: Vec<Failed<'a>>,
@@ -117,23 +117,4 @@ struct All<'a> {
 struct Failed<'a> {
     node: &'a str,
     error: String,
-}
-
-#[derive(Serialize)]
-struct Printed<'a> {
-    key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key_hex: Option<String>,
-    #[serde(flatten)]
-    lock: PrintedLock<'a>,
-}
-
-impl<'a> Printed<'a> {
-    fn new(lock: &ListedLock, summary: &Summary<'a>) -> Self {
-        Self {
-            key: String::from_utf8_lossy(&lock.key).into_owned(),
-            key_hex: shown::key_hex(&lock.key),
-            lock: PrintedLock::new(summary),
-        }
-    }
 }

@@ -4,18 +4,16 @@
 
 mod common;
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::ffi::OsStrExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use common::{
-    Holder, Lines, PATIENCE, QUORLOCK, code, holding, is_alive, revoked, run_script, stdout,
+    Holder, Lines, PATIENCE, QUORLOCK, code, holding, is_alive, revoked, run_script,
+    shell_in_terminal, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Pid;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 const CTRL_C: u8 = 3;
 const CTRL_Z: u8 = 26;
@@ -30,32 +28,11 @@ struct Terminal {
 impl Terminal {
     /// `$Q` is `quorlock run` on these masters.
     fn start(masters: &Masters, options: &str, script: &str) -> Self {
-        let master =
-            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap();
-        let slave = || -> Stdio {
-            let path = OsStr::from_bytes(name.as_bytes());
-            File::options().read(true).write(true).open(path).unwrap().into()
-        };
-        let mut shell = Command::new("setsid");
-        shell.args([
-            "--ctty",
-            "--wait",
-            "env",
-            "--default-signal",
-            "bash",
-            "--norc",
-            "-mc",
-            script,
-        ]);
+        let (keyboard, mut shell) = shell_in_terminal(script);
         shell
             .env("Q", format!("{QUORLOCK} run {options}"))
             .env("QUORLOCK", QUORLOCK)
             .env("QUORLOCK_NODES", masters.urls().join(","));
-        shell.stdin(slave()).stdout(slave()).stderr(slave());
-        let keyboard = File::from(master);
         let screen = Lines::of(keyboard.try_clone().unwrap());
         Self { keyboard, screen, shell: shell.spawn().unwrap() }
     }

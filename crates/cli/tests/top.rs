@@ -4,19 +4,16 @@
 
 mod common;
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, QUORLOCK, children_of, code, quorlock, stderr};
+use common::{PATIENCE, QUORLOCK, children_of, code, quorlock, shell_in_terminal, stderr};
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 const CTRL_Z: &str = "\x1a";
@@ -36,33 +33,12 @@ struct Terminal {
 impl Terminal {
     /// `$TOP` is `quorlock top` on these masters.
     fn start(masters: &Masters, script: &str) -> Self {
-        let master =
-            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
+        let (keyboard, mut shell) = shell_in_terminal(script);
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
-        tcsetwinsize(&master, size).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap();
-        let slave = || -> Stdio {
-            let path = OsStr::from_bytes(name.as_bytes());
-            File::options().read(true).write(true).open(path).unwrap().into()
-        };
-        let mut shell = Command::new("setsid");
-        shell.args([
-            "--ctty",
-            "--wait",
-            "env",
-            "--default-signal",
-            "bash",
-            "--norc",
-            "-mc",
-            script,
-        ]);
+        tcsetwinsize(&keyboard, size).unwrap();
         shell.env("TOP", format!("{QUORLOCK} top --interval 100ms"));
         shell.env("QUORLOCK_NODES", masters.urls().join(",")).env("TERM", "xterm-256color");
-        shell.stdin(slave()).stdout(slave()).stderr(slave());
         let shell = shell.spawn().unwrap();
-        let keyboard = File::from(master);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
         let written = Arc::<Mutex<Vec<u8>>>::default();
         let (mut output, seen, raw) =

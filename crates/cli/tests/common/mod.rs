@@ -6,7 +6,10 @@
 pub(crate) mod http;
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -15,6 +18,7 @@ use std::{iter, mem, thread};
 
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 /// A limit for every wait: longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -338,4 +342,21 @@ impl Net {
             has_ended
         });
     }
+}
+
+/// A shell with job control that runs this script in a terminal of its own, and the other side of
+/// that terminal.
+pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap();
+    let slave = || -> Stdio {
+        let path = OsStr::from_bytes(name.as_bytes());
+        File::options().read(true).write(true).open(path).unwrap().into()
+    };
+    let mut shell = Command::new("setsid");
+    shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
+    shell.stdin(slave()).stdout(slave()).stderr(slave());
+    (File::from(master), shell)
 }
