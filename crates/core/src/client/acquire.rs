@@ -533,8 +533,8 @@ impl Acquire {
         phase.into_iter().chain(until).chain(self.give_up_at()).reduce(Moment::earlier)
     }
 
-    /// When the call ends, whatever has been answered. A program that was not run in time does not take
-    /// that for the nodes' silence: the time for which it was late does not count.
+    /// When the call ends, whatever has been answered. A program that was not run in time does not
+    /// take that for the nodes' silence: the time for which it was late does not count.
     fn give_up_at(&self) -> Option<Moment> {
         self.deadline.map(|deadline| deadline.plus(self.late))
     }
