@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use quorlock_core::client::{Called, Entry, FenceProposals, Line, Renewals, RoundTrips, limits};
+use quorlock_core::client::{
+    Called, Entry, FenceProposals, PlaceQueue, RenewalBatches, RoundTrips, limits,
+};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
 
@@ -76,10 +78,10 @@ fn next_proposal_is_above_the_fence_that_was_agreed_on() {
 
 #[test]
 fn line_serves_callers_in_the_order_of_their_arrival() {
-    let mut line = Line::new(1);
+    let mut line = PlaceQueue::new(1);
     assert_eq!(line.enter(), Entry::Place);
     let numbers: Vec<_> = (0..3).map(|_| line.enter()).collect();
-    let [Entry::InLine(first), Entry::InLine(second), Entry::InLine(third)] = numbers[..] else {
+    let [Entry::Queued(first), Entry::Queued(second), Entry::Queued(third)] = numbers[..] else {
         panic!("{numbers:?}");
     };
     assert_eq!(line.give_up(second), Some(Called::new()));
@@ -92,9 +94,9 @@ fn line_serves_callers_in_the_order_of_their_arrival() {
 
 #[test]
 fn sharers_at_the_head_of_a_line_go_together() {
-    let mut line = Line::new(1);
+    let mut line = PlaceQueue::new(1);
     let number = |entry| match entry {
-        Entry::InLine(number) => number,
+        Entry::Queued(number) => number,
         Entry::Place => panic!("it has a place"),
     };
     assert_eq!(line.enter_to_share(), Entry::Place);
@@ -113,9 +115,9 @@ fn sharers_at_the_head_of_a_line_go_together() {
 
 #[test]
 fn sharers_pass_a_writer_that_gave_up() {
-    let mut line = Line::new(1);
+    let mut line = PlaceQueue::new(1);
     assert_eq!(line.enter_to_share(), Entry::Place);
-    let (Entry::InLine(writer), Entry::InLine(reader)) = (line.enter(), line.enter_to_share())
+    let (Entry::Queued(writer), Entry::Queued(reader)) = (line.enter(), line.enter_to_share())
     else {
         panic!("they wait")
     };
@@ -128,7 +130,7 @@ fn sharers_pass_a_writer_that_gave_up() {
 #[test]
 fn renewals_that_are_due_together_travel_together() {
     let at = |after| Moment::default().plus(ms(after));
-    let mut renewals = Renewals::default();
+    let mut renewals = RenewalBatches::default();
     renewals.schedule(1, at(100), ms(20));
     renewals.schedule(2, at(115), ms(20));
     renewals.schedule(3, at(300), ms(20));

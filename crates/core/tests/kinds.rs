@@ -118,7 +118,7 @@ impl World {
                 let terms = (spec.mode, Some(fence), 0);
                 match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, Verb::AcquireAny) {
                     Ok(Reply::GrantedOne { fence, key }) => {
-                        Response::AnyAfterWait { fence, waited: Duration::ZERO, key }
+                        Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key }
                     }
                     Ok(Reply::Refused) => Response::No,
                     other => panic!("{other:?}"),

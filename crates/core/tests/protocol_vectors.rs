@@ -16,8 +16,8 @@ use quorlock_core::client::{
     RoundTrips, SetReport, Spec, Token, Topology, agree, limits,
 };
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Lifetime, Loss, Majority, Moment,
-    Release, ReleaseVerdict, Step, Vote, drift, order,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
+    ReleaseVerdict, Step, Validity, Vote, drift, order,
 };
 use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
@@ -159,11 +159,11 @@ fn validity(mut case: Fields) {
         boot: NOW.boot + case.us("elapsed_boot_us"),
         raw: NOW.raw + case.us("elapsed_raw_us"),
     };
-    let lifetime = Lifetime::after_wait(NOW, waited, ttl);
-    let left = lifetime.and_then(|lifetime| lifetime.remaining(now));
+    let validity = Validity::after_wait(NOW, waited, ttl);
+    let left = validity.and_then(|validity| validity.remaining(now));
     case.expect("validity_us", &left, |us| us.as_u64().map(Duration::from_micros));
     if waited.is_zero() {
-        assert_eq!(Lifetime::new(NOW, ttl), lifetime, "a lock without a wait");
+        assert_eq!(Validity::new(NOW, ttl), validity, "a lock without a wait");
     }
 }
 
@@ -239,8 +239,8 @@ fn fence_agreement(mut case: Fields) {
         let (node, fence) = (granted.index("node"), fence(granted.number("fence")));
         stored.insert(node, fence);
         answered.insert(node);
-        let lifetime = Lifetime::after_wait(NOW, Duration::ZERO, ttl);
-        Acquisition::after_wait(majority, node, fence, lifetime, Duration::ZERO)
+        let validity = Validity::after_wait(NOW, Duration::ZERO, ttl);
+        Acquisition::after_wait(majority, node, fence, validity, Duration::ZERO)
     } else {
         Acquisition::new(majority, NOW, ttl, Duration::ZERO)
     };
@@ -340,7 +340,7 @@ fn extension(mut case: Fields) {
 
 fn release(mut case: Fields) {
     case.text("name");
-    let mut release = Release::new(majority(&mut case));
+    let mut release = ReleaseRound::new(majority(&mut case));
     let mut verdict = None;
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(release.answer(node, held));

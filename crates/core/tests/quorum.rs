@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Lifetime, Loss, Majority, Moment,
-    Release, ReleaseVerdict, Step, Vote, drift, reliable,
+    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
+    ReleaseVerdict, Step, Validity, Vote, drift, reliable,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -98,8 +98,8 @@ fn grant_that_comes_too_late_is_no_lock() {
 #[test]
 fn machine_that_slept_has_lost_its_lock() {
     let slept = Moment { boot: ms(500 + 60_000), raw: ms(900 + 5) };
-    let lifetime = Lifetime::new(at(ms(0)), Ttl::from_ms(10_000).unwrap()).unwrap();
-    assert_eq!(lifetime.remaining(slept), None);
+    let validity = Validity::new(at(ms(0)), Ttl::from_ms(10_000).unwrap()).unwrap();
+    assert_eq!(validity.remaining(slept), None);
 }
 
 #[test]
@@ -288,8 +288,8 @@ fn write_back_that_takes_too_long_leaves_no_validity() {
 #[test]
 fn grant_of_a_single_node_after_a_wait_is_a_lock() {
     let majority = Majority::of(1).unwrap();
-    let lifetime = Lifetime::new(at(ms(0)), Ttl::from_ms(1000).unwrap());
-    let mut attempt = Acquisition::after_wait(majority, 0, fence(5), lifetime, Duration::ZERO);
+    let validity = Validity::new(at(ms(0)), Ttl::from_ms(1000).unwrap());
+    let mut attempt = Acquisition::after_wait(majority, 0, fence(5), validity, Duration::ZERO);
     attempt.review(at(ms(0)));
     assert!(matches!(attempt.poll(), Some(Step::Won(_))));
 }
@@ -319,15 +319,15 @@ fn extension_needs_a_majority_and_tells_lost_from_unconfirmed() {
 #[test]
 fn release_is_over_when_a_majority_has_answered() {
     let majority = Majority::of(3).unwrap();
-    let mut released = Release::new(majority);
+    let mut released = ReleaseRound::new(majority);
     assert_eq!(released.answer(0, Some(true)), None);
     assert_eq!(released.answer(1, Some(true)), Some(ReleaseVerdict::Released));
 
-    let mut over = Release::new(majority);
+    let mut over = ReleaseRound::new(majority);
     over.answer(0, Some(false));
     assert_eq!(over.answer(2, Some(false)), Some(ReleaseVerdict::AlreadyOver));
 
-    let mut unknown = Release::new(majority);
+    let mut unknown = ReleaseRound::new(majority);
     unknown.answer(0, None);
     unknown.answer(1, None);
     assert_eq!(unknown.answer(2, Some(true)), Some(ReleaseVerdict::Unconfirmed));
@@ -408,7 +408,7 @@ proptest! {
                     }
                     Step::Won(win) => {
                         prop_assert!(stored.iter().filter(|at| **at == Some(win.fence)).count() >= majority.size());
-                        let left = win.lifetime.remaining(now).unwrap();
+                        let left = win.validity.remaining(now).unwrap();
                         prop_assert!(left + drift(ttl.duration()) + ms(elapsed_ms) <= ttl.duration());
                     }
                     Step::Lost(Loss::TooLate) => prop_assert!(reliable(ttl) <= ms(elapsed_ms)),
@@ -506,9 +506,9 @@ proptest! {
         let ttl = Ttl::from_ms(ttl_ms).unwrap();
         let waited = Duration::from_micros(waited_us);
         let elapsed = Duration::from_micros(elapsed_us);
-        if let Some(lifetime) = Lifetime::after_wait(at(ms(0)), waited, ttl) {
+        if let Some(validity) = Validity::after_wait(at(ms(0)), waited, ttl) {
             let measured = ttl.duration() + waited;
-            match lifetime.remaining(at(elapsed)) {
+            match validity.remaining(at(elapsed)) {
                 Some(left) => {
                     prop_assert!(!left.is_zero());
                     prop_assert_eq!(left + elapsed + drift(measured), measured);

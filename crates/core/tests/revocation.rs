@@ -13,7 +13,7 @@ use quorlock_core::client::{
     RevocationState, RevokeMode, RevokeQuestion, RevokeReply, Send, Spec, Topology,
 };
 use quorlock_core::node::Holder;
-use quorlock_core::quorum::{End, Majority, Moment, Standing};
+use quorlock_core::quorum::{End, Majority, Moment, Ownership};
 use quorlock_core::{Fence, Ttl};
 use support::{Extended, Inspected, MAX_TTL_MS, Server, settings};
 
@@ -213,8 +213,8 @@ impl World {
         self.run(revocation);
     }
 
-    fn standing(&self, hold: &Hold) -> Standing {
-        hold.standing(self.now())
+    fn ownership(&self, hold: &Hold) -> Ownership {
+        hold.ownership(self.now())
     }
 
     fn is_revoked(&mut self, node: usize) -> bool {
@@ -241,18 +241,18 @@ fn revoked_lock_keeps_its_validity_and_is_not_extended() {
     let mut world = World::new(3);
     let mut hold = world.acquire();
     world.pass_ms(1000);
-    let before = world.standing(&hold);
-    let Standing::Held(left) = before else { panic!("{before:?}") };
+    let before = world.ownership(&hold);
+    let Ownership::Held(left) = before else { panic!("{before:?}") };
     let revocation = world.revoke(RevokeMode::AtDeadline);
     assert_eq!(revocation.state(), RevocationState::Revoked);
-    assert_eq!(world.standing(&hold), before, "it was told nothing");
+    assert_eq!(world.ownership(&hold), before, "it was told nothing");
     world.extend(&mut hold);
-    assert_eq!(world.standing(&hold), Standing::Uncertain(left));
+    assert_eq!(world.ownership(&hold), Ownership::Uncertain(left));
     assert!(hold.is_revoked() && !hold.is_extensible(world.now()));
     assert_eq!(hold.renew_in(world.now()), None, "no extension would succeed");
     assert!(left < revocation.remaining(world.now()), "it ends before the operator says so");
     world.pass_ms(u64::try_from(left.as_millis()).unwrap() + 1);
-    assert_eq!(world.standing(&hold), Standing::Lost(End::Expired));
+    assert_eq!(world.ownership(&hold), Ownership::Lost(End::Expired));
     assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "later the node ends it");
 }
 
@@ -266,7 +266,7 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
     for _ in 0..6 {
         world.pass_ms(TTL_MS / 3);
         world.extend(&mut hold);
-        assert!(matches!(world.standing(&hold), Standing::Held(_)));
+        assert!(matches!(world.ownership(&hold), Ownership::Held(_)));
         assert!(!hold.is_revoked());
     }
     assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "its lease has ended");
@@ -350,7 +350,7 @@ fn free_node_makes_nothing_certain_until_it_was_asked_again() {
     hold.handle_response(id, &response, &world.ctx());
     world.pass_ms(100);
     world.extend(&mut hold);
-    assert!(matches!(world.standing(&hold), Standing::Held(_)), "that is the harm");
+    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "that is the harm");
     // The revocation repeats its request to the node, which refuses from then on.
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
@@ -378,7 +378,7 @@ fn nodes_that_revoked_one_after_the_other_do_not_count_together() {
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert!(world.nodes[1].revoke(K).unwrap() && revocation.state() != RevocationState::Revoked);
     world.extend(&mut hold);
-    assert!(matches!(world.standing(&hold), Standing::Held(_)), "two nodes extend it");
+    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend it");
     world.operator_reaches = vec![true, true, true];
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
@@ -420,7 +420,7 @@ fn node_that_comes_back_is_revoked_and_the_next_lock_is_left_alone() {
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| matches!(node, NodeRevocation::Other(_))));
     world.extend(&mut next);
-    assert!(matches!(world.standing(&next), Standing::Held(_)));
+    assert!(matches!(world.ownership(&next), Ownership::Held(_)));
     assert!((0..3).all(|node| !world.is_revoked(node)));
 }
 
@@ -433,10 +433,10 @@ fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
     assert!((0..3).all(|node| world.nodes[node].inspect(K) == Inspected::Free));
-    let Standing::Held(left) = world.standing(&hold) else { panic!("it does not know") };
+    let Ownership::Held(left) = world.ownership(&hold) else { panic!("it does not know") };
     assert!(left <= revocation.remaining(world.now()), "{left:?}");
     world.extend(&mut hold);
-    assert_eq!(world.standing(&hold), Standing::Lost(End::NotHeld));
+    assert_eq!(world.ownership(&hold), Ownership::Lost(End::NotHeld));
     let next: Fence = world.acquire().fence();
     assert!(next > hold.fence());
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use quorlock_core::quorum::{
-    Acquisition, FenceAnswer, Lifetime, Majority, Moment, Step, Vote, Win,
+    Acquisition, FenceAnswer, Majority, Moment, Step, Validity, Vote, Win,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -143,9 +143,9 @@ impl Naive {
     }
 
     fn won(&self, fence: Fence) -> Step {
-        let lifetime =
-            Lifetime::new(self.sent, self.ttl).expect("a ttl of which something is left");
-        Step::Won(Win { fence, lifetime })
+        let validity =
+            Validity::new(self.sent, self.ttl).expect("a ttl of which something is left");
+        Step::Won(Win { fence, validity })
     }
 
     fn agree_among_themselves(&self, now: Moment) -> Acquisition {

@@ -1,5 +1,5 @@
 use quorlock_core::Fence;
-use quorlock_core::quorum::{FenceAnswer, Lifetime, Moment, Release, Step, Vote};
+use quorlock_core::quorum::{FenceAnswer, Moment, ReleaseRound, Step, Validity, Vote};
 
 use crate::Mutant;
 use crate::agreement::{Agreement, Rules};
@@ -23,7 +23,7 @@ enum Phase {
     /// Holds the lock.
     Holding(Lock),
     /// Releases the lock.
-    Releasing(Release),
+    Releasing(ReleaseRound),
 }
 
 /// The requests of an attempt.
@@ -110,7 +110,7 @@ impl Client {
     }
 
     pub(crate) fn release(&mut self, rules: Rules) -> Vec<Effect> {
-        self.phase = Phase::Releasing(Release::new(rules.majority));
+        self.phase = Phase::Releasing(ReleaseRound::new(rules.majority));
         vec![Effect::AskAll(Request::Release)]
     }
 
@@ -208,9 +208,9 @@ impl Client {
                 }
                 Step::Won(win) => {
                     let from_answer =
-                        asked.answered.and_then(|answered| Lifetime::new(answered, rules.ttl));
-                    let lifetime = from_answer.unwrap_or(win.lifetime);
-                    next = Some(Phase::Holding(Lock::new(lifetime, asked.at, asked.granted, now)));
+                        asked.answered.and_then(|answered| Validity::new(answered, rules.ttl));
+                    let validity = from_answer.unwrap_or(win.validity);
+                    next = Some(Phase::Holding(Lock::new(validity, asked.at, asked.granted, now)));
                     Effect::Won(win.fence)
                 }
                 Step::Lost(_) => {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use quorlock_core::quorum::{Extension, ExtensionVerdict, Lifetime, Moment, Tenure};
+use quorlock_core::quorum::{Extension, ExtensionVerdict, Moment, OwnershipState, Validity};
 
 use crate::Mutant;
 use crate::agreement::Rules;
@@ -9,7 +9,7 @@ use crate::message::{Effect, Request};
 /// A lock that a client holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Lock {
-    tenure: Tenure,
+    state: OwnershipState,
     /// When the first byte was sent of the attempt, or of the last extension that succeeded.
     sent: Moment,
     round: Option<Round>,
@@ -38,16 +38,16 @@ pub(crate) struct Nodes(u8);
 const MAX_HOLD: Duration = Duration::from_secs(1 << 32);
 
 impl Lock {
-    pub(crate) fn new(lifetime: Lifetime, sent: Moment, known: Nodes, now: Moment) -> Self {
-        let tenure = Tenure::new(lifetime, now, MAX_HOLD);
-        Self { tenure, sent, round: None, known, repairing: Nodes::default() }
+    pub(crate) fn new(validity: Validity, sent: Moment, known: Nodes, now: Moment) -> Self {
+        let state = OwnershipState::new(validity, now, MAX_HOLD);
+        Self { state, sent, round: None, known, repairing: Nodes::default() }
     }
 
     /// Returns whether the lock is held, as far as its holder knows.
     pub(crate) fn is_held(&self, rules: Rules, now: Moment) -> bool {
         match rules.mutant {
             Some(Mutant::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
-            _ => self.tenure.remaining(now).is_some(),
+            _ => self.state.remaining(now).is_some(),
         }
     }
 
@@ -92,7 +92,7 @@ impl Lock {
         }
         let mut effects = Vec::new();
         if let Some(verdict) = round.core.answer(node, held, now) {
-            self.tenure.settle(verdict, now);
+            self.state.settle(verdict, now);
             if matches!(verdict, ExtensionVerdict::Extended(_)) {
                 self.sent = round.sent;
                 effects.push(Effect::Extended(round.number));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::client::Mode;
-use quorlock_core::quorum::Standing;
+use quorlock_core::quorum;
 
 use crate::driver::{LockInner, downgrade, extend};
 use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseError, telemetry};
@@ -87,7 +87,7 @@ impl Lock {
 
     /// Whether the lock is held, and until when.
     pub fn ownership(&self) -> Ownership {
-        self.inner().ownership()
+        self.inner().ownership_with_deadline()
     }
 
     /// The number of nodes on which the lock is known to be held.
@@ -214,9 +214,9 @@ impl Lock {
 
     /// Why the lock is lost, if it is.
     pub(crate) fn loss(&self) -> Option<LostError> {
-        match self.inner().standing() {
-            Standing::Lost(end) => Some(self.inner().lost_by(end)),
-            Standing::Held(_) | Standing::Uncertain(_) => None,
+        match self.inner().ownership() {
+            quorum::Ownership::Lost(end) => Some(self.inner().lost_by(end)),
+            quorum::Ownership::Held(_) | quorum::Ownership::Uncertain(_) => None,
         }
     }
 

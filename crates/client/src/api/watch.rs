@@ -43,7 +43,7 @@ impl LockWatch {
 
     /// Whether the lock is held, and until when. A released lock is [`Ownership::Lost`].
     pub fn ownership(&self) -> Ownership {
-        self.lock.ownership()
+        self.lock.ownership_with_deadline()
     }
 
     /// The number of nodes on which the lock is known to be held.

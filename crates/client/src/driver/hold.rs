@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::client::{Grant, Hold, HoldAction, Mode, Send, Spec};
-use quorlock_core::quorum::{End, ExtensionVerdict, Moment, ReleaseVerdict, Standing};
+use quorlock_core::quorum::{self, End, ExtensionVerdict, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
@@ -182,25 +182,25 @@ impl LockInner {
     }
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn ownership(&self) -> quorum::Ownership {
         // In this order: a decision in between applies to a later moment.
         let now = clock::now();
-        self.hold().standing(now)
+        self.hold().ownership(now)
     }
 
-    pub(crate) fn ownership(&self) -> Ownership {
+    pub(crate) fn ownership_with_deadline(&self) -> Ownership {
         let now = clock::now();
-        match self.standing() {
-            Standing::Held(left) => Ownership::Held(Deadline::new(now, left)),
-            Standing::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
-            Standing::Lost(_) => Ownership::Lost,
+        match self.ownership() {
+            quorum::Ownership::Held(left) => Ownership::Held(Deadline::new(now, left)),
+            quorum::Ownership::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
+            quorum::Ownership::Lost(_) => Ownership::Lost,
         }
     }
 
     pub(crate) fn remaining(&self) -> Duration {
-        match self.standing() {
-            Standing::Held(left) | Standing::Uncertain(left) => left,
-            Standing::Lost(_) => Duration::ZERO,
+        match self.ownership() {
+            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => left,
+            quorum::Ownership::Lost(_) => Duration::ZERO,
         }
     }
 
@@ -232,9 +232,11 @@ impl LockInner {
     /// Whether an extension could make the lock last longer. `Err` when it has ended.
     pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
         let now = clock::now();
-        match self.standing() {
-            Standing::Lost(end) => Err(self.lost_by(end)),
-            Standing::Held(_) | Standing::Uncertain(_) => Ok(self.hold().is_extensible(now)),
+        match self.ownership() {
+            quorum::Ownership::Lost(end) => Err(self.lost_by(end)),
+            quorum::Ownership::Held(_) | quorum::Ownership::Uncertain(_) => {
+                Ok(self.hold().is_extensible(now))
+            }
         }
     }
 
@@ -271,15 +273,15 @@ impl LockInner {
 
     /// The validity that is left, or how the lock ended, as [`ended`](Self::ended) returns it.
     pub(crate) fn end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
-        let (is_over, standing) = {
+        let (is_over, ownership) = {
             let now = clock::now();
             let hold = self.hold();
-            (hold.is_over(), hold.standing(now))
+            (hold.is_over(), hold.ownership(now))
         };
-        match standing {
+        match ownership {
             _ if is_over => Err(None),
-            Standing::Lost(end) => Err(Some(self.lost_by(end))),
-            Standing::Held(left) | Standing::Uncertain(left) => Ok(left),
+            quorum::Ownership::Lost(end) => Err(Some(self.lost_by(end))),
+            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => Ok(left),
         }
     }
 
@@ -298,14 +300,14 @@ impl LockInner {
         self.shared.renewer.renew(self);
     }
 
-    /// Begins the release on all nodes. Returns the standing before it, and the rest of the
+    /// Begins the release on all nodes. Returns the ownership before it, and the rest of the
     /// release.
-    fn begin_release(self: &Arc<Self>) -> (Standing, Releasing) {
+    fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
         self.absorb_stragglers();
-        let ((standing, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
+        let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
         let releasing = Releasing::new(&self.shared, release);
         self.after_end();
-        (standing, releasing)
+        (ownership, releasing)
     }
 
     fn after_end(&self) {
@@ -327,8 +329,8 @@ impl LockInner {
 
     /// See [`crate::Lock::release`].
     pub(crate) async fn release(self: &Arc<Self>) -> Result<Released, ReleaseError> {
-        let (standing, releasing) = self.begin_release();
-        if let Standing::Lost(_) = standing {
+        let (ownership, releasing) = self.begin_release();
+        if let quorum::Ownership::Lost(_) = ownership {
             releasing.finish_later();
             telemetry::released(self, Some(Released::AlreadyOver));
             return Ok(Released::AlreadyOver);

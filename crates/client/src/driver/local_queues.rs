@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quorlock_core::client::{Called, Entry, Keys, Line, Mode, SlotMemory, limits};
+use quorlock_core::client::{Called, Entry, Keys, Mode, PlaceQueue, SlotMemory, limits};
 use tokio::sync::oneshot;
 
 use super::shared::SystemRandom;
@@ -22,7 +22,7 @@ pub(crate) struct LocalQueues {
 }
 
 struct Queue {
-    line: Line,
+    places: PlaceQueue,
     called: HashMap<u64, oneshot::Sender<()>>,
     /// Whether the last call on the network had to wait.
     contended: bool,
@@ -59,12 +59,12 @@ impl LocalQueues {
         let mut shard = self.shard(keys);
         let queue = queue_of(&mut shard, keys);
         let entry = match mode {
-            Mode::Exclusive => queue.line.enter(),
-            Mode::Shared => queue.line.enter_to_share(),
+            Mode::Exclusive => queue.places.enter(),
+            Mode::Shared => queue.places.enter_to_share(),
         };
         let in_line = match entry {
             Entry::Place => None,
-            Entry::InLine(number) => {
+            Entry::Queued(number) => {
                 let (call, called) = oneshot::channel();
                 queue.called.insert(number, call);
                 Some((number, called))
@@ -95,10 +95,10 @@ impl LocalQueues {
 
 fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Queue {
     if shard.len() >= limits::LOCAL_QUEUES_MAX / SHARDS && !shard.contains_key(keys) {
-        shard.retain(|_, queue| !queue.line.is_idle(1));
+        shard.retain(|_, queue| !queue.places.is_idle(1));
     }
     shard.entry(keys.clone()).or_insert_with(|| Queue {
-        line: Line::new(1),
+        places: PlaceQueue::new(1),
         called: HashMap::new(),
         contended: false,
         slots: SlotMemory::default(),
@@ -133,11 +133,11 @@ impl Drop for Permit {
         let Some(queue) = shard.get_mut(&self.keys) else { return };
         if let Some((number, _)) = &self.in_line {
             queue.called.remove(number);
-            if let Some(called) = queue.line.give_up(*number) {
+            if let Some(called) = queue.places.give_up(*number) {
                 return queue.call(called);
             }
         }
-        let called = queue.line.leave();
+        let called = queue.places.leave();
         queue.call(called);
     }
 }

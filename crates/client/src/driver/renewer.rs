@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use quorlock_core::client::Renewals;
+use quorlock_core::client::RenewalBatches;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -32,14 +32,15 @@ enum Command {
 struct Renewing {
     shared: Weak<Shared>,
     locks: HashMap<u64, Arc<LockInner>>,
-    renewals: Renewals,
+    renewals: RenewalBatches,
 }
 
 impl Renewer {
     /// Starts the task. It ends when the client is gone.
     pub(crate) fn start(runtime: &Handle, shared: Weak<Shared>) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
-        let renewing = Renewing { shared, locks: HashMap::new(), renewals: Renewals::default() };
+        let renewing =
+            Renewing { shared, locks: HashMap::new(), renewals: RenewalBatches::default() };
         runtime.spawn(renewing.run(received));
         Self { commands }
     }

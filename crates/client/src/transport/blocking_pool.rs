@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::redis::aio::MultiplexedConnection;
-use quorlock_core::client::{Entry, Line, NodeError, Response, limits};
+use quorlock_core::client::{Entry, NodeError, PlaceQueue, Response, limits};
 use tokio::sync::oneshot;
 
 use super::command::Packet;
@@ -22,7 +22,7 @@ pub(crate) struct BlockingPool {
 }
 
 struct State {
-    places: Line,
+    places: PlaceQueue,
     called: HashMap<u64, oneshot::Sender<()>>,
     idle: Vec<MultiplexedConnection>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct PooledConnection {
 
 impl BlockingPool {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
-        let places = Line::new(limits::SEATS_MAX);
+        let places = PlaceQueue::new(limits::SEATS_MAX);
         Self {
             endpoint,
             state: Mutex::new(State { places, called: HashMap::new(), idle: Vec::new() }),
@@ -60,7 +60,7 @@ impl BlockingPool {
                     PooledConnection { connection: None, pool: Arc::clone(&self), in_line: None },
                     None,
                 ),
-                Entry::InLine(number) => {
+                Entry::Queued(number) => {
                     let (call, called) = oneshot::channel();
                     state.called.insert(number, call);
                     let pool = Arc::clone(&self);

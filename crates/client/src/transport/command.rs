@@ -119,7 +119,7 @@ impl Outgoing {
         };
         let key = self.any.as_ref()?.iter().position(|asked| asked == key)?;
         let waited = Duration::from_micros(waited_us);
-        Some(Response::AnyAfterWait { fence: Fence::new(fence)?, waited, key })
+        Some(Response::FenceAndKeyAfterWait { fence: Fence::new(fence)?, waited, key })
     }
 
     /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first

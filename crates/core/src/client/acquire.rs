@@ -7,101 +7,79 @@ use smallvec::SmallVec;
 use super::attempt::{Attempt, End, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, Keys, Mode, NodeError, Release, Request, RequestId,
-    Response, Slots, Token, Topology, limits,
+    Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Slots,
+    Spec, Token, limits,
 };
-use crate::quorum::{Lifetime, Loss, Moment, Win};
+use crate::quorum::{Loss, Moment, Validity, Win};
 use crate::{Fence, Ttl};
 
-/// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
-#[derive(Clone, Debug)]
-pub struct Spec {
-    /// The keys of the lock.
-    pub keys: Keys,
-    /// How long the lock lasts unless it is extended.
-    pub ttl: Ttl,
-    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are the keys that
-    /// may be granted: all of these in a call's spec, and the one of its key in that of a lock.
-    pub any: Option<Keys>,
-    /// Whether others that share the lock may hold it at the same time.
-    pub mode: Mode,
-    /// A lock with less than this left when it is granted counts as not granted.
-    pub min_validity: Duration,
-    /// How long one node may take to answer, if the caller says so.
-    pub node_timeout: Option<Duration>,
-    /// How long the lock is held at most, if there is a limit.
-    pub max_hold: Option<Duration>,
-    /// A label for people.
-    pub owner: Option<Arc<str>>,
-}
-
-/// From the call to a lock or an error: attempts, waiting, pauses.
+/// One call for a lock, up to the lock or the error: attempts, waits and pauses.
 ///
 /// After [`new`](Self::new), and after each `handle_…` and [`cancel`](Self::cancel), call
-/// [`poll`](Self::poll) until it returns `None` and carry out each action before anything else
-/// happens; then wait for a response, for [`poll_timeout`](Self::poll_timeout), or for the turn in
-/// the local queue. After [`Action::Done`] or [`cancel`](Self::cancel) only releases remain, which
-/// are machines of their own.
+/// [`poll`](Self::poll) until it returns `None`, and carry out each action before the next event.
+/// Then wait for a response, for [`poll_timeout`](Self::poll_timeout), or for the call's turn in
+/// the local queue. After [`Action::Done`] or [`cancel`](Self::cancel) only releases remain. Each
+/// of them is a [`Release`] machine.
 #[derive(Debug)]
 pub struct Acquire {
     spec: Arc<Spec>,
     started: Moment,
-    /// The end of the wait, at which the last attempt begins; none for a wait without end.
+    /// When the wait ends and the last attempt begins; `None` for a wait without end.
     until: Option<Moment>,
-    /// When it must have ended, whatever the nodes do.
+    /// When the call ends at the latest, whatever the nodes do.
     deadline: Option<Moment>,
     /// The longest delay with which the program ran a timer after the end of the wait.
-    late: Duration,
+    driver_delay: Duration,
     phase: Phase,
-    /// No other attempt follows this one.
-    last: bool,
+    /// Whether no other attempt follows the current one.
+    is_last: bool,
     /// The number of the next round.
     round: u32,
     attempts: u32,
-    /// How often it stayed with the deciding node although later ones refused.
+    /// How often the call stayed with the deciding node although later nodes refused.
     stays: u32,
     pause: Duration,
-    /// Nodes that did not answer the last attempt.
+    /// The nodes that did not answer the last attempt.
     silent: SmallVec<[usize; 5]>,
-    /// What each node answered last.
+    /// The last answer of each node.
     answers: Vec<Answer>,
-    /// What each node may still hold of the call's earlier requests.
-    released: SmallVec<[Option<Released>; 5]>,
-    /// Too little of the lock would have been left the last time.
+    /// The tokens of earlier requests that each node may still hold.
+    released: SmallVec<[Option<PendingRelease>; 5]>,
+    /// Whether the last attempt won too late: less than the minimal validity was left.
     too_late: bool,
-    /// Other clients hold the lock or wait for it, as far as this call has seen.
+    /// Whether this call has seen another client hold the lock or wait for it.
     contended: bool,
-    /// The slots of which it takes one, if it is such a lock.
+    /// The keys of which the call takes one, if it is a call for any of several keys.
     slots: Option<Slots>,
     actions: VecDeque<Action>,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Another call of this program is after the same lock.
-    InLine,
-    /// All nodes are asked.
+    /// Another call of this program is acquiring the same lock.
+    Queued,
+    /// All nodes have been sent an ACQUIRE.
     Asking(Attempt),
-    /// A deciding node refused. What the others answer shows whether the lock is held.
-    Hearing(Attempt),
-    /// So few nodes refused that the lock may be free. Then they are asked whether it is.
+    /// The attempt was lost. The missing answers show whether the lock is held.
+    AwaitingAnswers(Attempt),
+    /// Too few nodes refused for the lock to be held. A pause before all nodes are inspected.
     Settling {
         until: Moment,
         refused_by: usize,
     },
-    /// They are asked.
-    Looking {
+    /// All nodes have been sent an INSPECT.
+    Inspecting {
         round: u32,
         refused_by: usize,
         due: Moment,
         limit: Duration,
     },
-    /// In the queue of one node.
+    /// The call waits in the queue of one node.
     Waiting(Box<Waiting>),
-    /// The slot is taken, and a node is asked for any other.
+    /// The key is taken, and one node has been asked for any other.
     Probing(Box<Probing>),
-    /// The node granted the lock, and the call asks the others.
-    Taking(Attempt, usize),
+    /// A node granted the lock after a wait, and the others have been sent an ACQUIRE.
+    TakingOthers(Attempt, usize),
     Pausing {
         until: Moment,
         next: Next,
@@ -116,17 +94,17 @@ enum Next {
     WaitOn(usize),
 }
 
-/// A token of the call that is being released on a node.
+/// A token of this call whose release a node may not have received.
 #[derive(Clone, Copy, Debug)]
-enum Released {
-    /// Of a WAIT that was not answered. It may be granted whenever the node reads it.
+enum PendingRelease {
+    /// The token of an unanswered WAIT. The node may grant it whenever it reads the WAIT.
     Wait,
-    /// Of a lease, if there was one.
+    /// The token of an ACQUIRE, which may have left a lease.
     Lease {
-        /// The connection that its RELEASE, and every one before it, went through; none if it may
-        /// arrive before what it releases.
+        /// The connection of the ACQUIRE, if its RELEASE and every earlier one went through the
+        /// same; `None` if the RELEASE may arrive before the ACQUIRE.
         connection: Option<u64>,
-        /// By then it has ended by itself.
+        /// The deadline of the lease.
         until: Moment,
     },
 }
@@ -137,12 +115,12 @@ enum WaitEnd {
     ConnectionLost,
 }
 
-/// One request for any of the slots that are left, of a call that does not wait.
+/// One request for any of the other keys, by a call that does not wait.
 #[derive(Debug)]
 struct Probing {
-    /// The attempt that was lost.
+    /// The attempt that was lost on the first key.
     lost: Attempt,
-    /// The slot of that attempt.
+    /// The key of that attempt.
     slot_spec: Arc<Spec>,
     id: RequestId,
     connection: u64,
@@ -153,81 +131,80 @@ struct Probing {
 
 #[derive(Debug)]
 struct Waiting {
-    /// What it waits for.
+    /// The lock that the call waits for.
     spec: Arc<Spec>,
-    /// It waits for some of the slots only, and not for long.
+    /// Whether this is a short wait for some of the keys only.
     is_partial: bool,
     node: usize,
     id: RequestId,
     token: Token,
-    /// When the WAIT was sent; none while there is no connection for it.
+    /// When the WAIT was sent; `None` while there is no connection for it.
     sent: Option<Moment>,
-    /// The node has answered the WAIT, or its connection was lost.
+    /// How the WAIT ended; `None` while it is unanswered.
     ended: Option<WaitEnd>,
     /// When the node ends the wait.
     ends_at: Option<Moment>,
-    /// When the client gives the wait up; later than that, as the answer takes its time.
+    /// When the client gives the wait up: after `ends_at`, to leave time for the answer.
     late_at: Option<Moment>,
-    look_at: Moment,
-    /// The unanswered PING, and when the node counts as dead.
+    check_at: Moment,
+    /// The unanswered PING, and when its node counts as failed.
     ping: Option<(RequestId, Moment)>,
     /// The unanswered INSPECT of another node, and its time limit.
     inspect: Option<(RequestId, Moment)>,
-    /// How many nodes after this one in the order are looked at next.
-    look_offset: usize,
-    /// When all nodes were asked last, it refused, and fewer than a majority did: no client holds
-    /// the lock.
+    /// Which node to inspect next, as its distance from this node in the order.
+    inspect_offset: usize,
+    /// Whether this node refused the last attempt and fewer than a majority did, so that no client
+    /// holds the lock.
     is_alone_in_refusing: bool,
-    /// An attempt past this node, or while there is no place to wait.
-    ahead: Option<Attempt>,
-    /// The node granted the lock meanwhile.
+    /// An attempt beside the wait: without this node, or while there is no connection for the WAIT.
+    side_attempt: Option<Attempt>,
+    /// What the node granted during that attempt, and which of several keys.
     granted: Option<(Waited, Option<usize>)>,
 }
 
-/// What the driver is to do.
+/// An instruction to the driver.
 #[derive(Debug)]
 pub enum Action {
-    /// Send a request through this connection of the node, after everything that was sent there
-    /// before. If there is no such connection any more, respond that it is down.
+    /// Send a request through this connection of the node, in the order of these actions. If the
+    /// connection is closed, respond with [`NodeError::Down`].
     Send {
-        /// Tells the response apart.
+        /// Identifies the response.
         id: RequestId,
         /// The number of the node's connection.
         connection: u64,
-        /// What to send.
+        /// The request.
         request: Request,
     },
-    /// Stand in line for a waiting connection to the node; once there is one, call
-    /// [`Acquire::handle_wait_sent`] and send the WAIT through it that this returns.
+    /// Queue for an exclusive connection to the node. Once there is one, call
+    /// [`Acquire::handle_wait_sent`], and send the WAIT that it returns.
     Wait {
-        /// Tells the response apart.
+        /// Identifies the response.
         id: RequestId,
     },
-    /// The waiting connection is not needed: the WAIT was not sent, or has been answered.
+    /// Free the exclusive connection: its WAIT was not sent, or has been answered.
     StopWaiting {
         /// The WAIT.
         id: RequestId,
     },
-    /// Run this machine, together with the WAIT that it [needs](Release::wait).
+    /// Drive this machine, together with the WAIT that it [needs](Release::wait).
     Release(Box<Release>),
-    /// The node left a request unanswered: tell its link.
+    /// Report to the node's link that it left a request unanswered.
     Suspect {
         /// The index of the node.
         node: usize,
         /// The number of its connection.
         connection: u64,
     },
-    /// It is over.
+    /// The call has ended.
     Done(Box<Outcome>),
 }
 
 /// How an [`Acquire`] ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The lock is held. Its machine is [`Hold`](super::Hold). Responses that are still missing are
-    /// that machine's.
+    /// The lock is held. Its machine is [`Hold`](super::Hold), which takes the missing responses.
     Acquired(Grant),
-    /// The lock is not held. What some nodes may have granted is being released.
+    /// The lock is not held. [`Action::Release`] releases what some nodes may have granted.
     Failed(Failure),
 }
 
@@ -238,18 +215,18 @@ pub struct Grant {
     pub token: Token,
     /// Its fence.
     pub fence: Fence,
-    /// How long it is certainly held.
-    pub lifetime: Lifetime,
-    /// When it was decided.
+    /// How long the lock is certainly held.
+    pub validity: Validity,
+    /// When the last answer of the majority arrived.
     pub since: Moment,
-    /// The round of its ACQUIREs.
+    /// The round of the lock's ACQUIREs.
     pub round: u32,
     /// The first round that no request of the call has used.
     pub(super) next_round: u32,
     pub(super) nodes: Vec<GrantNode>,
 }
 
-/// What is known of a node when the lock is granted.
+/// The state of one node when the lock is granted.
 #[derive(Clone, Debug)]
 pub(super) struct GrantNode {
     pub(super) answer: Answer,
@@ -262,7 +239,7 @@ pub(super) struct GrantNode {
 pub struct Failure {
     /// The reason.
     pub reason: Reason,
-    /// What each node answered last, by index.
+    /// The last answer of each node, by index.
     pub answers: Vec<Answer>,
     /// How long the call took.
     pub took: Duration,
@@ -271,9 +248,9 @@ pub struct Failure {
 /// Why a lock was not acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// At the last look, tokens of other clients left no majority.
+    /// Too many nodes refused for the others to form a majority: another client holds the lock.
     Held,
-    /// Too few nodes could vote, or the others could not agree.
+    /// Too few nodes voted, or they could not agree on one client.
     NoQuorum,
     /// A majority granted the lock so late that less than the minimal validity was left.
     InsufficientValidity,
@@ -281,130 +258,11 @@ pub enum Reason {
     NoRandom,
 }
 
-/// Why a [`Spec`] can never be a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidSpec {
-    /// Drift and time limits leave nothing of the ttl.
-    #[error(
-        "a ttl of {ttl:?} leaves {lasts:?} after clock drift, which must be more than the time limit \
-         per node ({node_timeout:?}) and no less than min_validity ({min_validity:?}): raise the ttl"
-    )]
-    TtlTooShort {
-        /// The ttl.
-        ttl: Duration,
-        /// What drift leaves of it.
-        lasts: Duration,
-        /// The time limit per node.
-        node_timeout: Duration,
-        /// The least validity.
-        min_validity: Duration,
-    },
-    /// The lock would be lost before its least validity is over.
-    #[error("max_hold ({max_hold:?}) is less than min_validity ({min_validity:?}): raise it")]
-    MaxHoldTooShort {
-        /// The longest time to hold it.
-        max_hold: Duration,
-        /// The least validity.
-        min_validity: Duration,
-    },
-    /// A shared lock has one key.
-    #[error(
-        "a lock of several keys, or of one of several, is exclusive: share a lock of one key, or do not share"
-    )]
-    SeveralShared,
-    /// The keys cannot be locked.
-    #[error(transparent)]
-    Keys(#[from] super::InvalidKeys),
-    /// The label is longer than a node accepts.
-    #[error("the owner label must be at most {max} bytes", max = Spec::OWNER_BYTES_MAX)]
-    OwnerTooLong,
-}
-
-impl Spec {
-    /// The longest owner label that a node accepts, in bytes.
-    pub const OWNER_BYTES_MAX: usize = 256;
-
-    /// Refuses what can never be a lock.
-    ///
-    /// # Errors
-    /// [`InvalidSpec`] says what is wrong and what to do.
-    pub fn check(&self) -> Result<(), InvalidSpec> {
-        let (ttl, min_validity) = (self.ttl.duration(), self.min_validity);
-        let lasts = crate::quorum::reliable(self.ttl);
-        let least = limits::node_timeout(Duration::ZERO, self.ttl);
-        let node_timeout = self.node_timeout.unwrap_or(least);
-        if lasts <= node_timeout || lasts < min_validity {
-            return Err(InvalidSpec::TtlTooShort { ttl, lasts, node_timeout, min_validity });
-        }
-        match self.max_hold {
-            Some(max_hold) if max_hold < min_validity => {
-                return Err(InvalidSpec::MaxHoldTooShort { max_hold, min_validity });
-            }
-            _ => {}
-        }
-        if self.owner.as_ref().is_some_and(|owner| owner.len() > Self::OWNER_BYTES_MAX) {
-            return Err(InvalidSpec::OwnerTooLong);
-        }
-        if self.mode == Mode::Shared && (self.keys.len() > 1 || self.any.is_some()) {
-            return Err(InvalidSpec::SeveralShared);
-        }
-        Ok(self.keys.check()?)
-    }
-
-    /// The keys that name the lock in a program: its queue there is theirs.
-    pub fn name(&self) -> &Keys {
-        self.any.as_ref().unwrap_or(&self.keys)
-    }
-
-    /// Which of the keys of [`any`](Self::any) it is about.
-    pub fn slot(&self) -> Option<usize> {
-        self.any.as_ref()?.iter().position(|key| key == self.keys.first())
-    }
-
-    /// The order of the nodes that decides where the lock is waited for: of one of several keys,
-    /// that of the first of them, so that all clients wait on the same node.
-    pub(super) fn order(&self, topology: &Topology) -> SmallVec<[usize; 7]> {
-        topology.order(self.name().first())
-    }
-
-    /// The order of the nodes for each key of the lock.
-    pub(super) fn orders(&self, topology: &Topology) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
-        match self.any {
-            Some(_) => std::iter::once(self.order(topology)).collect(),
-            None => topology.orders(&self.keys),
-        }
-    }
-
-    /// How long a node may take to answer a request about this lock.
-    pub(super) fn node_timeout(&self, node: usize, ctx: &Context<'_>) -> Duration {
-        let derived = || limits::node_timeout(ctx.fleet.round_trips.of(node), self.ttl);
-        self.node_timeout.unwrap_or_else(derived)
-    }
-
-    /// The longest time that any node may take to answer.
-    pub(super) fn longest_timeout(&self, ctx: &Context<'_>) -> Duration {
-        let limits = (0..ctx.topology.nodes().len()).map(|node| self.node_timeout(node, ctx));
-        limits.max().unwrap_or_default()
-    }
-
-    /// A node has not answered within `limit`.
-    pub(super) fn timed_out(&self, node: usize, limit: Duration, ctx: &Context<'_>) -> NodeError {
-        let round_trip = ctx.fleet.round_trips.of(node);
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        match limits::ttl_wanted(round_trip, self.ttl) {
-            Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {
-                limit_ms: ms(limit),
-                round_trip_ms: ms(round_trip),
-                ttl_ms: ms(ttl),
-            },
-            _ => NodeError::timed_out(limit),
-        }
-    }
-}
-
 impl Acquire {
-    /// A call that waits for `wait`, or without end. It begins when its turn comes in the local
-    /// queue of its keys: see [`handle_turn`](Self::handle_turn).
+    /// Prepares a call that waits for `wait`, or without end.
+    ///
+    /// It begins at its turn in the local queue of its keys: see
+    /// [`handle_turn`](Self::handle_turn).
     pub fn new(mut spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let until = wait.map(|wait| ctx.now.plus(wait));
@@ -416,9 +274,9 @@ impl Acquire {
             started: ctx.now,
             until,
             deadline,
-            late: Duration::ZERO,
-            phase: Phase::InLine,
-            last: wait.is_some_and(|wait| wait.is_zero()),
+            driver_delay: Duration::ZERO,
+            phase: Phase::Queued,
+            is_last: wait.is_some_and(|wait| wait.is_zero()),
             round: 0,
             attempts: 0,
             stays: 0,
@@ -439,15 +297,15 @@ impl Acquire {
         }
     }
 
-    /// Asks for this one of its [slots](Spec::any) first. To be called before its turn.
+    /// Asks for this one of its [keys](Spec::any) first. Call it before the call's turn.
     pub fn prefer_slot(&mut self, slot: usize) {
-        if let (Some(slots), Phase::InLine) = (&mut self.slots, &self.phase) {
+        if let (Some(slots), Phase::Queued) = (&mut self.slots, &self.phase) {
             slots.take(slot);
             self.spec = slots.spec();
         }
     }
 
-    /// Asks for another slot, if it takes one of several.
+    /// Chooses the next key, in a call for any of several.
     fn pick_slot(&mut self, ctx: &mut Context<'_>) {
         if let Some(slots) = &mut self.slots {
             slots.pick(ctx.random);
@@ -463,7 +321,7 @@ impl Acquire {
         this
     }
 
-    /// What a WAIT of it asks for.
+    /// The lock that this call's WAIT asks for.
     pub fn wait_spec(&self) -> &Arc<Spec> {
         match &self.phase {
             Phase::Waiting(waiting) => &waiting.spec,
@@ -471,32 +329,33 @@ impl Acquire {
         }
     }
 
-    /// The lock that it is about: of one of several keys, the one that it asks for now.
+    /// The lock that the call asks for now: for any of several keys, that of one key.
     pub fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
 
-    /// Whether others want the same lock, as far as this call has seen. The next call of the
-    /// program begins with a wait then.
+    /// Whether this call has seen other clients hold the lock or wait for it. If so, the program's
+    /// next call begins with a wait.
     pub fn is_contended(&self) -> bool {
         self.contended
     }
 
-    /// How many attempts and waits there have been.
+    /// The number of attempts and waits so far.
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// Its turn has come in the local queue; `contended` if the last call of the program had to
-    /// wait.
+    /// Begins the call, at its turn in the local queue.
+    ///
+    /// `contended` says whether the program's previous call had to wait.
     pub fn handle_turn(&mut self, contended: bool, ctx: &mut Context<'_>) {
-        if !matches!(self.phase, Phase::InLine) {
+        if !matches!(self.phase, Phase::Queued) {
             return;
         }
-        if is_broken(Mutant::RefusesUnasked) && contended && self.last {
+        if is_broken(Mutant::RefusesUnasked) && contended && self.is_last {
             return self.finish(Reason::Held, ctx);
         }
-        if contended && !self.last && !self.is_time(ctx.now) {
+        if contended && !self.is_last && !self.wait_is_over(ctx.now) {
             self.contended = true;
             let order = self.spec.order(ctx.topology);
             let votes = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
@@ -510,68 +369,72 @@ impl Acquire {
         self.proceed(ctx);
     }
 
-    /// What to do next.
+    /// Returns the next action.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), if nothing happens before.
+    /// When to call [`handle_timeout`](Self::handle_timeout), unless an event comes first.
     pub fn poll_timeout(&self) -> Option<Moment> {
         let phase = match &self.phase {
             Phase::Ended => return None,
-            Phase::InLine => self.until,
-            Phase::Asking(attempt) | Phase::Hearing(attempt) | Phase::Taking(attempt, _) => {
-                attempt.poll_timeout()
-            }
+            Phase::Queued => self.until,
+            Phase::Asking(attempt)
+            | Phase::AwaitingAnswers(attempt)
+            | Phase::TakingOthers(attempt, _) => attempt.poll_timeout(),
             Phase::Settling { until, .. } | Phase::Pausing { until, .. } => Some(*until),
-            Phase::Looking { due, .. } => Some(*due),
+            Phase::Inspecting { due, .. } => Some(*due),
             Phase::Probing(probing) => Some(probing.due),
             Phase::Waiting(waiting) => waiting.poll_timeout(),
         };
-        // Where to wait is not heard of for longer than the wait.
-        let until = self.until.filter(|_| !self.last && matches!(self.phase, Phase::Hearing(_)));
+        // The choice of a node to wait on must not outlast the wait.
+        let until =
+            self.until.filter(|_| !self.is_last && matches!(self.phase, Phase::AwaitingAnswers(_)));
         phase.into_iter().chain(until).chain(self.give_up_at()).reduce(Moment::earlier)
     }
 
-    /// When the call ends, whatever has been answered. A program that was not run in time does not
-    /// take that for the nodes' silence: the time for which it was late does not count.
+    /// When the call ends, whatever the nodes have answered.
+    ///
+    /// The driver's own delay does not count: a program that was not scheduled in time must not
+    /// mistake that for silent nodes.
     fn give_up_at(&self) -> Option<Moment> {
-        self.deadline.map(|deadline| deadline.plus(self.late))
+        self.deadline.map(|deadline| deadline.plus(self.driver_delay))
     }
 
-    /// Does what is due.
+    /// Carries out what is due at the context's time.
     pub fn handle_timeout(&mut self, ctx: &mut Context<'_>) {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
-        if self.is_time(ctx.now) {
+        if self.wait_is_over(ctx.now) {
             let late = self.poll_timeout().map(|due| ctx.now.since(due));
-            self.late = self.late.max(late.unwrap_or_default());
+            self.driver_delay = self.driver_delay.max(late.unwrap_or_default());
         }
         if self.give_up_at().is_some_and(|deadline| ctx.now.has_reached(deadline)) {
             return self.give_up(ctx);
         }
         match &mut self.phase {
-            Phase::InLine => {
+            Phase::Queued => {
                 if is_broken(Mutant::HeldOutOfTurn) {
                     return self.finish(Reason::Held, ctx);
                 }
-                if self.is_time(ctx.now) {
-                    // The result of another call does not answer this one: it asks the nodes
-                    // itself.
+                if self.wait_is_over(ctx.now) {
+                    // The result of the program's other call is no answer to this one.
                     self.start(Kind::First, ctx);
                 }
             }
-            Phase::Asking(attempt) | Phase::Hearing(attempt) | Phase::Taking(attempt, _) => {
+            Phase::Asking(attempt)
+            | Phase::AwaitingAnswers(attempt)
+            | Phase::TakingOthers(attempt, _) => {
                 attempt.handle_timeout(&self.spec, ctx, &mut self.actions);
             }
             Phase::Settling { until, refused_by } => {
                 if ctx.now.has_reached(*until) {
                     let refused_by = *refused_by;
-                    self.look(refused_by, ctx);
+                    self.inspect_all(refused_by, ctx);
                 }
             }
-            Phase::Looking { due, limit, .. } => {
+            Phase::Inspecting { due, limit, .. } => {
                 if ctx.now.has_reached(*due) {
                     let limit = *limit;
                     for node in 0..self.answers.len() {
@@ -587,7 +450,7 @@ impl Acquire {
                     self.probe_ended(false, ctx);
                 }
             }
-            Phase::Waiting(_) => self.look_after_wait(ctx),
+            Phase::Waiting(_) => self.check_wait(ctx),
             Phase::Pausing { until, next } => {
                 if ctx.now.has_reached(*until) {
                     let next = *next;
@@ -599,15 +462,17 @@ impl Acquire {
         self.proceed(ctx);
     }
 
-    /// There is a connection for the WAIT, and the context's time is that before its first byte.
-    /// Returns what to send, or nothing if the wait is over.
+    /// Returns the WAIT to send through the connection that is now available; `None` if the wait is
+    /// over.
+    ///
+    /// The context's time must be from before the first byte is sent.
     pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
         let whole = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        let partial = waiting.is_partial.then(|| ctx.now.plus(limits::LOOK_EVERY));
+        let partial = waiting.is_partial.then(|| ctx.now.plus(limits::WAIT_CHECK_EVERY));
         let ends_at = whole.into_iter().chain(partial).reduce(Moment::earlier);
         waiting.is_partial &= ends_at != whole;
-        // A WAIT that could not be answered in time would only delay the last attempt.
+        // A WAIT that cannot be answered in time would only delay the last attempt.
         let round_trip = ctx.fleet.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {
@@ -616,9 +481,9 @@ impl Acquire {
         waiting.sent = Some(ctx.now);
         waiting.ends_at = ends_at;
         waiting.late_at = ends_at.map(|ends_at| ends_at.plus(limits::WAIT_GRACE));
-        waiting.look_at = ctx.now.plus(limits::LOOK_EVERY);
+        waiting.check_at = ctx.now.plus(limits::WAIT_CHECK_EVERY);
         let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| {
-            // The node is to answer by then, however far away it is.
+            // So that the answer arrives by then.
             ctx.now.until(ends_at).saturating_sub(round_trip)
         });
         // A wait of zero does not wait at all.
@@ -627,15 +492,17 @@ impl Acquire {
         Some(Request { token: waiting.token, command: Command::Wait { fence, wait } })
     }
 
-    /// Takes a response.
+    /// Processes a response.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &mut Context<'_>) {
         match &mut self.phase {
-            Phase::Asking(attempt) | Phase::Hearing(attempt) | Phase::Taking(attempt, _)
+            Phase::Asking(attempt)
+            | Phase::AwaitingAnswers(attempt)
+            | Phase::TakingOthers(attempt, _)
                 if attempt.expects(id) =>
             {
                 attempt.handle_response(id, response, ctx);
             }
-            Phase::Looking { round, .. } if *round == id.round => {
+            Phase::Inspecting { round, .. } if *round == id.round => {
                 self.answers[id.node] = match response {
                     Response::Yes => Answer::Refused,
                     Response::No => Answer::Granted(None),
@@ -658,16 +525,17 @@ impl Acquire {
                     }
                 } else if waiting.inspect.is_some_and(|(inspect, _)| inspect == id) {
                     waiting.inspect = None;
-                    // The next look is at another node: this one may hold what was not released.
+                    // Inspect another node next: this one may hold a lock that was not released.
                     if !is_broken(Mutant::LooksAtOneNode) {
-                        waiting.look_offset += 1;
+                        waiting.inspect_offset += 1;
                     }
                     if *response == Response::No {
-                        self.go_ahead(ctx);
+                        self.bypass_node(ctx);
                     }
-                } else if let Some(ahead) = waiting.ahead.as_mut().filter(|ahead| ahead.expects(id))
+                } else if let Some(side_attempt) =
+                    waiting.side_attempt.as_mut().filter(|side_attempt| side_attempt.expects(id))
                 {
-                    ahead.handle_response(id, response, ctx);
+                    side_attempt.handle_response(id, response, ctx);
                 }
             }
             _ => {}
@@ -675,47 +543,49 @@ impl Acquire {
         self.proceed(ctx);
     }
 
-    /// The caller is not interested any more. What it may have been granted is released.
+    /// Ends the call without a result, and releases what the nodes may have granted.
     pub fn cancel(&mut self, ctx: &mut Context<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(attempt) | Phase::Taking(attempt, _) => self.roll_back(&attempt, ctx),
+            Phase::Asking(attempt) | Phase::TakingOthers(attempt, _) => {
+                self.roll_back(&attempt, ctx);
+            }
             Phase::Waiting(waiting) => self.leave(&waiting, ctx),
             Phase::Probing(probing) => self.release_probe(&probing, ctx),
-            // What they were granted has been released.
-            Phase::Hearing(_)
-            | Phase::InLine
+            // What these phases were granted has been released.
+            Phase::AwaitingAnswers(_)
+            | Phase::Queued
             | Phase::Settling { .. }
-            | Phase::Looking { .. }
+            | Phase::Inspecting { .. }
             | Phase::Pausing { .. }
             | Phase::Ended => {}
         }
     }
 
-    // What follows from what has happened.
+    // The next step after each event.
 
     fn proceed(&mut self, ctx: &mut Context<'_>) {
         match &mut self.phase {
-            Phase::Asking(attempt) | Phase::Taking(attempt, _) => {
+            Phase::Asking(attempt) | Phase::TakingOthers(attempt, _) => {
                 if let Some(end) = attempt.advance(&self.spec, ctx, &mut self.actions) {
                     self.attempt_ended(end, ctx);
                 }
             }
-            Phase::Hearing(_) if !self.last => self.choose_node(ctx),
-            Phase::Hearing(attempt) => {
+            Phase::AwaitingAnswers(_) if !self.is_last => self.choose_node(ctx),
+            Phase::AwaitingAnswers(attempt) => {
                 let spare = ctx.fleet.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
                 if refused > spare || attempt.has_heard_all() {
-                    self.heard_all(ctx);
+                    self.all_answered(ctx);
                 }
             }
-            Phase::Looking { refused_by, .. } => {
+            Phase::Inspecting { refused_by, .. } => {
                 let pending = self.answers.contains(&Answer::Pending);
                 let free =
                     self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
                 if free.count() >= ctx.fleet.majority.size() {
                     let past = *refused_by;
                     let is_free = matches!(self.answers[past], Answer::Granted(_));
-                    let kind = if is_free { Kind::First } else { Kind::GoAhead { past } };
+                    let kind = if is_free { Kind::First } else { Kind::Bypass { past } };
                     self.start(kind, ctx);
                     self.proceed(ctx);
                 } else if !pending {
@@ -723,13 +593,13 @@ impl Acquire {
                 }
             }
             Phase::Waiting(waiting) => {
-                if let Some(ahead) = &mut waiting.ahead
-                    && let Some(end) = ahead.advance(&self.spec, ctx, &mut self.actions)
+                if let Some(side_attempt) = &mut waiting.side_attempt
+                    && let Some(end) = side_attempt.advance(&self.spec, ctx, &mut self.actions)
                 {
-                    self.ahead_ended(end, ctx);
+                    self.side_attempt_ended(end, ctx);
                 }
             }
-            Phase::InLine
+            Phase::Queued
             | Phase::Settling { .. }
             | Phase::Probing(_)
             | Phase::Pausing { .. }
@@ -739,7 +609,7 @@ impl Acquire {
 
     fn start(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
-        self.last |= self.is_time(ctx.now);
+        self.is_last |= self.wait_is_over(ctx.now);
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
@@ -758,7 +628,7 @@ impl Acquire {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         let (mut attempt, waited_on) = match phase {
             Phase::Asking(attempt) => (attempt, None),
-            Phase::Taking(attempt, node) => (attempt, Some(node)),
+            Phase::TakingOthers(attempt, node) => (attempt, Some(node)),
             other => {
                 self.phase = other;
                 return;
@@ -771,27 +641,27 @@ impl Acquire {
         self.roll_back(&attempt, ctx);
         self.too_late = loss == Loss::TooLate;
         if loss == Loss::Held
-            && !attempt.has_yielded()
+            && !attempt.decider_refused()
             && !is_broken(Mutant::TakenSlotAskedAgain)
             && let Some(slots) = &mut self.slots
         {
-            // Others hold that slot without the node that decides.
+            // Other clients hold that key on nodes other than the deciding one.
             slots.leave_out();
         }
-        if !self.last && !self.is_time(ctx.now) {
+        if !self.is_last && !self.wait_is_over(ctx.now) {
             self.keep_answers(&attempt);
             if waited_on.is_none() && self.awaits_earlier_node(&attempt, ctx) {
-                self.phase = Phase::Hearing(attempt);
+                self.phase = Phase::AwaitingAnswers(attempt);
                 return;
             }
-            return self.next(&attempt, waited_on, ctx);
+            return self.after_loss(&attempt, waited_on, ctx);
         }
-        self.last = true;
+        self.is_last = true;
         if loss == Loss::Held && self.may_probe(&attempt, waited_on) {
             self.probe(attempt, ctx);
         } else if loss == Loss::Held {
-            // Whether others hold the lock is known when the rest has answered.
-            self.phase = Phase::Hearing(attempt);
+            // The missing answers show whether another client holds the lock.
+            self.phase = Phase::AwaitingAnswers(attempt);
             self.proceed(ctx);
         } else {
             self.keep_answers(&attempt);
@@ -815,8 +685,8 @@ impl Acquire {
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
-    /// Whether a node has not answered that comes before all that refused: it says where others
-    /// wait.
+    /// Whether a node before all that refused has not answered. Its answer shows where other
+    /// clients wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
         let order = self.spec.order(ctx.topology);
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
@@ -826,21 +696,21 @@ impl Acquire {
         order[..holder].iter().any(|&node| *answers[node] == Answer::Pending)
     }
 
-    /// Waits, once it is known where others wait.
+    /// Chooses the node to wait on, once it is known where other clients wait.
     fn choose_node(&mut self, ctx: &mut Context<'_>) {
-        let Phase::Hearing(attempt) = &self.phase else { return };
-        if self.awaits_earlier_node(attempt, ctx) && !self.is_time(ctx.now) {
+        let Phase::AwaitingAnswers(attempt) = &self.phase else { return };
+        if self.awaits_earlier_node(attempt, ctx) && !self.wait_is_over(ctx.now) {
             return;
         }
-        if let Phase::Hearing(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) {
+        if let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) {
             self.keep_answers(&attempt);
-            self.next(&attempt, None, ctx);
+            self.after_loss(&attempt, None, ctx);
         }
     }
 
-    /// What follows an attempt that was lost, while there is time.
-    fn next(&mut self, attempt: &Attempt, waited_on: Option<usize>, ctx: &mut Context<'_>) {
-        if self.is_hopeless(ctx) {
+    /// Waits or pauses after an attempt that was lost, while there is time.
+    fn after_loss(&mut self, attempt: &Attempt, waited_on: Option<usize>, ctx: &mut Context<'_>) {
+        if self.majority_is_ruled_out(ctx) {
             return self.fail(ctx);
         }
         let order = self.spec.order(ctx.topology);
@@ -852,48 +722,48 @@ impl Acquire {
         let has_vote = |node: &usize| !matches!(self.answers[*node], Answer::Failed(_));
         let decider = order.iter().copied().find(has_vote);
         if let (Some(slots), Some(node)) = (&self.slots, decider)
-            && !attempt.has_yielded()
+            && !attempt.decider_refused()
             && slots.is_partial()
         {
-            // The node that decides has other slots, perhaps.
+            // Another key may be free on the deciding node.
             return self.wait_on(node, ctx);
         }
-        if decider == Some(holder) || (waited_on.is_some() && attempt.has_yielded()) {
+        if decider == Some(holder) || (waited_on.is_some() && attempt.decider_refused()) {
             self.wait_on(holder, ctx);
-        } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.can_stay(ctx))
+        } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
         {
-            // Others wait on a later node, which refuses while they do. They give way to this one:
-            // a client that joined them instead would keep that queue alive.
+            // Other clients wait on a later node, which refuses while they do. They give way to
+            // this call. If it joined them, that second queue would never end.
             self.stays += 1;
             self.pause_before(Next::WaitOn(node), ctx);
         } else {
-            // The holder has not reached the node that decides, which will not hear of the end.
+            // The holder has no lease on the deciding node, which will not see the release.
             self.pause_before(Next::WaitOn(holder), ctx);
         }
     }
 
-    /// Whether it may wait on its node again. Fewer nodes refused than are a majority, so that no
-    /// other client can hold the lock; this call lost it because further nodes did not answer.
-    fn can_stay(&self, ctx: &Context<'_>) -> bool {
+    /// Whether the call may wait on its node again: fewer than a majority refused, so that no other
+    /// client holds the lock, and this call lost it because other nodes did not answer.
+    fn may_stay(&self, ctx: &Context<'_>) -> bool {
         self.count_refused() < ctx.fleet.majority.size() && self.stays < limits::STAYS_MAX
     }
 
-    /// Whether so many nodes fail permanently that the others are no majority.
-    fn is_hopeless(&self, ctx: &Context<'_>) -> bool {
+    /// Whether too many nodes fail permanently for the others to form a majority.
+    fn majority_is_ruled_out(&self, ctx: &Context<'_>) -> bool {
         Answer::rule_out_majority(&self.answers, ctx.fleet.majority)
     }
 
     fn pause_before(&mut self, next: Next, ctx: &mut Context<'_>) {
         let until = ctx.now.plus(ctx.jitter(self.pause));
         self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
-        // The last attempt is at the very end.
+        // The last attempt begins when the wait ends.
         let until = self.until.map_or(until, |last| last.earlier(until)).later(ctx.now);
         self.phase = Phase::Pausing { until, next };
     }
 
     fn resume(&mut self, next: Next, ctx: &mut Context<'_>) {
         match next {
-            Next::WaitOn(node) if !self.is_time(ctx.now) => self.wait_on(node, ctx),
+            Next::WaitOn(node) if !self.wait_is_over(ctx.now) => self.wait_on(node, ctx),
             Next::WaitOn(_) | Next::AskAll => {
                 self.pick_slot(ctx);
                 self.start(Kind::First, ctx);
@@ -901,10 +771,11 @@ impl Acquire {
         }
     }
 
-    // The last look: is it true that another holds the lock?
+    // The last check: does another client hold the lock?
 
-    fn heard_all(&mut self, ctx: &mut Context<'_>) {
-        let Phase::Hearing(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) else {
+    fn all_answered(&mut self, ctx: &mut Context<'_>) {
+        let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended)
+        else {
             return;
         };
         self.keep_answers(&attempt);
@@ -912,11 +783,11 @@ impl Acquire {
         let refused = self.count_refused();
         let voting =
             self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_))).count();
-        if refused > spare || voting < ctx.fleet.majority.size() || !attempt.has_yielded() {
+        if refused > spare || voting < ctx.fleet.majority.size() || !attempt.decider_refused() {
             return self.fail(ctx);
         }
-        // Too few nodes refused for another client to hold the lock. It may be about to acquire it,
-        // or a node holds a lock that was not released.
+        // Too few nodes refused for another client to hold the lock. Another client may be about to
+        // acquire it, or a node holds a lock that was not released.
         let order = self.spec.order(ctx.topology);
         let refused_by = order.iter().copied().find(|&node| self.answers[node] == Answer::Refused);
         let settle = limits::settle(ctx.fleet.round_trips.typical());
@@ -927,7 +798,7 @@ impl Acquire {
         }
     }
 
-    fn look(&mut self, refused_by: usize, ctx: &mut Context<'_>) {
+    fn inspect_all(&mut self, refused_by: usize, ctx: &mut Context<'_>) {
         let round = self.rounds(1);
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
@@ -944,11 +815,10 @@ impl Acquire {
                 Err(error) => Answer::Failed(error),
             };
         }
-        self.phase = Phase::Looking { round, refused_by, due: ctx.now.plus(limit), limit };
+        self.phase = Phase::Inspecting { round, refused_by, due: ctx.now.plus(limit), limit };
     }
 
-    /// Whether this node refuses, and too few are known to refuse for another client to hold the
-    /// lock.
+    /// Whether this node refuses, and too few nodes refuse for another client to hold the lock.
     fn is_alone_in_refusing(&self, node: usize, ctx: &Context<'_>) -> bool {
         self.answers[node] == Answer::Refused && self.count_refused() <= ctx.fleet.majority.spare()
     }
@@ -965,7 +835,7 @@ impl Acquire {
         let limited = self.until.filter(|_| !is_broken(Mutant::NoDeadline));
         self.deadline = limited.map(|until| until.plus(limits::CALL_GRACE));
         if let Err(error) = ctx.topology.route_acquire(node) {
-            // What a node grants counts only if it is admitted.
+            // A grant counts only if the node is admitted.
             self.answers[node] = Answer::Failed(error);
             return self.pause_before(Next::AskAll, ctx);
         }
@@ -978,8 +848,8 @@ impl Acquire {
             None => (Arc::clone(&self.spec), false),
         };
         self.actions.push_back(Action::Wait { id });
-        // Without a place to wait it polls.
-        let look_at = ctx.now.plus(ctx.jitter(limits::PAUSE_MAX));
+        // Without a connection for the WAIT, the call polls.
+        let check_at = ctx.now.plus(ctx.jitter(limits::PAUSE_MAX));
         self.phase = Phase::Waiting(Box::new(Waiting {
             spec,
             is_partial,
@@ -990,33 +860,34 @@ impl Acquire {
             ended: None,
             ends_at: None,
             late_at: self.wait_until(ctx),
-            look_at,
+            check_at,
             ping: None,
             inspect: None,
-            look_offset: 1,
+            inspect_offset: 1,
             is_alone_in_refusing: self.is_alone_in_refusing(node, ctx),
-            ahead: None,
+            side_attempt: None,
             granted: None,
         }));
     }
 
-    /// When waiting ends, so that a last look fits in before the end of the call.
+    /// When the WAIT ends, which leaves time for a last check before the end of the call.
     fn wait_until(&self, ctx: &Context<'_>) -> Option<Moment> {
         let until = self.until?;
-        let look = limits::settle(ctx.fleet.round_trips.typical());
-        let early = look.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
+        let inspection = limits::settle(ctx.fleet.round_trips.typical());
+        let early =
+            inspection.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
         let left = ctx.now.until(until);
         Some(ctx.now.plus(left.saturating_sub(early)))
     }
 
-    /// Whether it takes a turn in the local queue: a call that does not wait asks the nodes at
-    /// once.
+    /// Whether the call takes a turn in the local queue. A call that does not wait asks the nodes
+    /// at once.
     pub fn takes_turn(&self) -> bool {
-        !self.last
+        !self.is_last
     }
 
     /// Whether the wait is over.
-    fn is_time(&self, now: Moment) -> bool {
+    fn wait_is_over(&self, now: Moment) -> bool {
         self.until.is_some_and(|until| now.has_reached(until))
     }
 
@@ -1028,9 +899,9 @@ impl Acquire {
         self.actions.push_back(Action::StopWaiting { id });
         match response {
             Response::FenceAfterWait { fence, waited }
-            | Response::AnyAfterWait { fence, waited, .. } => {
+            | Response::FenceAndKeyAfterWait { fence, waited, .. } => {
                 let slot = match response {
-                    Response::AnyAfterWait { key, .. } => slot_of(&waiting.spec, *key),
+                    Response::FenceAndKeyAfterWait { key, .. } => slot_of(&waiting.spec, *key),
                     _ => None,
                 };
                 let Some(sent) = waiting.sent else { return };
@@ -1039,27 +910,27 @@ impl Acquire {
                     node: waiting.node,
                     token: waiting.token,
                     fence: *fence,
-                    lifetime: if is_broken(Mutant::ValidFromAnswer) {
-                        Lifetime::new(ctx.now, self.spec.ttl)
+                    validity: if is_broken(Mutant::ValidFromAnswer) {
+                        Validity::new(ctx.now, self.spec.ttl)
                     } else {
-                        Lifetime::after_wait(sent, *waited, self.spec.ttl)
+                        Validity::after_wait(sent, *waited, self.spec.ttl)
                     },
                     incarnation: ctx.topology.incarnation(waiting.node),
                     silent: self.silent.clone(),
                 };
-                if waiting.ahead.is_some() {
-                    // That attempt is soon over, one way or the other.
+                if waiting.side_attempt.is_some() {
+                    // The attempt beside the wait ends soon, and decides first.
                     waiting.granted = Some((granted, slot));
                     waiting.late_at = None;
                 } else {
-                    self.take(granted, slot, ctx);
+                    self.take_others(granted, slot, ctx);
                 }
             }
             Response::No => {
                 let ended = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
                 let is_partial = waiting.is_partial;
-                self.last |= !is_partial && waiting.ends_at.is_some_and(ended);
-                self.stop_ahead(ctx);
+                self.is_last |= !is_partial && waiting.ends_at.is_some_and(ended);
+                self.stop_side_attempt(ctx);
                 self.end_partial(is_partial);
                 self.pick_slot(ctx);
                 self.start(Kind::First, ctx);
@@ -1073,18 +944,18 @@ impl Acquire {
         }
     }
 
-    /// Takes the other nodes.
-    fn take(&mut self, granted: Waited, slot: Option<usize>, ctx: &mut Context<'_>) {
+    /// Asks the other nodes for the lock that this one granted.
+    fn take_others(&mut self, granted: Waited, slot: Option<usize>, ctx: &mut Context<'_>) {
         if let (Some(slots), Some(slot)) = (&mut self.slots, slot) {
             slots.take(slot);
             self.spec = slots.spec();
         }
         let (node, round) = (granted.node, self.rounds(Attempt::ROUNDS));
         let attempt = Attempt::after_wait(&self.spec, granted, round, ctx, &mut self.actions);
-        self.phase = Phase::Taking(attempt, node);
+        self.phase = Phase::TakingOthers(attempt, node);
     }
 
-    /// The node cannot be waited on, or not any more.
+    /// Leaves a node on which the call can no longer wait.
     fn leave_node(&mut self, error: Option<NodeError>, ctx: &mut Context<'_>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         if let Phase::Waiting(waiting) = phase {
@@ -1098,18 +969,18 @@ impl Acquire {
         self.pause_before(Next::AskAll, ctx);
     }
 
-    fn stop_ahead(&mut self, ctx: &Context<'_>) {
+    fn stop_side_attempt(&mut self, ctx: &Context<'_>) {
         if let Phase::Waiting(waiting) = &mut self.phase
-            && let Some(ahead) = waiting.ahead.take()
+            && let Some(side_attempt) = waiting.side_attempt.take()
         {
-            self.roll_back(&ahead, ctx);
+            self.roll_back(&side_attempt, ctx);
         }
     }
 
-    /// Leaves the queue.
+    /// Leaves the queue, and gives up the attempt beside the wait.
     fn leave(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
-        if let Some(ahead) = &waiting.ahead {
-            self.roll_back(ahead, ctx);
+        if let Some(side_attempt) = &waiting.side_attempt {
+            self.roll_back(side_attempt, ctx);
         }
         self.give_up_seat(waiting, ctx);
     }
@@ -1128,11 +999,11 @@ impl Acquire {
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// What is due while it waits.
-    fn look_after_wait(&mut self, ctx: &mut Context<'_>) {
+    /// Carries out what is due during a wait.
+    fn check_wait(&mut self, ctx: &mut Context<'_>) {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
-        if let Some(ahead) = &mut waiting.ahead {
-            ahead.handle_timeout(&self.spec, ctx, &mut self.actions);
+        if let Some(side_attempt) = &mut waiting.side_attempt {
+            side_attempt.handle_timeout(&self.spec, ctx, &mut self.actions);
         }
         if let Some((_, due)) = waiting.ping
             && ctx.now.has_reached(due)
@@ -1147,49 +1018,49 @@ impl Acquire {
             && ctx.now.has_reached(due)
         {
             waiting.inspect = None;
-            waiting.look_offset += 1;
+            waiting.inspect_offset += 1;
         }
         if waiting.late_at.is_some_and(|late_at| ctx.now.has_reached(late_at)) {
             let is_partial = waiting.is_partial;
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.leave(&waiting, ctx);
             }
-            self.last |= !is_partial;
+            self.is_last |= !is_partial;
             self.end_partial(is_partial);
             self.pick_slot(ctx);
             return self.start(Kind::First, ctx);
         }
-        if !ctx.now.has_reached(waiting.look_at) {
+        if !ctx.now.has_reached(waiting.check_at) {
             return;
         }
         if waiting.sent.is_none() {
-            waiting.look_at = ctx.now.plus(ctx.jitter(limits::LOOK_EVERY));
-            if waiting.ahead.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
-                // What a node has not released is no reason to poll for ever.
-                let (node, offset) = (waiting.node, waiting.look_offset);
+            waiting.check_at = ctx.now.plus(ctx.jitter(limits::WAIT_CHECK_EVERY));
+            if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
+                // A lock that one node has not released is no reason to poll for ever.
+                let (node, offset) = (waiting.node, waiting.inspect_offset);
                 if std::mem::take(&mut waiting.is_alone_in_refusing) && waiting.inspect.is_none() {
                     self.inspect_another(node, offset, ctx);
                 } else {
                     self.pick_slot(ctx);
-                    self.ask_ahead(Kind::First, ctx);
+                    self.start_side_attempt(Kind::First, ctx);
                 }
             }
             return;
         }
-        if is_broken(Mutant::LeavesQueue) && waiting.ahead.is_none() {
+        if is_broken(Mutant::LeavesQueue) && waiting.side_attempt.is_none() {
             let node = waiting.node;
             self.leave_node(None, ctx);
             return self.wait_on(node, ctx);
         }
-        waiting.look_at = ctx.now.plus(limits::LOOK_EVERY);
-        let (node, offset) = (waiting.node, waiting.look_offset);
+        waiting.check_at = ctx.now.plus(limits::WAIT_CHECK_EVERY);
+        let (node, offset) = (waiting.node, waiting.inspect_offset);
         if waiting.ping.is_none() {
             let round = self.rounds(1);
             self.ping(RequestId { round, node }, ctx);
         }
         let Phase::Waiting(waiting) = &self.phase else { return };
-        let looks = !is_broken(Mutant::NeverLooksPast);
-        if looks && waiting.inspect.is_none() && waiting.ahead.is_none() {
+        let may_bypass = !is_broken(Mutant::NeverLooksPast);
+        if may_bypass && waiting.inspect.is_none() && waiting.side_attempt.is_none() {
             self.inspect_another(node, offset, ctx);
         }
     }
@@ -1207,7 +1078,7 @@ impl Acquire {
         }
     }
 
-    /// Asks the next node of the order whether the lock is free there.
+    /// Inspects the next node of the order, to see whether the lock is free there.
     fn inspect_another(&mut self, node: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
         let order = self.spec.order(ctx.topology);
@@ -1225,49 +1096,49 @@ impl Acquire {
         self.actions.push_back(Action::Send { id, connection, request });
     }
 
-    /// Another node is free: asks all, but for the one on which it waits.
-    fn go_ahead(&mut self, ctx: &mut Context<'_>) {
+    /// Asks all nodes but the one of the wait, since the lock is free on another one.
+    fn bypass_node(&mut self, ctx: &mut Context<'_>) {
         if let Phase::Waiting(waiting) = &self.phase
-            && waiting.ahead.is_none()
+            && waiting.side_attempt.is_none()
             && waiting.granted.is_none()
         {
             let past = waiting.node;
-            self.ask_ahead(Kind::GoAhead { past }, ctx);
+            self.start_side_attempt(Kind::Bypass { past }, ctx);
         }
     }
 
-    fn ask_ahead(&mut self, kind: Kind, ctx: &mut Context<'_>) {
+    fn start_side_attempt(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
         let Some(token) = mutants::token(self.started, ctx) else { return };
         let round = self.rounds(Attempt::ROUNDS);
         let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
         if let Phase::Waiting(waiting) = &mut self.phase {
-            waiting.ahead = Some(attempt);
+            waiting.side_attempt = Some(attempt);
         }
         self.proceed(ctx);
     }
 
-    fn ahead_ended(&mut self, end: End, ctx: &mut Context<'_>) {
+    fn side_attempt_ended(&mut self, end: End, ctx: &mut Context<'_>) {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
-        let Some(mut ahead) = waiting.ahead.take() else { return };
+        let Some(mut side_attempt) = waiting.side_attempt.take() else { return };
         if let End::Won(win) = end {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.give_up_seat(&waiting, ctx);
             }
-            // The client that a refusing node has granted does not hold the lock.
+            // The client that holds the refusing node does not hold the lock.
             self.contended = false;
-            return self.won(&mut ahead, win, ctx);
+            return self.won(&mut side_attempt, win, ctx);
         }
         let (node, granted) = (waiting.node, waiting.granted.take());
-        self.keep_answers(&ahead);
-        self.roll_back(&ahead, ctx);
+        self.keep_answers(&side_attempt);
+        self.roll_back(&side_attempt, ctx);
         let is_alone = self.is_alone_in_refusing(node, ctx);
         if let Phase::Waiting(waiting) = &mut self.phase {
             waiting.is_alone_in_refusing = is_alone;
         }
         if let Some((granted, slot)) = granted {
-            self.take(granted, slot, ctx);
-        } else if self.is_hopeless(ctx) {
+            self.take_others(granted, slot, ctx);
+        } else if self.majority_is_ruled_out(ctx) {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.leave(&waiting, ctx);
             }
@@ -1277,14 +1148,14 @@ impl Acquire {
 
     // One of several keys.
 
-    /// Whether one request may find another slot for a call that does not wait.
+    /// Whether one request may find another key for a call that does not wait.
     fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
         let asked_before = self.contended && waited_on.is_none();
         let is_left = |slots: &Slots| slots.has_others() && slots.probes < limits::PROBES_MAX;
         !asked_before && lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
     }
 
-    /// Asks the first node of the order for any slot but the one that was just refused.
+    /// Asks the first node of the order for any key but the one that was just refused.
     fn probe(&mut self, lost: Attempt, ctx: &mut Context<'_>) {
         let order = self.spec.order(ctx.topology);
         let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
@@ -1292,7 +1163,7 @@ impl Acquire {
         let token = mutants::token(self.started, ctx);
         let (Some((node, connection)), Some(token), Some(slots)) = (found, token, &mut self.slots)
         else {
-            self.phase = Phase::Hearing(lost);
+            self.phase = Phase::AwaitingAnswers(lost);
             return self.proceed(ctx);
         };
         slots.probes += 1;
@@ -1309,7 +1180,7 @@ impl Acquire {
 
     fn handle_probed(&mut self, response: &Response, ctx: &mut Context<'_>) {
         let Phase::Probing(probing) = &self.phase else { return };
-        let Response::AnyAfterWait { fence, key, .. } = response else {
+        let Response::FenceAndKeyAfterWait { fence, key, .. } = response else {
             return self.probe_ended(*response == Response::No, ctx);
         };
         let (node, token, slot) = (probing.id.node, probing.token, slot_of(&self.spec, *key));
@@ -1317,14 +1188,14 @@ impl Acquire {
             node,
             token,
             fence: *fence,
-            lifetime: Lifetime::after_wait(probing.sent, Duration::ZERO, self.spec.ttl),
+            validity: Validity::after_wait(probing.sent, Duration::ZERO, self.spec.ttl),
             incarnation: ctx.topology.incarnation(node),
             silent: self.silent.clone(),
         };
-        self.take(granted, slot, ctx);
+        self.take_others(granted, slot, ctx);
     }
 
-    /// No slot is free there, or the node does not answer.
+    /// Ends the probe without a key: none is free on the node, or it did not answer.
     fn probe_ended(&mut self, is_refused: bool, ctx: &mut Context<'_>) {
         let Phase::Probing(probing) = std::mem::replace(&mut self.phase, Phase::Ended) else {
             return;
@@ -1334,7 +1205,7 @@ impl Acquire {
         }
         let Probing { lost, slot_spec, .. } = *probing;
         self.spec = slot_spec;
-        self.phase = Phase::Hearing(lost);
+        self.phase = Phase::AwaitingAnswers(lost);
     }
 
     fn release_probe(&mut self, probing: &Probing, ctx: &Context<'_>) {
@@ -1348,7 +1219,7 @@ impl Acquire {
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// A wait for some of the slots is over: from now on all of them are asked for again.
+    /// Allows all keys again after a wait for some of them.
     fn end_partial(&mut self, is_partial: bool) {
         if let Some(slots) = self.slots.as_mut().filter(|_| is_partial) {
             slots.allow_all();
@@ -1365,15 +1236,15 @@ impl Acquire {
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// The call's own time is over.
+    /// Ends the call because its time is over.
     fn give_up(&mut self, ctx: &mut Context<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(mut attempt) | Phase::Taking(mut attempt, _) => {
+            Phase::Asking(mut attempt) | Phase::TakingOthers(mut attempt, _) => {
                 attempt.time_is_up(&self.spec, ctx);
                 self.keep_answers(&attempt);
                 self.roll_back(&attempt, ctx);
             }
-            Phase::Hearing(mut attempt) => {
+            Phase::AwaitingAnswers(mut attempt) => {
                 attempt.time_is_up(&self.spec, ctx);
                 self.keep_answers(&attempt);
             }
@@ -1384,9 +1255,9 @@ impl Acquire {
                 self.keep_answers(&probing.lost);
             }
             Phase::Waiting(mut waiting) => {
-                if let Some(ahead) = &mut waiting.ahead {
-                    ahead.time_is_up(&self.spec, ctx);
-                    self.keep_answers(ahead);
+                if let Some(side_attempt) = &mut waiting.side_attempt {
+                    side_attempt.time_is_up(&self.spec, ctx);
+                    self.keep_answers(side_attempt);
                 }
                 self.leave(&waiting, ctx);
             }
@@ -1395,24 +1266,25 @@ impl Acquire {
         self.fail(ctx);
     }
 
-    /// A token of this call is being released on the node, through this connection: what follows it
-    /// there comes after the release. None for a WAIT that was not answered, on whatever
-    /// connection.
+    /// Records that a token of this call is being released on the node through this connection.
+    ///
+    /// Later requests through the same connection arrive after the release. `None` stands for an
+    /// unanswered WAIT, on any connection.
     fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
         self.released[node] = Some(match (self.released[node], connection) {
-            (_, None) | (Some(Released::Wait), _) => Released::Wait,
-            (Some(Released::Lease { connection: earlier, until: over }), Some(_))
+            (_, None) | (Some(PendingRelease::Wait), _) => PendingRelease::Wait,
+            (Some(PendingRelease::Lease { connection: earlier, until: over }), Some(_))
                 if earlier != connection && !now.has_reached(over) =>
             {
-                Released::Lease { connection: None, until }
+                PendingRelease::Lease { connection: None, until }
             }
-            (_, Some(_)) => Released::Lease { connection, until },
+            (_, Some(_)) => PendingRelease::Lease { connection, until },
         });
     }
 
-    /// A node may refuse because of a token of this call, whose release it has not received: that
-    /// is not another's lock.
+    /// Discounts refusals of nodes that may hold a token of this call, since its release has not
+    /// arrived there.
     fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
         if is_broken(Mutant::HeldByItself) {
             return;
@@ -1420,8 +1292,8 @@ impl Acquire {
         for (node, released) in self.released.iter().enumerate() {
             let may_hold = match released {
                 None => false,
-                Some(Released::Wait) => true,
-                Some(Released::Lease { connection, until }) => {
+                Some(PendingRelease::Wait) => true,
+                Some(PendingRelease::Lease { connection, until }) => {
                     let came_first =
                         connection.is_some() && *connection == ctx.topology.route(node).ok();
                     !came_first && !ctx.now.has_reached(*until)
@@ -1433,7 +1305,7 @@ impl Acquire {
         }
     }
 
-    /// The reason is what the nodes answered last.
+    /// Ends the call with the reason that follows from the last answers.
     fn fail(&mut self, ctx: &Context<'_>) {
         self.doubt_own_refusals(ctx);
         let reason = if self.count_refused() > ctx.fleet.majority.spare() {
@@ -1449,7 +1321,7 @@ impl Acquire {
     fn finish(&mut self, reason: Reason, ctx: &Context<'_>) {
         self.phase = Phase::Ended;
         let answers = self.answers.iter().map(|answer| match answer {
-            // Free at the last look.
+            // An INSPECT found the lock free: there is no fence.
             Answer::Granted(_) => Answer::Granted(None),
             other => other.clone(),
         });
@@ -1462,12 +1334,16 @@ impl Acquire {
 impl Waiting {
     fn poll_timeout(&self) -> Option<Moment> {
         let requests = [self.ping, self.inspect].into_iter().flatten().map(|(_, due)| due);
-        let ahead = self.ahead.as_ref().and_then(Attempt::poll_timeout);
-        requests.chain(self.late_at).chain(ahead).chain([self.look_at]).reduce(Moment::earlier)
+        let side_attempt = self.side_attempt.as_ref().and_then(Attempt::poll_timeout);
+        requests
+            .chain(self.late_at)
+            .chain(side_attempt)
+            .chain([self.check_at])
+            .reduce(Moment::earlier)
     }
 }
 
-/// Which slot a key of this request is.
+/// The slot of a key, given its position in the request.
 fn slot_of(spec: &Spec, key: usize) -> Option<usize> {
     let key = spec.keys.iter().nth(key)?;
     spec.any.as_ref()?.iter().position(|slot| slot == key)

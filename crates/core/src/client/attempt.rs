@@ -1,4 +1,5 @@
-//! One attempt on all nodes: which of them decides, whose refusal is final, and who is asked again.
+//! One attempt on all nodes: which node decides, which refusals are final, and which nodes are
+//! asked again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,7 +7,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::acquire::{Action, Grant, GrantNode, Spec};
+use super::Spec;
+use super::acquire::{Action, Grant, GrantNode};
 use super::limits;
 use super::mutants::{Mutant, is_broken};
 use super::release::Release;
@@ -15,13 +17,13 @@ use super::{
     Topology,
 };
 use crate::Fence;
-use crate::quorum::{Acquisition, FenceAnswer, Lifetime, Loss, Moment, Step, Vote, Win};
+use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote, Win};
 
 /// One attempt on all nodes, with one token.
 ///
-/// A refusal is not final at once. Clients that ask at the same moment for a free lock each get
-/// some nodes: then the node that comes first in the key's order decides. The client that it
-/// granted repeats its request to the nodes that refused, a round trip apart. The other clients
+/// A refusal is not final at once. When several clients ask for a free lock at the same moment,
+/// each may be granted some nodes. Then the first node in the key's order decides. The client that
+/// it granted repeats its request to the nodes that refused, a round trip apart. The other clients
 /// release the nodes that granted them.
 #[derive(Debug)]
 pub(super) struct Attempt {
@@ -29,19 +31,19 @@ pub(super) struct Attempt {
     token: Token,
     proposed: Fence,
     core: Acquisition,
-    /// The round of its ACQUIREs. That of its fences is the next one.
+    /// The round of the attempt's ACQUIREs. The next round stores the agreed fence.
     round: u32,
-    nodes: Vec<Asked>,
+    nodes: Vec<NodeState>,
     /// The order of the nodes for each key, once a node has refused.
     orders: Option<SmallVec<[SmallVec<[usize; 7]>; 1]>>,
     began: Moment,
-    /// Until then, nodes that refuse after a wait are asked again.
+    /// Until when nodes that refuse after a wait are asked again.
     patience: Option<Moment>,
-    /// Until then, the answer of a node that decides is awaited although no majority is left.
+    /// Until when the attempt awaits a deciding node although no majority is left without it.
     decide_by: Option<Moment>,
     ended: bool,
-    /// A deciding node refused: others come first.
-    yielded: bool,
+    /// Whether a deciding node refused, so that another client comes first.
+    decider_refused: bool,
 }
 
 /// What an attempt is for.
@@ -49,8 +51,8 @@ pub(super) struct Attempt {
 pub(super) enum Kind {
     /// To acquire a free lock.
     First,
-    /// The same past a node that refuses although the others are free.
-    GoAhead {
+    /// To acquire a lock that is free on all nodes but one, which refuses.
+    Bypass {
         /// The index of that node, which is not asked.
         past: usize,
     },
@@ -66,21 +68,22 @@ pub(super) enum Kind {
     },
 }
 
-/// What became of one node.
+/// What the attempt knows of one node.
 #[derive(Clone, Debug)]
-struct Asked {
+struct NodeState {
     answer: Answer,
     delivery: Delivery,
     incarnation: u64,
-    /// When the node's time to answer is over, while it is being asked.
+    /// When the node's time to answer is over, and how long it was; `None` without a request in
+    /// flight.
     due: Option<(Moment, Duration)>,
-    /// Whether `due` is about its fence.
-    telling: bool,
-    /// How often it has refused.
+    /// Whether the request in flight stores the agreed fence.
+    storing_fence: bool,
+    /// How often the node has refused.
     refusals: u8,
-    /// It has refused, and that is not final yet.
-    open: bool,
-    /// When it is asked again.
+    /// Whether the node has refused, and may still be asked again.
+    refused_provisionally: bool,
+    /// When the node is asked again.
     again_at: Option<Moment>,
 }
 
@@ -97,14 +100,14 @@ pub(super) struct Waited {
     pub(super) node: usize,
     pub(super) token: Token,
     pub(super) fence: Fence,
-    pub(super) lifetime: Option<Lifetime>,
+    pub(super) validity: Option<Validity>,
     pub(super) incarnation: u64,
-    /// Nodes that did not answer the last time.
+    /// The nodes that did not answer the last attempt.
     pub(super) silent: SmallVec<[usize; 5]>,
 }
 
 impl Attempt {
-    /// An attempt whose first bytes are sent now.
+    /// Starts an attempt whose first bytes are sent now.
     pub(super) fn new(
         kind: Kind,
         spec: &Spec,
@@ -115,9 +118,9 @@ impl Attempt {
     ) -> Self {
         let mut core = Acquisition::new(ctx.fleet.majority, ctx.now, spec.ttl, spec.min_validity);
         if spec.mode == Mode::Shared && !is_broken(Mutant::ReaderOutrunsWriter) {
-            // Nodes on which no writer waits let any number in: the one on which it waits is heard
-            // first.
-            let past = if let Kind::GoAhead { past } = kind { Some(past) } else { None };
+            // Other nodes admit readers while a writer waits on the queue node, so the queue node
+            // must have answered before a reader wins.
+            let past = if let Kind::Bypass { past } = kind { Some(past) } else { None };
             let is_asked =
                 |node: &usize| Some(*node) != past && ctx.topology.route_acquire(*node).is_ok();
             let decider: SmallVec<[usize; 1]> =
@@ -127,7 +130,7 @@ impl Attempt {
         let proposed = ctx.fleet.fences.propose(ctx.wall_us);
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
         for node in 0..this.nodes.len() {
-            if matches!(this.kind, Kind::GoAhead { past } if past == node) {
+            if matches!(this.kind, Kind::Bypass { past } if past == node) {
                 this.core.vote(node, Vote::Silent, ctx.now);
             } else {
                 this.ask(node, spec, ctx, out);
@@ -136,7 +139,7 @@ impl Attempt {
         this
     }
 
-    /// Takes the other nodes for a lock that one has granted, proposing its fence to them.
+    /// Starts an attempt on the other nodes for a lock that one node granted, with its fence.
     pub(super) fn after_wait(
         spec: &Spec,
         waited: Waited,
@@ -144,13 +147,13 @@ impl Attempt {
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
     ) -> Self {
-        let Waited { node, token, fence, lifetime, incarnation, silent } = waited;
+        let Waited { node, token, fence, validity, incarnation, silent } = waited;
         let orders = spec.orders(ctx.topology);
         // A client that holds an earlier node never waits for one that holds a later node.
         let earlier = before(&orders[0], node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
         let majority = ctx.fleet.majority;
-        let core = Acquisition::after_wait(majority, node, fence, lifetime, spec.min_validity)
+        let core = Acquisition::after_wait(majority, node, fence, validity, spec.min_validity)
             .that_awaits(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
         this.orders = Some(orders);
@@ -182,17 +185,17 @@ impl Attempt {
         round: u32,
         ctx: &Context<'_>,
     ) -> Self {
-        let asked = Asked {
+        let state = NodeState {
             answer: Answer::Pending,
             delivery: Delivery::NotSent,
             incarnation: 0,
             due: None,
-            telling: false,
+            storing_fence: false,
             refusals: 0,
-            open: false,
+            refused_provisionally: false,
             again_at: None,
         };
-        let nodes = (0..ctx.fleet.majority.nodes()).map(|_| asked.clone()).collect();
+        let nodes = (0..ctx.fleet.majority.nodes()).map(|_| state.clone()).collect();
         Self {
             kind,
             token,
@@ -205,7 +208,7 @@ impl Attempt {
             patience: None,
             decide_by: None,
             ended: false,
-            yielded: false,
+            decider_refused: false,
         }
     }
 
@@ -217,7 +220,7 @@ impl Attempt {
             Kind::Attach { old } => {
                 Request { token: old, command: Command::SwapToken { new: self.token } }
             }
-            Kind::First | Kind::GoAhead { .. } | Kind::AfterWait { .. } => {
+            Kind::First | Kind::Bypass { .. } | Kind::AfterWait { .. } => {
                 Request { token: self.token, command: Command::Acquire { fence: self.proposed } }
             }
         }
@@ -225,15 +228,15 @@ impl Attempt {
 
     fn ask(&mut self, node: usize, spec: &Spec, ctx: &Context<'_>, out: &mut VecDeque<Action>) {
         let route = ctx.topology.route_acquire(node);
-        let asked = &mut self.nodes[node];
-        asked.again_at = None;
+        let state = &mut self.nodes[node];
+        state.again_at = None;
         match route {
             Ok(connection) => {
-                asked.incarnation = ctx.topology.incarnation(node);
-                asked.delivery = Delivery::InFlight { connection };
+                state.incarnation = ctx.topology.incarnation(node);
+                state.delivery = Delivery::InFlight { connection };
                 let limit = spec.node_timeout(node, ctx);
-                asked.due = Some((ctx.now.plus(limit), limit));
-                asked.telling = false;
+                state.due = Some((ctx.now.plus(limit), limit));
+                state.storing_fence = false;
                 let id = RequestId { round: self.round, node };
                 out.push_back(Action::Send { id, connection, request: self.request() });
             }
@@ -242,26 +245,26 @@ impl Attempt {
     }
 
     fn failed(&mut self, node: usize, error: NodeError, now: Moment) {
-        let asked = &mut self.nodes[node];
-        asked.due = None;
-        asked.answer = Answer::Failed(error);
-        if std::mem::take(&mut asked.telling) {
+        let state = &mut self.nodes[node];
+        state.due = None;
+        state.answer = Answer::Failed(error);
+        if std::mem::take(&mut state.storing_fence) {
             self.core.fence_answer(node, FenceAnswer::Failed, now);
-        } else if asked.open {
-            // It refused before it failed.
-            asked.answer = Answer::Refused;
+        } else if state.refused_provisionally {
+            // The node refused before it failed.
+            state.answer = Answer::Refused;
             self.refuse(node, now);
         } else {
             self.core.vote(node, Vote::Silent, now);
         }
     }
 
-    /// Whether a response is of this attempt.
+    /// Whether a response belongs to this attempt.
     pub(super) fn expects(&self, id: RequestId) -> bool {
         id.round == self.round || id.round == self.round + 1
     }
 
-    /// Takes a response. Also after the end: what comes late still shows where the lock is.
+    /// Processes a response. Late ones count too: they show which nodes have the lock.
     pub(super) fn handle_response(
         &mut self,
         id: RequestId,
@@ -269,35 +272,37 @@ impl Attempt {
         ctx: &Context<'_>,
     ) {
         let node = id.node;
-        let asked = &mut self.nodes[node];
+        let state = &mut self.nodes[node];
         if !matches!(response, Response::Failed(_)) {
-            asked.delivery = Delivery::Arrived;
+            state.delivery = Delivery::Arrived;
         }
         if id.round == self.round {
-            if asked.telling {
+            if state.storing_fence {
                 return;
             }
-            asked.due = None;
-            asked.answer = response.to_answer();
+            state.due = None;
+            state.answer = response.to_answer();
             match response {
                 Response::Fence(fence) => {
-                    asked.open = false;
+                    state.refused_provisionally = false;
                     self.core.vote(node, Vote::Granted(*fence), ctx.now);
                 }
                 Response::No => {
-                    asked.refusals = asked.refusals.saturating_add(1);
-                    // Once it is decided, no node is asked again.
-                    asked.open = !self.ended;
+                    state.refusals = state.refusals.saturating_add(1);
+                    // After the decision no node is asked again.
+                    state.refused_provisionally = !self.ended;
                 }
                 Response::Failed(error) => self.failed(node, error.clone(), ctx.now),
-                Response::Yes | Response::FenceAfterWait { .. } | Response::AnyAfterWait { .. } => {
+                Response::Yes
+                | Response::FenceAfterWait { .. }
+                | Response::FenceAndKeyAfterWait { .. } => {
                     self.failed(node, NodeError::UnexpectedReply, ctx.now);
                 }
             }
-        } else if std::mem::take(&mut asked.telling) {
-            asked.due = None;
-            asked.answer = match response {
-                // It granted the lock, and another may not have it: an operator ended it meanwhile.
+        } else if std::mem::take(&mut state.storing_fence) {
+            state.due = None;
+            state.answer = match response {
+                // The node had granted the lock: an operator ended it meanwhile.
                 Response::No => {
                     let reason = "the lock ended there while it was being acquired";
                     Answer::Failed(NodeError::Refused(reason.into()))
@@ -313,7 +318,7 @@ impl Attempt {
         }
     }
 
-    /// What is due now: nodes that are asked again, and those whose time is over.
+    /// Asks nodes again whose pause is over, and fails those whose time is over.
     pub(super) fn handle_timeout(
         &mut self,
         spec: &Spec,
@@ -321,31 +326,31 @@ impl Attempt {
         out: &mut VecDeque<Action>,
     ) {
         for node in 0..self.nodes.len() {
-            let asked = &self.nodes[node];
-            if let Some((_, limit)) = asked.due.filter(|(at, _)| ctx.now.has_reached(*at)) {
-                let delivery = asked.delivery;
+            let state = &self.nodes[node];
+            if let Some((_, limit)) = state.due.filter(|(at, _)| ctx.now.has_reached(*at)) {
+                let delivery = state.delivery;
                 let error = spec.timed_out(node, limit, ctx);
                 self.failed(node, error, ctx.now);
                 ctx.fleet.round_trips.timed_out(node);
                 if let Delivery::InFlight { connection } = delivery {
                     out.push_back(Action::Suspect { node, connection });
                 }
-            } else if asked.again_at.is_some_and(|at| ctx.now.has_reached(at)) {
+            } else if state.again_at.is_some_and(|at| ctx.now.has_reached(at)) {
                 self.ask(node, spec, ctx, out);
             }
         }
     }
 
-    /// Gives up on everything that has not been answered.
+    /// Fails every node that has not answered.
     pub(super) fn time_is_up(&mut self, spec: &Spec, ctx: &Context<'_>) {
         for node in 0..self.nodes.len() {
-            let asked = &mut self.nodes[node];
-            asked.again_at = None;
-            if asked.due.is_some() {
+            let state = &mut self.nodes[node];
+            state.again_at = None;
+            if state.due.is_some() {
                 let limit = ctx.now.since(self.began);
                 let error = spec.timed_out(node, limit, ctx);
                 self.failed(node, error, ctx.now);
-            } else if asked.open {
+            } else if state.refused_provisionally {
                 self.refuse(node, ctx.now);
             }
         }
@@ -355,16 +360,16 @@ impl Attempt {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Moment> {
-        let due = |asked: &Asked| asked.due.map(|(at, _)| at);
-        let nodes = self.nodes.iter().flat_map(|asked| [due(asked), asked.again_at]);
-        let open = self.nodes.iter().any(|asked| asked.open);
+        let due = |state: &NodeState| state.due.map(|(at, _)| at);
+        let nodes = self.nodes.iter().flat_map(|state| [due(state), state.again_at]);
+        let open = self.nodes.iter().any(|state| state.refused_provisionally);
         nodes
             .chain([self.patience, self.decide_by].map(|at| at.filter(|_| open)))
             .flatten()
             .reduce(Moment::earlier)
     }
 
-    /// Carries out what has been decided. Returns the end, once.
+    /// Carries out the next step of the decision. Returns the end, once.
     pub(super) fn advance(
         &mut self,
         spec: &Spec,
@@ -374,9 +379,9 @@ impl Attempt {
         if self.ended {
             return None;
         }
-        if self.nodes.iter().any(|asked| asked.open) {
+        if self.nodes.iter().any(|state| state.refused_provisionally) {
             self.settle_refusals(spec, ctx, out);
-            if self.yielded {
+            if self.decider_refused {
                 return Some(self.end(End::Lost(Loss::Held)));
             }
         }
@@ -393,12 +398,12 @@ impl Attempt {
         None
     }
 
-    /// Asks no node again.
+    /// Ends the repetition of requests.
     fn end(&mut self, end: End) -> End {
         self.ended = true;
-        for asked in &mut self.nodes {
-            asked.open = false;
-            asked.again_at = None;
+        for state in &mut self.nodes {
+            state.refused_provisionally = false;
+            state.again_at = None;
         }
         end
     }
@@ -411,41 +416,42 @@ impl Attempt {
         ctx: &Context<'_>,
         out: &mut VecDeque<Action>,
     ) {
-        let asked = &mut self.nodes[node];
+        let state = &mut self.nodes[node];
         match ctx.topology.route(node) {
             Ok(connection) => {
                 let limit = spec.node_timeout(node, ctx);
-                asked.due = Some((ctx.now.plus(limit), limit));
-                asked.telling = true;
+                state.due = Some((ctx.now.plus(limit), limit));
+                state.storing_fence = true;
                 let request =
                     Request { token: self.token, command: Command::Extend { fence: Some(fence) } };
                 let id = RequestId { round: self.round + 1, node };
                 out.push_back(Action::Send { id, connection, request });
             }
             Err(error) => {
-                asked.answer = Answer::Failed(error);
+                state.answer = Answer::Failed(error);
                 self.core.fence_answer(node, FenceAnswer::Failed, ctx.now);
             }
         }
     }
 
-    /// A refusal is final.
+    /// Makes the refusal of a node final.
     fn refuse(&mut self, node: usize, now: Moment) {
-        self.nodes[node].open = false;
+        self.nodes[node].refused_provisionally = false;
         self.nodes[node].again_at = None;
         self.core.vote(node, Vote::Refused, now);
     }
 
-    /// Decides which refusals are final, and which nodes are asked again.
+    /// Decides which refusals are final, and schedules which nodes are asked again.
     fn settle_refusals(&mut self, spec: &Spec, ctx: &mut Context<'_>, out: &mut VecDeque<Action>) {
         if matches!(self.kind, Kind::Attach { .. }) {
             return self.refuse_all(ctx.now);
         }
         let orders = self.orders.get_or_insert_with(|| spec.orders(ctx.topology)).clone();
         if let Kind::AfterWait { node } = self.kind {
-            self.yielded = before(&orders[0], node).iter().any(|&node| self.nodes[node].open);
+            self.decider_refused =
+                before(&orders[0], node).iter().any(|&node| self.nodes[node].refused_provisionally);
             let patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
-            if self.yielded || !patient {
+            if self.decider_refused || !patient {
                 return self.refuse_all(ctx.now);
             }
             self.ask_refusers_again(spec, ctx, out, |refusals| {
@@ -459,22 +465,22 @@ impl Attempt {
             return self.refuse_all(ctx.now);
         }
         // The first node of each order that has a vote decides.
-        let past = if let Kind::GoAhead { past } = self.kind { Some(past) } else { None };
+        let past = if let Kind::Bypass { past } = self.kind { Some(past) } else { None };
         let mut all_granted = true;
         for order in &orders {
             let has_vote = |node: &&usize| {
                 Some(**node) != past && !matches!(self.nodes[**node].answer, Answer::Failed(_))
             };
             let Some(&decider) = order.iter().find(has_vote) else { continue };
-            if self.nodes[decider].open {
-                self.yielded = true;
+            if self.nodes[decider].refused_provisionally {
+                self.decider_refused = true;
                 return self.refuse_all(ctx.now);
             }
             all_granted &= matches!(self.nodes[decider].answer, Answer::Granted(_));
         }
         if !all_granted {
-            // A deciding node has not answered yet. Where no majority is left without it, it is
-            // given as long as the winner of a tie needs.
+            // A deciding node has not answered yet. If no majority is left without it, it has as
+            // long to answer as the winner of a tie needs.
             let refused = self.count(|answer| *answer == Answer::Refused);
             if refused > ctx.fleet.majority.spare() {
                 let settle = limits::settle(ctx.fleet.round_trips.typical());
@@ -489,7 +495,7 @@ impl Attempt {
         }
         self.decide_by = None;
         let repeats = if is_broken(Mutant::NoTieRepeat) { 0 } else { limits::TIE_REPEATS };
-        let exhausted = |asked: &Asked| asked.open && asked.refusals > repeats;
+        let exhausted = |state: &NodeState| state.refused_provisionally && state.refusals > repeats;
         for node in 0..self.nodes.len() {
             if exhausted(&self.nodes[node]) {
                 self.refuse(node, ctx.now);
@@ -499,7 +505,8 @@ impl Attempt {
         self.ask_refusers_again(spec, ctx, out, |_| Some(round_trip));
     }
 
-    /// Asks nodes again that have refused so often, after this pause; at once without one.
+    /// Schedules another request to each node that refused, after a pause that depends on how often
+    /// it did; at once without a pause.
     fn ask_refusers_again(
         &mut self,
         spec: &Spec,
@@ -508,12 +515,12 @@ impl Attempt {
         pause: impl Fn(u8) -> Option<Duration>,
     ) {
         for node in 0..self.nodes.len() {
-            let asked = &mut self.nodes[node];
-            if !asked.open || asked.again_at.is_some() || asked.due.is_some() {
+            let state = &mut self.nodes[node];
+            if !state.refused_provisionally || state.again_at.is_some() || state.due.is_some() {
                 continue;
             }
-            match pause(asked.refusals) {
-                Some(pause) => asked.again_at = Some(ctx.now.plus(pause)),
+            match pause(state.refusals) {
+                Some(pause) => state.again_at = Some(ctx.now.plus(pause)),
                 None => self.ask(node, spec, ctx, out),
             }
         }
@@ -521,15 +528,15 @@ impl Attempt {
 
     fn refuse_all(&mut self, now: Moment) {
         for node in 0..self.nodes.len() {
-            if self.nodes[node].open {
+            if self.nodes[node].refused_provisionally {
                 self.refuse(node, now);
             }
         }
     }
 
-    /// Whether it was lost because a node that decides refused.
-    pub(super) fn has_yielded(&self) -> bool {
-        self.yielded
+    /// Whether the attempt was lost because a deciding node refused.
+    pub(super) fn decider_refused(&self) -> bool {
+        self.decider_refused
     }
 
     /// Whether a node has refused.
@@ -537,37 +544,37 @@ impl Attempt {
         self.count(|answer| *answer == Answer::Refused) > 0
     }
 
-    /// Whether each node that was asked has answered, or its time is over.
+    /// Whether every node that was asked has answered or timed out.
     pub(super) fn has_heard_all(&self) -> bool {
-        let is_past = |node: usize| matches!(self.kind, Kind::GoAhead { past } if past == node);
+        let is_past = |node: usize| matches!(self.kind, Kind::Bypass { past } if past == node);
         let mut nodes = self.nodes.iter().enumerate();
-        nodes.all(|(node, asked)| is_past(node) || asked.answer != Answer::Pending)
+        nodes.all(|(node, state)| is_past(node) || state.answer != Answer::Pending)
     }
 
-    /// How many nodes have answers of this kind.
+    /// The number of nodes with answers of this kind.
     pub(super) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
-        self.nodes.iter().filter(|asked| is(&asked.answer)).count()
+        self.nodes.iter().filter(|state| is(&state.answer)).count()
     }
 
     pub(super) fn answers(&self) -> impl Iterator<Item = &Answer> {
-        self.nodes.iter().map(|asked| &asked.answer)
+        self.nodes.iter().map(|state| &state.answer)
     }
 
-    /// What the lock begins with.
+    /// Turns a won attempt into a grant.
     pub(super) fn grant(&mut self, win: Win, now: Moment) -> Grant {
-        if let Kind::GoAhead { past } = self.kind {
-            // This attempt did not ask that node. It is repaired when the lock is extended.
+        if let Kind::Bypass { past } = self.kind {
+            // This attempt did not ask that node. An extension repairs it.
             self.nodes[past].answer = Answer::Refused;
         }
-        let nodes = self.nodes.drain(..).map(|asked| GrantNode {
-            answer: asked.answer,
-            delivery: asked.delivery,
-            incarnation: asked.incarnation,
+        let nodes = self.nodes.drain(..).map(|state| GrantNode {
+            answer: state.answer,
+            delivery: state.delivery,
+            incarnation: state.incarnation,
         });
         Grant {
             token: self.token,
             fence: win.fence,
-            lifetime: win.lifetime,
+            validity: win.validity,
             since: now,
             round: self.round,
             next_round: self.round + Self::ROUNDS,
@@ -575,37 +582,36 @@ impl Attempt {
         }
     }
 
-    /// The nodes that were asked, and the connection through which each is sent the RELEASE.
+    /// The nodes that were asked, and the connection for the RELEASE of each.
     pub(super) fn connections(
         &self,
         topology: &Topology,
     ) -> impl Iterator<Item = (usize, Option<u64>)> {
-        self.nodes.iter().enumerate().filter_map(|(node, asked)| match asked.delivery {
+        self.nodes.iter().enumerate().filter_map(|(node, state)| match state.delivery {
             Delivery::InFlight { connection } => Some((node, Some(connection))),
             Delivery::Arrived => Some((node, topology.route(node).ok())),
             Delivery::NotSent => None,
         })
     }
 
-    /// Releases everything that it may have been granted.
+    /// Releases everything that the nodes may have granted.
     pub(super) fn roll_back(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Release {
-        let deliveries = self.nodes.iter().map(|asked| asked.delivery);
+        let deliveries = self.nodes.iter().map(|state| state.delivery);
         Release::new(self.token, deliveries, spec, ctx)
     }
 
-    /// Releases the token of a process that detached the lock, on the nodes that may still hold it
-    /// by that token. No other client does so, and the new token would be refused there until the
-    /// end of the ttl.
+    /// Releases the token of the process that detached the lock, on the nodes that may still have
+    /// it. No other client does so, and until the end of the ttl those nodes refuse the new token.
     pub(super) fn release_detached(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Option<Release> {
         let Kind::Attach { old } = self.kind else { return None };
         let is_settled =
-            |asked: &Asked| matches!(asked.answer, Answer::Granted(_) | Answer::Refused);
+            |state: &NodeState| matches!(state.answer, Answer::Granted(_) | Answer::Refused);
         if self.nodes.iter().all(is_settled) {
             return None;
         }
-        let deliveries = self.nodes.iter().map(|asked| match asked.delivery {
-            _ if is_settled(asked) => Delivery::NotSent,
-            // The node may hold the old token although no request for the new one was sent to it.
+        let deliveries = self.nodes.iter().map(|state| match state.delivery {
+            _ if is_settled(state) => Delivery::NotSent,
+            // The node may have the old token although the new one was never sent to it.
             Delivery::NotSent => Delivery::Arrived,
             delivery => delivery,
         });
@@ -613,7 +619,7 @@ impl Attempt {
     }
 }
 
-/// The nodes that come before this one.
+/// The nodes of the order before this one.
 fn before(order: &[usize], node: usize) -> &[usize] {
     let place = order.iter().position(|&other| other == node).unwrap_or(0);
     &order[..place]

@@ -7,20 +7,20 @@ use crate::quorum::{Majority, Moment, order};
 
 /// Random numbers for tokens and pauses.
 pub trait Random {
-    /// 128 bits of the operating system; `None` if it has none.
+    /// Returns 128 random bits of the operating system; `None` if it has none.
     fn bits(&mut self) -> Option<u128>;
 
-    /// A number below `end`, which is not zero. It need not be hard to guess.
+    /// Returns a number below `end`, which is not zero. It may be predictable.
     fn below(&mut self, end: u64) -> u64;
 }
 
-/// What a machine is told with everything that happens.
+/// The environment of a machine, which the driver passes with every event.
 pub struct Context<'a> {
-    /// The time, read before anything is sent.
+    /// The time, read before the first byte is sent.
     pub now: Moment,
-    /// The wall clock in microseconds since 1970. Nothing is unsafe if it is wrong.
+    /// The wall clock in microseconds since 1970. A wrong one endangers no lock.
     pub wall_us: u64,
-    /// What all locks of the client share.
+    /// The state that all locks of the client share.
     pub fleet: &'a Fleet,
     /// The nodes as they are now.
     pub topology: &'a Topology,
@@ -33,7 +33,7 @@ impl Context<'_> {
         self.random.bits().map(Token::of_bits)
     }
 
-    /// A random time between half of `at_most` and all of it.
+    /// Returns a random time between half of `at_most` and all of it.
     pub(super) fn jitter(&mut self, at_most: std::time::Duration) -> std::time::Duration {
         let half = at_most / 2;
         let us = u64::try_from(half.as_micros()).unwrap_or(u64::MAX).saturating_add(1);
@@ -41,19 +41,19 @@ impl Context<'_> {
     }
 }
 
-/// What all locks of one client share, without a lock of its own.
+/// The state that all locks of one client share. Its parts synchronise themselves.
 #[derive(Debug)]
 pub struct Fleet {
     /// How many nodes decide.
     pub majority: Majority,
-    /// How long each node takes to answer.
+    /// The smoothed round trip of each node.
     pub round_trips: RoundTrips,
-    /// What fence to propose.
+    /// The fences to propose.
     pub fences: FenceProposals,
 }
 
 impl Fleet {
-    /// Of so many nodes.
+    /// Makes the state for a client of `majority.nodes()` nodes.
     pub fn new(majority: Majority) -> Self {
         Self {
             majority,
@@ -74,17 +74,17 @@ pub struct Topology {
 pub struct NodeStatus {
     /// The number of its connection, or why there is none.
     pub link: Result<u64, NodeError>,
-    /// Whether it may be asked for locks, or why not. Locks that it holds are extended and released
-    /// all the same.
+    /// Whether it may grant locks, or why not. Locks that it holds are extended and released
+    /// anyway.
     pub admission: Result<(), NodeError>,
     /// How many starts of its server this client has seen.
     pub incarnation: u64,
-    /// What names the server for all clients alike, once it is known.
+    /// The server's identity, which is the same for all clients; `None` until it is known.
     pub identity: Option<Arc<str>>,
 }
 
 impl Topology {
-    /// Of these nodes.
+    /// Makes a topology of these nodes.
     pub fn new(nodes: Vec<NodeStatus>) -> Self {
         Self { nodes }
     }
@@ -101,8 +101,8 @@ impl Topology {
         status.link.clone()
     }
 
-    /// The connection for a request that only reads. It may also go to nodes of a minority, of
-    /// which it is unknown whether they belong to the set.
+    /// The connection for a request that only reads. That may also go to a node whose set is not
+    /// known yet, since too few nodes are connected.
     pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
@@ -111,8 +111,9 @@ impl Topology {
         }
     }
 
-    /// The connection for a request that extends a lock, which the node `was_asked` for or not. A
-    /// server that has another node's vote must not confirm the lock twice.
+    /// The connection for an extension; `was_asked` says whether the node was sent an ACQUIRE.
+    ///
+    /// A server that is listed under two names must not confirm the lock twice.
     pub(super) fn route_held(&self, node: usize, was_asked: bool) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
@@ -131,8 +132,8 @@ impl Topology {
         self.nodes[node].incarnation
     }
 
-    /// The order of the nodes for a key: the same for all clients that know the nodes. Nodes that
-    /// have not introduced themselves come last.
+    /// The order of the nodes for a key, which is the same for all clients. Nodes of unknown
+    /// identity come last.
     pub fn order(&self, key: &[u8]) -> SmallVec<[usize; 7]> {
         let identity = |status: &NodeStatus| status.identity.clone();
         let known: SmallVec<[(usize, Arc<str>); 7]> = (self.nodes.iter().enumerate())

@@ -4,68 +4,69 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::acquire::{Grant, Spec};
+use super::Spec;
+use super::acquire::Grant;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId, Response,
     Token, limits,
 };
 use crate::Fence;
-use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Standing, Tenure};
+use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Ownership, OwnershipState};
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
 ///
-/// [`extend`](Self::extend) begins a round; [`poll`](Self::poll) says what to send, also for many
-/// locks of a client in one pipeline per node. Responses to the ACQUIREs of the grant that were
-/// still missing are fed to it as well. After [`release`](Self::release) or
-/// [`detach`](Self::detach) it only undoes repairs that cross with the end.
+/// [`extend`](Self::extend) begins a round, and [`poll`](Self::poll) returns the requests. A driver
+/// may send those of several locks in one pipeline per node. The machine also takes responses to
+/// the grant's ACQUIREs that arrive late. After [`release`](Self::release) or
+/// [`detach`](Self::detach) it only undoes repairs that were in flight.
 #[derive(Debug)]
 pub struct Hold {
     spec: Arc<Spec>,
     token: Token,
     fence: Fence,
     since: Moment,
-    tenure: Tenure,
-    /// The holder released or detached it.
+    state: OwnershipState,
+    /// Whether the holder released or detached the lock.
     over: bool,
-    /// Whether an operator revoked it on a node, or on so many that no majority extends it.
+    /// On how many nodes an operator revoked the lock.
     revoked: Revoked,
     nodes: Vec<Node>,
-    /// The round of the ACQUIREs that it was granted by.
+    /// The round of the ACQUIREs that won the lock.
     acquire_round: u32,
     /// The number of the next round.
     next_round: u32,
-    /// How many rounds in a row began because a node did not hold it.
+    /// The number of consecutive rounds that began because a node missed the lock.
     repair_rounds: u32,
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
 }
 
-/// What is known of one node.
+/// What the holder knows of one node.
 #[derive(Clone, Debug)]
 struct Node {
-    /// What it answered last.
+    /// The node's last answer.
     answer: Answer,
-    /// Which start of its server that was.
+    /// The start of its server that gave this answer.
     incarnation: u64,
-    /// Of the last ACQUIRE.
+    /// How far the last ACQUIRE got.
     delivery: Delivery,
     /// When that ACQUIRE was sent.
     acquired_at: Moment,
-    /// Whether it has answered to anything after the ACQUIREs of the grant.
+    /// Whether the node has answered a request that came after the grant's ACQUIREs.
     answered_since: bool,
     /// The round of an unanswered repair.
     repair: Option<u32>,
 }
 
-/// What the nodes have said of a revocation. No later answer takes it back.
+/// How far a revocation has gone. It never goes back, whatever the nodes answer later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Revoked {
     Nowhere,
-    /// On a minority. The lock can be extended on the others, and no node is repaired any more:
-    /// that would undo what the operator did.
+    /// A minority revoked the lock. The other nodes extend it, and no node is repaired, since a
+    /// repair would undo the revocation.
     Somewhere,
-    /// On more nodes than may be missing: the others are no majority.
+    /// A blocking number of nodes revoked the lock: the others are no majority.
     Everywhere,
 }
 
@@ -74,32 +75,32 @@ enum Revoked {
 struct Round {
     number: u32,
     core: Extension,
-    /// Through which connection each node was asked, while it has not answered.
+    /// The connection of each unanswered request, by node.
     pending: SmallVec<[Option<u64>; 5]>,
-    /// When nodes that have not answered count as silent; none after that.
+    /// When unanswered nodes count as silent, and after how long; `None` once they do.
     due: Option<(Moment, Duration)>,
     decided: bool,
-    /// No caller asked for it: it repairs the nodes that the round before it found to miss the
-    /// lock.
+    /// Whether this round only repairs the nodes that the previous round found to miss the lock. No
+    /// caller waits for it.
     is_follow_up: bool,
 }
 
-/// What the driver of a held lock is to do.
+/// An instruction to the driver of a held lock.
 #[derive(Debug)]
 pub enum HoldAction {
     /// Send a request.
     Send(super::release::Send),
-    /// A round was decided. The next is due as [`Hold::renew_in`] says.
+    /// A round was decided. [`Hold::renew_in`] says when the next is due.
     Decided(ExtensionVerdict),
-    /// A repair was answered: whether the node holds the lock again.
+    /// A node answered a repair; whether it holds the lock again.
     Repaired(bool),
-    /// A node does not hold the lock. The next round is due as [`Hold::renew_in`] says.
+    /// A node misses the lock. [`Hold::renew_in`] says when the next round is due.
     Incomplete,
-    /// Another client waits for the lock on the node where it would be waited for.
+    /// The queue node refused a request, so another client may wait for the lock there.
     Contended,
-    /// Run this machine.
+    /// Drive this machine.
     Release(Box<Release>),
-    /// A node left a request unanswered: tell its link.
+    /// Report to the node's link that it left a request unanswered.
     Suspect {
         /// The index of the node.
         node: usize,
@@ -109,9 +110,9 @@ pub enum HoldAction {
 }
 
 impl Node {
-    /// Whether it is known not to hold the lock: its last answer says so, it was never asked for
-    /// it, or it abstained when it was. An abstention from an extension says nothing: a replica may
-    /// have the key.
+    /// Whether the node is known to miss the lock: its last answer says so, it was never sent an
+    /// ACQUIRE, or it abstained from the grant. An abstention from an extension proves nothing,
+    /// since a replica may have the key.
     fn is_known_to_miss(&self) -> bool {
         match self.answer {
             Answer::Refused => true,
@@ -124,7 +125,7 @@ impl Node {
 }
 
 impl Hold {
-    /// A lock that has just been granted.
+    /// Starts with a lock that has just been granted.
     pub fn new(spec: Arc<Spec>, grant: Grant) -> Self {
         let max_hold = spec.max_hold.unwrap_or(Duration::MAX);
         let nodes = grant.nodes.into_iter().map(|node| Node {
@@ -140,7 +141,7 @@ impl Hold {
             token: grant.token,
             fence: grant.fence,
             since: grant.since,
-            tenure: Tenure::new(grant.lifetime, grant.since, max_hold),
+            state: OwnershipState::new(grant.validity, grant.since, max_hold),
             over: false,
             revoked: Revoked::Nowhere,
             nodes: nodes.collect(),
@@ -152,43 +153,43 @@ impl Hold {
         }
     }
 
-    /// The lock that it is about. Its mode changes when it is [shared](Self::downgrade).
+    /// The description of the lock. [`downgrade`](Self::downgrade) changes its mode.
     pub fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
 
-    /// The token that holds it.
+    /// The token that holds the lock.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// Its fence.
+    /// The fence of the lock.
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// How long it has been held.
+    /// The time since the grant.
     pub fn held_for(&self, now: Moment) -> Duration {
         now.since(self.since)
     }
 
-    /// Whether its holder released or detached it.
+    /// Whether the holder released or detached the lock.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Whether it is held, and for how long. A lock that was released is as good as lost.
-    pub fn standing(&self, now: Moment) -> Standing {
-        if self.over { Standing::Lost(End::NotHeld) } else { self.tenure.standing(now) }
+    /// Whether the lock is held, and for how long. A released lock counts as lost.
+    pub fn ownership(&self, now: Moment) -> Ownership {
+        if self.over { Ownership::Lost(End::NotHeld) } else { self.state.ownership(now) }
     }
 
-    /// Whether an extension could make it last longer.
+    /// Whether an extension can move the deadline of the lock.
     pub fn is_extensible(&self, now: Moment) -> bool {
-        !self.over && !self.is_revoked() && self.tenure.is_extensible(now)
+        !self.over && !self.is_revoked() && self.state.is_extensible(now)
     }
 
-    /// Whether an operator revoked it, and the nodes that did not revoke it are no majority. It is
-    /// held until its deadline.
+    /// Whether an operator revoked the lock on more nodes than may be missing. The holder keeps it
+    /// until its deadline.
     pub fn is_revoked(&self) -> bool {
         self.revoked == Revoked::Everywhere
     }
@@ -197,14 +198,16 @@ impl Hold {
         self.revoked == Revoked::Nowhere || is_broken(Mutant::RevokedRepaired)
     }
 
-    /// When the next extension of a renewed lock is due: a third of the ttl after the last
-    /// extension, sooner after one that no majority confirmed, and soon while a node that answers
-    /// does not hold it. Until that is repaired, one failing node may be one too many.
+    /// The time until the next extension of a renewed lock; `None` if there is none.
+    ///
+    /// That is a third of the ttl after the last extension, and less after one that no majority
+    /// confirmed. It is short while a reachable node misses the lock: until that node is repaired,
+    /// the failure of one other may be enough to lose the lock.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
         if self.over || self.is_revoked() {
             return None;
         }
-        let regular = self.tenure.extend_in(now, self.spec.ttl)?;
+        let regular = self.state.extend_in(now, self.spec.ttl)?;
         let is_missing = |node: &Node| node.answer == Answer::Refused && node.repair.is_none();
         if !self.may_repair() || !self.nodes.iter().any(is_missing) {
             return Some(regular);
@@ -213,12 +216,12 @@ impl Hold {
         Some(regular.min(limits::REPAIR_AFTER.saturating_mul(doublings)))
     }
 
-    /// What each node answered last, by index.
+    /// The last answer of each node, by index.
     pub fn answers(&self) -> impl ExactSizeIterator<Item = &Answer> {
         self.nodes.iter().map(|node| &node.answer)
     }
 
-    /// How many nodes are known to hold it: nodes whose last answer says so, and that were not
+    /// The number of nodes whose last answer says that they hold the lock, and that have not
     /// restarted since.
     pub fn coverage(&self, topology: &super::Topology) -> usize {
         self.holding(topology).count()
@@ -232,17 +235,18 @@ impl Hold {
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
     }
 
-    /// Whether others may hold it as well. A lock that is [shared](Self::downgrade) stays so.
+    /// Whether other clients may share the lock. A shared lock stays shared.
     pub fn mode(&self) -> Mode {
         self.spec.mode
     }
 
-    /// Shares an exclusive lock from now on, and extends it. Nodes may carry that out whose answers
-    /// are lost: so it counts as shared whatever they answer, and every request says so from here
-    /// on.
+    /// Makes an exclusive lock shared, and extends it.
+    ///
+    /// The lock counts as shared at once, whatever the nodes answer: a node may downgrade it
+    /// although its answer is lost. Every later request repeats the mode.
     pub fn downgrade(&mut self, ctx: &Context<'_>) {
         self.set_mode(Mode::Shared);
-        // A round that is undecided asks for an exclusive lock.
+        // An undecided round asks for an exclusive lock.
         self.begin_round(false, ctx);
     }
 
@@ -250,8 +254,8 @@ impl Hold {
         self.spec = Arc::new(Spec { mode, ..(*self.spec).clone() });
     }
 
-    /// Begins a round of extensions, unless the lock has ended, or an earlier call's round is
-    /// undecided: then that one's end is the end of this one, too.
+    /// Begins a round of extensions, unless the lock has ended or a round is undecided. In the
+    /// latter case its verdict is that of this call too.
     pub fn extend(&mut self, ctx: &Context<'_>) {
         let is_undecided = |round: &Round| !round.decided && !round.is_follow_up;
         if self.round.as_ref().is_some_and(is_undecided) {
@@ -263,7 +267,7 @@ impl Hold {
     }
 
     fn begin_round(&mut self, is_follow_up: bool, ctx: &Context<'_>) {
-        if self.over || matches!(self.standing(ctx.now), Standing::Lost(_)) {
+        if self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_)) {
             return;
         }
         let number = self.next_round;
@@ -295,14 +299,14 @@ impl Hold {
                     self.actions.push_back(HoldAction::Send(send));
                 }
                 Err(error) => {
-                    self.heard(node, Answer::Failed(error), ctx);
+                    self.record_answer(node, Answer::Failed(error), ctx);
                     self.answer_round(node, None, ctx);
                 }
             }
         }
     }
 
-    /// What to do next.
+    /// Returns the next action.
     pub fn poll(&mut self) -> Option<HoldAction> {
         self.actions.pop_front()
     }
@@ -312,7 +316,7 @@ impl Hold {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
 
-    /// Gives up on nodes that have not answered the round in time.
+    /// Fails the nodes that have not answered the round in time.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         let Some(round) = &mut self.round else { return };
         let Some((_, limit)) = round.due.filter(|(at, _)| ctx.now.has_reached(*at)) else { return };
@@ -330,7 +334,7 @@ impl Hold {
         }
     }
 
-    /// Takes a response: of the grant, of a round, or of a repair.
+    /// Processes a response to the grant's ACQUIRE, to an extension, or to a repair.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
         let node = id.node;
         if id.round == self.acquire_round {
@@ -342,14 +346,14 @@ impl Hold {
         {
             let connection = round.pending[node].take();
             let arrived = match self.nodes[node].delivery {
-                // What went through the same connection has arrived before.
+                // Requests through one connection arrive in order.
                 Delivery::InFlight { connection: acquired } => Some(acquired) == connection,
                 Delivery::NotSent | Delivery::Arrived => false,
             };
             if arrived && !matches!(response, Response::Failed(_)) {
                 self.nodes[node].delivery = Delivery::Arrived;
             }
-            self.heard(node, response.to_answer(), ctx);
+            self.record_answer(node, response.to_answer(), ctx);
             self.answer_round(node, response.holds(), ctx);
             let found_missing =
                 self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
@@ -361,7 +365,7 @@ impl Hold {
         }
     }
 
-    /// A node answered to ACQUIRE when the lock was granted already.
+    /// Processes an answer to ACQUIRE that arrived after the grant.
     fn handle_straggler(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
         let node = &mut self.nodes[index];
         if !matches!(response, Response::Failed(_)) && node.delivery != Delivery::NotSent {
@@ -389,7 +393,7 @@ impl Hold {
             node.delivery = Delivery::Arrived;
         }
         self.actions.push_back(HoldAction::Repaired(response.holds() == Some(true)));
-        self.heard(index, response.to_answer(), ctx);
+        self.record_answer(index, response.to_answer(), ctx);
         if self.over {
             self.undo_repair(index, ctx);
         } else if *response == Response::No {
@@ -397,7 +401,7 @@ impl Hold {
         }
     }
 
-    fn heard(&mut self, index: usize, answer: Answer, ctx: &Context<'_>) {
+    fn record_answer(&mut self, index: usize, answer: Answer, ctx: &Context<'_>) {
         let node = &mut self.nodes[index];
         node.answer = answer;
         node.incarnation = ctx.topology.incarnation(index);
@@ -430,7 +434,7 @@ impl Hold {
             return;
         }
         if !self.over {
-            self.tenure.settle(verdict, ctx.now);
+            self.state.settle(verdict, ctx.now);
         }
         let is_confirmed = matches!(verdict, ExtensionVerdict::Extended(_));
         if is_broken(Mutant::ExclusiveUntilConfirmed) && !is_confirmed {
@@ -439,14 +443,16 @@ impl Hold {
         self.actions.push_back(HoldAction::Decided(verdict));
     }
 
-    /// Gives a node the lock that it missed. Not while an earlier ACQUIRE may be on its way there:
-    /// two of them could give the node the lock again after an operator has ended it there.
+    /// Sends ACQUIRE to a node that misses the lock, unless an earlier ACQUIRE may be in flight to
+    /// it.
+    ///
+    /// With two in flight, the second could restore a lock that an operator ended after the first.
     fn repair(&mut self, index: usize, ctx: &Context<'_>) {
         let node = &self.nodes[index];
-        let on_its_way = matches!(node.delivery, Delivery::InFlight { .. })
+        let is_in_flight = matches!(node.delivery, Delivery::InFlight { .. })
             && ctx.now.since(node.acquired_at) < self.spec.ttl.duration();
-        let ended = self.over || matches!(self.standing(ctx.now), Standing::Lost(_));
-        if ended || on_its_way || !self.may_repair() {
+        let ended = self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_));
+        if ended || is_in_flight || !self.may_repair() {
             return;
         }
         let Ok(connection) = ctx.topology.route_acquire(index) else { return };
@@ -461,7 +467,7 @@ impl Hold {
         self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
     }
 
-    /// Nothing more is heard of repairs that have not been answered.
+    /// Undoes the unanswered repairs of a lock that is over. Their responses will not be processed.
     pub fn abandon_repairs(&mut self, ctx: &Context<'_>) {
         for index in 0..self.nodes.len() {
             if self.over && self.nodes[index].repair.take().is_some() {
@@ -475,37 +481,38 @@ impl Hold {
         self.actions.push_back(HoldAction::Release(Box::new(release)));
     }
 
-    /// The holder releases it: how it stood, and the machine that releases it on all nodes.
-    pub fn release(&mut self, ctx: &Context<'_>) -> (Standing, Release) {
-        let standing = self.standing(ctx.now);
+    /// Releases the lock. Returns its ownership until now, and the machine of the release.
+    pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
+        let ownership = self.ownership(ctx.now);
         self.over = true;
         let deliveries = self.nodes.iter().map(|node| node.delivery);
         let release = Release::new(self.token, deliveries, &self.spec, ctx);
-        match standing {
-            Standing::Lost(_) => (standing, release.once()),
-            Standing::Held(_) | Standing::Uncertain(_) => (standing, release),
+        match ownership {
+            Ownership::Lost(_) => (ownership, release.once()),
+            Ownership::Held(_) | Ownership::Uncertain(_) => (ownership, release),
         }
     }
 
-    /// The holder gives it to another process. It stays where it is until its deadline, unless that
-    /// process attaches it. Returns what is left of it.
+    /// Gives the lock up for another process to attach. Returns the remaining validity.
+    ///
+    /// The lock stays on its nodes until its deadline.
     pub fn detach(&mut self, now: Moment) -> Option<Duration> {
-        let left = match self.standing(now) {
-            Standing::Held(left) | Standing::Uncertain(left) => Some(left),
-            Standing::Lost(_) => None,
+        let left = match self.ownership(now) {
+            Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),
+            Ownership::Lost(_) => None,
         };
         self.over = true;
         left
     }
 
-    /// What the nodes answered to its release.
+    /// Records the nodes' answers to the release.
     pub fn handle_released(&mut self, answers: impl Iterator<Item = Answer>) {
         for (node, answer) in self.nodes.iter_mut().zip(answers) {
             node.answer = answer;
         }
     }
 
-    /// How late renewals of this lock may be, so that several travel together.
+    /// How much earlier this lock may be renewed to share a batch.
     pub fn renewal_window(&self) -> Duration {
         limits::RENEWAL_WINDOW.min(self.spec.ttl.duration() / 50)
     }

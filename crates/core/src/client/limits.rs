@@ -3,32 +3,42 @@
 //!
 //! | limit | value |
 //! |---|---|
-//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips; never above ttl/4 |
+//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips; never above
+//! ttl/4 |
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may go beyond its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may be with the end of a WAIT |
-//! | [`LOOK_EVERY`] | 1.2 s: a waiter checks the node that it waits on, and another one |
-//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or leave the lock |
+//! | [`WAIT_CHECK_EVERY`] | 1.2 s: a waiter checks the node that it waits on, and another one |
+//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or
+//! leave the lock |
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
 //! | [`TIE_REPEATS`] | 3: how often the winner of a tie repeats its request |
 //! | [`STAYS_MAX`] | 3: how often a client that later nodes refused waits on its queue node again |
 //! | [`PROBES_MAX`] | 3: how often a call that does not wait asks for any slot |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
-//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is repeated |
-//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
-//! | [`RELEASE_RESEND`] | 500 ms until an unanswered RELEASE is also sent through a newer connection |
+//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is
+//! repeated |
+//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: a RELEASE that may have overtaken its ACQUIRE
+//! or WAIT is repeated |
+//! | [`RELEASE_RESEND`] | 500 ms until an unanswered RELEASE is also sent through a newer
+//! connection |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
-//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals that are due within 20 ms, or ttl/50 where that is less, travel together: at most 512 in one pipeline |
-//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node missed is extended |
-//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation, and 250 ms until a node is asked again |
+//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals that are due within 20 ms, or ttl/50 where
+//! that is less, travel together: at most 512 in one pipeline |
+//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node
+//! missed is extended |
+//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation, and 250 ms
+//! until a node is asked again |
 //! | [`LISTED_MAX`] | 100,000 locks of a list |
-//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries that one LOCK.SCAN looks at, and 2.5 s for its answer |
+//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries that one LOCK.SCAN looks at, and 2.5 s for its
+//! answer |
 //! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
-//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and 4 round trips |
+//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and
+//! 4 round trips |
 //! | [`SEATS_MAX`] | 256 waiting connections to each node |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys for which contention is remembered |
 
@@ -44,7 +54,7 @@ pub const CALL_GRACE: Duration = Duration::from_millis(40);
 /// How late a node may be with the end of a WAIT before the client stops listening.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 /// How often a waiter checks the node that it waits on, and looks at another one.
-pub const LOOK_EVERY: Duration = Duration::from_millis(1200);
+pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
 /// How often a client that its queue node granted repeats its request to nodes that refused.
 pub const TIE_REPEATS: u8 = 3;
 /// How often a client waits on its queue node again although later nodes refused it.

@@ -22,10 +22,10 @@ pub struct Links {
     actions: VecDeque<LinkAction>,
 }
 
-/// What a server says of itself when it is connected.
+/// What a server reports about itself when a client connects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// Its run id: another one at each start.
+    /// Its run id, which changes at each start.
     pub run_id: Option<Arc<str>>,
     /// `standalone`, `sentinel` or `cluster`.
     pub mode: Option<String>,
@@ -33,21 +33,21 @@ pub struct Hello {
     pub is_replica: bool,
     /// The version of its lock module, if that is loaded.
     pub module_version: Option<String>,
-    /// The set that it says it belongs to.
+    /// The set that it reports.
     pub set: SetReport,
 }
 
-/// What the driver of the links is to do.
+/// An instruction to the driver of the links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkAction {
-    /// Connect to a node and ask what it is.
+    /// Connect to a node and request its [`Hello`].
     Connect {
         /// The index of the node.
         node: usize,
         /// The number of the connection.
         connection: u64,
     },
-    /// Stop connecting, or close a connection: what is in flight on it may still be answered.
+    /// Stop connecting, or close a connection once its requests in flight are answered.
     Close {
         /// The index of the node.
         node: usize,
@@ -63,11 +63,11 @@ pub enum LinkAction {
     },
     /// The topology has changed.
     Changed,
-    /// Something that the operator should know.
+    /// Report an event to the operator.
     Notice(Notice),
 }
 
-/// Something that the operator should know.
+/// An event for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The server of this node was restarted.
@@ -75,8 +75,7 @@ pub enum Notice {
         /// The index of the node.
         node: usize,
     },
-    /// The nodes do not say which set they belong to: two clients with different lists of nodes
-    /// could both win.
+    /// The nodes report no set. Two clients with different lists of nodes could both win.
     NoSet,
     /// A node does not vote, for this reason.
     NotAdmitted {
@@ -92,14 +91,14 @@ pub enum Notice {
     },
 }
 
-/// How a node is reached now, for people.
+/// The state of a node's connection, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkHealth {
-    /// Why it cannot vote, if it cannot.
+    /// Why the node cannot vote; `None` if it can.
     pub error: Option<NodeError>,
-    /// For how long that has been so.
+    /// Since when that has been so.
     pub since: Moment,
-    /// What the server says of itself, while it is connected.
+    /// The server's report about itself, while it is connected.
     pub hello: Option<Hello>,
 }
 
@@ -108,16 +107,16 @@ struct Link {
     name: Arc<str>,
     state: State,
     admission: Result<(), NodeError>,
-    /// Since when it has been reached so, or not.
+    /// Since when the connection has been in this state.
     since: Moment,
-    /// Attempts to connect, and when each is given up.
+    /// The attempts to connect in progress, and when each times out.
     connecting: SmallVec<[(u64, Moment); 2]>,
     /// When the next attempt begins, while there is no working connection.
     connect_at: Option<Moment>,
     pause: Duration,
     /// The number of the last attempt.
     last: u64,
-    /// When the server was last known to be a particular one.
+    /// The run id of the server's last known start.
     run_id: Option<Arc<str>>,
     incarnation: u64,
     /// The set that it belonged to when it was last connected.
@@ -134,17 +133,16 @@ enum State {
 struct Up {
     connection: u64,
     hello: Hello,
-    /// It does not answer, for this reason.
+    /// Why the connection counts as silent; `None` while it answers.
     silent: Option<NodeError>,
-    /// When an unanswered PING shows that it is silent.
+    /// When an unanswered PING makes it silent, and after how long.
     ping_due: Option<(Moment, Duration)>,
     /// When the idle connection is checked.
     check_at: Moment,
 }
 
 impl Links {
-    /// To nodes of these names, which are connected from now on.
-    /// The program may name the set that it expects.
+    /// Starts to connect to nodes of these names. The program may name the set that it expects.
     pub fn new(
         names: impl IntoIterator<Item = Arc<str>>,
         expected_set: Option<String>,
@@ -172,12 +170,12 @@ impl Links {
         }
     }
 
-    /// What to do next.
+    /// Returns the next action.
     pub fn poll(&mut self) -> Option<LinkAction> {
         self.actions.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), if nothing happens before.
+    /// When to call [`handle_timeout`](Self::handle_timeout), unless an event comes first.
     pub fn poll_timeout(&self) -> Option<Moment> {
         self.nodes.iter().filter_map(Link::poll_timeout).reduce(Moment::earlier)
     }
@@ -187,12 +185,12 @@ impl Links {
         Topology::new(self.nodes.iter().map(Link::status).collect())
     }
 
-    /// How each node is reached now, by index.
+    /// The state of each node's connection, by index.
     pub fn health(&self) -> Vec<LinkHealth> {
         self.nodes.iter().map(Link::health).collect()
     }
 
-    /// Whether it is known of every node if it can be reached.
+    /// Whether every node has been reached or has failed once.
     pub fn is_settled(&self) -> bool {
         self.nodes.iter().all(Link::is_settled)
     }
@@ -202,7 +200,7 @@ impl Links {
         self.nodes.iter().filter(|link| link.health().error.is_none()).count()
     }
 
-    /// Does what is due.
+    /// Carries out what is due.
     pub fn handle_timeout(&mut self, now: Moment, fleet: &Fleet, random: &mut dyn Random) {
         for node in 0..self.nodes.len() {
             self.give_up_connecting(node, now);
@@ -228,7 +226,7 @@ impl Links {
         }
     }
 
-    /// Checks a connection that is idle, or does not answer.
+    /// Checks a connection that is idle or unanswered.
     fn check(&mut self, node: usize, now: Moment, fleet: &Fleet) {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         if let Some((due, limit)) = up.ping_due
@@ -255,9 +253,10 @@ impl Links {
         self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
     }
 
-    /// Makes another attempt to connect, if it is time for one. One that is on its way does not
-    /// keep later ones from being made: a network that lost its first packet may be back long
-    /// before it is given up.
+    /// Makes another attempt to connect, if one is due.
+    ///
+    /// An unfinished attempt does not prevent the next: after the loss of its first packet, a new
+    /// attempt may succeed long before the old one times out.
     fn connect(&mut self, node: usize, now: Moment, random: &mut dyn Random) {
         let link = &mut self.nodes[node];
         let due = link.connect_at.is_some_and(|at| now.has_reached(at));
@@ -272,7 +271,7 @@ impl Links {
         let connection = link.last;
         link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
         self.actions.push_back(LinkAction::Connect { node, connection });
-        // Not all clients of a node that comes back at the same moment.
+        // Spreads the clients of a node that comes back.
         let pause = link.pause.max(stagger);
         let part = Duration::from_micros(
             random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1),
@@ -281,7 +280,7 @@ impl Links {
         link.pause = (link.pause * 2).min(limits::RECONNECT_PAUSE_MAX);
     }
 
-    /// A node is connected and has said what it is. Returns whether the connection is used.
+    /// Records that a node is connected. Returns whether the connection is used.
     pub fn handle_connected(
         &mut self,
         node: usize,
@@ -325,7 +324,7 @@ impl Links {
         true
     }
 
-    /// An attempt to connect has failed.
+    /// Records that an attempt to connect has failed.
     pub fn handle_connect_failed(
         &mut self,
         node: usize,
@@ -350,7 +349,7 @@ impl Links {
         }
     }
 
-    /// A connection has ended.
+    /// Records that a connection has ended.
     pub fn handle_closed(&mut self, node: usize, connection: u64, now: Moment) {
         let link = &mut self.nodes[node];
         if !matches!(&link.state, State::Up(up) if up.connection == connection) {
@@ -364,7 +363,7 @@ impl Links {
         self.actions.push_back(LinkAction::Changed);
     }
 
-    /// A connection has answered PING.
+    /// Records that a connection has answered PING.
     pub fn handle_pong(&mut self, node: usize, connection: u64, now: Moment) {
         let link = &mut self.nodes[node];
         let State::Up(up) = &mut link.state else { return };
@@ -382,7 +381,7 @@ impl Links {
         }
     }
 
-    /// A request through this connection was not answered in time.
+    /// Records that a request through this connection was not answered in time.
     pub fn handle_suspicion(&mut self, node: usize, connection: u64, now: Moment, fleet: &Fleet) {
         if let State::Up(up) = &self.nodes[node].state
             && up.connection == connection
@@ -393,7 +392,7 @@ impl Links {
         }
     }
 
-    /// Decides which of the servers may vote.
+    /// Decides which servers may vote.
     fn admit(&mut self) {
         let reports: Vec<_> = self.nodes.iter().map(|link| link.set.clone()).collect();
         let agreement = agree(self.expected_set.as_deref(), &reports);

@@ -9,7 +9,7 @@ use crate::quorum::Majority;
 pub enum Answer {
     /// The node granted, extended or released the lock. The fence is what it stored, if it says so.
     Granted(Option<Fence>),
-    /// Another holds the lock there, or this token no longer does.
+    /// Another token holds the lock on the node, or this token no longer does.
     Refused,
     /// The node did not vote.
     Failed(NodeError),
@@ -18,8 +18,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Whether so many of these answers are [permanent errors](NodeError::is_permanent) that the
-    /// other nodes are no majority. Then it does not help to wait.
+    /// Whether too few nodes remain for a majority without those whose answers are
+    /// [permanent errors](NodeError::is_permanent). If so, waiting does not help.
     pub fn rule_out_majority<'a>(
         answers: impl IntoIterator<Item = &'a Self>,
         majority: Majority,
@@ -70,7 +70,7 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
-    /// As many clients wait on the node as it allows.
+    /// The node's queue is at its limit.
     #[error("its queue is full: {reason}")]
     QueueFull {
         /// The node's own words.
@@ -113,7 +113,7 @@ pub enum NodeError {
         "the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration"
     )]
     NoModule,
-    /// The server is a node of this client already, under another address. It has one vote.
+    /// The server is also listed under another address. It has one vote.
     #[error("it is the same server as {node}, which has its vote")]
     SameServer {
         /// The other address.
@@ -147,12 +147,12 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// The connection that was to carry a request is gone.
+    /// The error of a request whose connection was lost.
     pub fn connection_lost() -> Self {
         Self::Down { reason: "the connection was lost".into() }
     }
 
-    /// An error of the server that has no variant of its own.
+    /// The error for a server's reply that has no variant of its own.
     pub fn refused(words: String) -> Self {
         let max_ms = words.strip_prefix("ERR ttl must be between 1 and ").and_then(|rest| {
             let (max_ms, _) = rest.split_once(" milliseconds")?;
@@ -161,7 +161,7 @@ impl NodeError {
         max_ms.map_or(Self::Refused(words), |max_ms| Self::TtlTooLong { max_ms })
     }
 
-    /// A node that has not answered within `limit`.
+    /// The error of a node that has not answered within `limit`.
     pub fn timed_out(limit: Duration) -> Self {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
     }

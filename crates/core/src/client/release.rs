@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::Spec;
+use super::Spec;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
@@ -12,37 +12,37 @@ use crate::quorum::{self, Moment, ReleaseVerdict};
 /// Releases one token on every node that may have it, until each has answered or every lease has
 /// ended by itself.
 ///
-/// Call [`poll`](Self::poll) when it begins and after each event, until it returns `None`;
-/// everything that it returns must be sent before anything else that its client sends to that node.
-/// When [`is_done`](Self::is_done) it may be dropped.
+/// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`. Send each
+/// request before any later request of the same client to that node. Drop the machine once
+/// [`is_done`](Self::is_done).
 #[derive(Debug)]
 pub struct Release {
     spec: Arc<Spec>,
     token: Token,
-    tally: quorum::Release,
+    tally: quorum::ReleaseRound,
     verdict: Option<ReleaseVerdict>,
     nodes: Vec<Node>,
-    /// A WAIT with this token that has not been answered.
+    /// The unanswered WAIT of this token.
     wait: Option<RequestId>,
-    /// Until then the verdict waits for answers.
+    /// When the verdict is due, whatever is unanswered.
     limit_at: Moment,
-    /// By then every lease with this token has ended by itself.
+    /// When every lease of this token has ended by its deadline.
     ends_at: Moment,
-    /// Whether a request that failed is repeated.
+    /// Whether to repeat a request that failed.
     persistent: bool,
     sends: VecDeque<Send>,
-    /// Connections on which a request was not answered in time.
+    /// Connections with a request that was not answered in time.
     suspects: VecDeque<(usize, u64)>,
 }
 
 /// A request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// Tells its response apart.
+    /// Identifies the response.
     pub id: RequestId,
     /// The connection of the node.
     pub connection: u64,
-    /// What to send.
+    /// The request.
     pub request: Request,
 }
 
@@ -50,33 +50,33 @@ pub struct Send {
 struct Node {
     state: State,
     answer: Answer,
-    /// The round of its last request: a later one than that of the WAIT.
+    /// The round of the last request, which is later than that of the WAIT.
     round: u32,
     pause: Duration,
-    /// The connection on which an unanswered ACQUIRE is in flight. What is sent through another one
-    /// may overtake it.
+    /// The connection of an ACQUIRE in flight. A request through another connection may overtake
+    /// it.
     acquire_on: Option<u64>,
-    /// The RELEASE went another way than the ACQUIRE or the WAIT, which may still arrive after it.
-    /// It is repeated until then.
+    /// Until when to repeat the RELEASE, since it took another connection than the ACQUIRE or WAIT
+    /// and may have overtaken it.
     overtakes_until: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
     Done,
-    /// Sent through this connection. Also through a newer one, if it is not answered by then.
+    /// Sent through this connection; sent through a newer one too unless answered by `resend_at`.
     Sent {
         connection: u64,
         resend_at: Moment,
     },
-    /// It failed, and is repeated then.
+    /// Failed, and repeated at `repeat_at`.
     Failed {
         repeat_at: Moment,
     },
 }
 
 impl Release {
-    /// Releases `token` on the nodes to which a request for it was delivered so.
+    /// Releases `token` on each node, given how far its last request got.
     pub(super) fn new(
         token: Token,
         deliveries: impl Iterator<Item = Delivery>,
@@ -86,7 +86,7 @@ impl Release {
         Self::after_round(0, token, deliveries, spec, ctx)
     }
 
-    /// The same, with rounds that come after this one.
+    /// The same, with rounds that follow `round`.
     fn after_round(
         round: u32,
         token: Token,
@@ -99,7 +99,7 @@ impl Release {
         let mut this = Self {
             spec: Arc::clone(spec),
             token,
-            tally: quorum::Release::new(ctx.fleet.majority),
+            tally: quorum::ReleaseRound::new(ctx.fleet.majority),
             verdict: None,
             nodes: Vec::with_capacity(ctx.fleet.majority.nodes()),
             wait: None,
@@ -142,27 +142,29 @@ impl Release {
         this
     }
 
-    /// Releases `token` on all nodes: of a lock that another process detached.
+    /// Releases the token of a detached lock on all nodes.
     pub fn everywhere(token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
         let nodes = 0..ctx.topology.nodes().len();
         Self::new(token, nodes.map(|_| Delivery::Arrived), spec, ctx)
     }
 
-    /// Takes a waiter out of the queue of a node. RELEASE travels through another connection than
-    /// the WAIT and may overtake it, so it is repeated until the WAIT has been answered.
+    /// Removes a waiter from the queue of a node.
+    ///
+    /// The RELEASE takes another connection than the WAIT and may overtake it, so it is repeated
+    /// until the WAIT has been answered.
     pub(super) fn leave(
         token: Token,
         wait: RequestId,
         spec: &Arc<Spec>,
         ctx: &Context<'_>,
     ) -> Self {
-        // Its own requests are not taken for the WAIT.
+        // Later rounds keep the responses to its own requests apart from that to the WAIT.
         let mut this = Self::after_round(wait.round, token, only(wait.node, ctx), spec, ctx);
         this.wait = Some(wait);
         this
     }
 
-    /// The same for a WAIT whose connection was lost before it was answered: it may still arrive.
+    /// The same for a WAIT whose connection was lost before an answer. The WAIT may still arrive.
     pub(super) fn of_lost_wait(
         token: Token,
         node: usize,
@@ -179,34 +181,35 @@ impl Release {
         Self::new(token, only(node, ctx), spec, ctx)
     }
 
-    /// Repeats nothing: of a lock that has ended by its deadline.
+    /// Sends each request once, for a lock that has ended by its deadline.
     #[must_use]
     pub(super) fn once(mut self) -> Self {
         self.persistent = false;
         self
     }
 
-    /// The lock that it is about.
+    /// The description of the lock.
     pub fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
 
-    /// The token that it releases.
+    /// The token to release.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// The WAIT whose answer it needs, which the driver hands over with it.
+    /// The WAIT whose answer this machine needs. Its driver receives it with the machine.
     pub fn wait(&self) -> Option<RequestId> {
         self.wait
     }
 
-    /// What to send next.
+    /// Returns the next request to send.
     pub fn poll(&mut self) -> Option<Send> {
         self.sends.pop_front()
     }
 
-    /// A node, and the number of its connection, that left a request unanswered: tell its link.
+    /// Returns a node and the number of its connection that left a request unanswered, for its
+    /// link.
     pub fn poll_suspect(&mut self) -> Option<(usize, u64)> {
         self.suspects.pop_front()
     }
@@ -225,30 +228,30 @@ impl Release {
         nodes.chain(limit_at).chain([self.ends_at]).reduce(Moment::earlier)
     }
 
-    /// Whether nothing is left to do.
+    /// Whether no request is left to send, to repeat or to await.
     pub fn is_done(&self) -> bool {
         self.wait.is_none() && self.nodes.iter().all(|node| matches!(node.state, State::Done))
     }
 
-    /// What the release came to, once a majority has decided or its time limit is over.
+    /// The verdict, once a majority has decided or the time limit is over.
     pub fn verdict(&self) -> Option<ReleaseVerdict> {
         self.verdict
     }
 
-    /// What each node answered.
+    /// The last answer of each node.
     pub fn answers(&self) -> impl Iterator<Item = &Answer> {
         self.nodes.iter().map(|node| &node.answer)
     }
 
-    /// Takes a response: to one of its requests, or to the WAIT that it [waits for](Self::wait).
+    /// Processes a response to one of the requests, or to the [WAIT](Self::wait).
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
         if self.wait == Some(id) {
             self.wait = None;
             if *response == Response::No {
-                // The waiter is out of the queue, and was granted nothing.
+                // The waiter has left the queue, and was granted nothing.
                 self.nodes[id.node].state = State::Done;
             } else {
-                // It was granted the lock, or may be: that is released again.
+                // The waiter was granted the lock, or may be.
                 if matches!(response, Response::Failed(NodeError::Down { .. })) {
                     self.nodes[id.node].overtakes_until =
                         Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
@@ -268,11 +271,11 @@ impl Release {
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
-            // The token may have been granted the lock since then. The newest request tells.
+            // The token may have been granted the lock since. The newest request will tell.
             Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
             }
             Response::Failed(error) if error.is_permanent() => {
-                // Nothing was granted there, and nothing can be released.
+                // The node granted nothing, and there is nothing to release.
                 node.state = State::Done;
                 self.wait = self.wait.filter(|wait| wait.node != id.node);
             }
@@ -293,7 +296,7 @@ impl Release {
         node.pause = (node.pause * 2).min(limits::RELEASE_PAUSE_MAX);
     }
 
-    /// Does what is due.
+    /// Carries out what is due.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         if ctx.now.has_reached(self.ends_at) {
             self.wait = None;
@@ -305,7 +308,7 @@ impl Release {
             match self.nodes[index].state {
                 State::Sent { connection, resend_at } if ctx.now.has_reached(resend_at) => {
                     self.suspects.push_back((index, connection));
-                    // A connection that was replaced may never answer.
+                    // A replaced connection may never answer.
                     match ctx.topology.route(index) {
                         Ok(current) if current != connection => self.send(index, ctx),
                         _ => {

@@ -5,23 +5,22 @@ use std::time::Duration;
 use super::limits;
 use crate::quorum::Moment;
 
-/// When the next extension of each lock of a client is due. Locks that are due at about the same
-/// time travel together.
+/// The schedule of a client's extensions. Locks that are due at about the same time share a batch.
 #[derive(Debug, Default)]
-pub struct Renewals {
+pub struct RenewalBatches {
     due: HashMap<u64, (Moment, Duration)>,
-    /// By time. What is not due at that time any more is skipped.
+    /// Locks by due time. An entry that no longer matches `due` is skipped.
     order: BinaryHeap<Reverse<((Duration, Duration), u64)>>,
 }
 
-impl Renewals {
-    /// Sets when the lock is extended: at `at`, or earlier by `window` together with others.
+impl RenewalBatches {
+    /// Schedules the extension of a lock at `at`, or up to `window` earlier in a batch.
     pub fn schedule(&mut self, lock: u64, at: Moment, window: Duration) {
         self.due.insert(lock, (at, window));
         self.order.push(Reverse(((at.raw, at.boot), lock)));
     }
 
-    /// The lock is not to be extended any more.
+    /// Removes a lock from the schedule.
     pub fn forget(&mut self, lock: u64) {
         self.due.remove(&lock);
         if self.due.is_empty() {
@@ -29,7 +28,7 @@ impl Renewals {
         }
     }
 
-    /// When the first lock is due.
+    /// When the next lock is due.
     pub fn next_due(&mut self) -> Option<Moment> {
         while let Some(Reverse((at, lock))) = self.order.peek() {
             match self.due.get(lock) {
@@ -40,7 +39,8 @@ impl Renewals {
         None
     }
 
-    /// The locks that are due now, and locks that may travel with them: in batches.
+    /// Removes and returns the locks that are due now and those whose windows have begun, in
+    /// batches.
     pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
         let mut batches: Vec<Vec<u64>> = Vec::new();
         let mut first = true;

@@ -3,8 +3,7 @@ use std::time::Duration;
 use super::{Answer, NodeError, Token};
 use crate::Fence;
 
-/// Tells the requests of one machine apart, so that a response reaches the round that it belongs
-/// to.
+/// Identifies a request within its machine, so that its response reaches the right round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
     /// The round of its machine.
@@ -18,11 +17,11 @@ pub struct RequestId {
 pub struct Request {
     /// The token of the lock.
     pub token: Token,
-    /// What the node is to do.
+    /// The command.
     pub command: Command,
 }
 
-/// What a node is asked to do.
+/// A command to one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `ACQUIRE … FENCE fence`.
@@ -30,20 +29,20 @@ pub enum Command {
         /// The proposed fence.
         fence: Fence,
     },
-    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for one of several keys, on a
-    /// connection that nothing else uses.
+    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for one of several keys, on an
+    /// exclusive connection.
     Wait {
         /// The proposed fence.
         fence: Fence,
         /// How long the node lets the client wait: at least 1 ms.
         wait: Duration,
     },
-    /// `ACQUIREANY … FENCE fence`: one of the keys.
+    /// `ACQUIREANY … FENCE fence` for one of the keys.
     AcquireAny {
         /// The proposed fence.
         fence: Fence,
     },
-    /// `EXTEND`, with `FENCE fence` where there is one.
+    /// `EXTEND`, with `FENCE fence` if there is one.
     Extend {
         /// The fence that the node is to store.
         fence: Option<Fence>,
@@ -61,7 +60,7 @@ pub enum Command {
     Ping,
 }
 
-/// What became of a request.
+/// The response to a request, or the lack of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Response {
     /// ACQUIRE without WAIT and EXTEND: the token holds the lock, with this fence.
@@ -74,7 +73,7 @@ pub enum Response {
         waited: Duration,
     },
     /// ACQUIREANY: the token holds the lock of one of the keys.
-    AnyAfterWait {
+    FenceAndKeyAfterWait {
         /// The fence on this node.
         fence: Fence,
         /// How long the node made the client wait; zero without WAIT.
@@ -82,34 +81,35 @@ pub enum Response {
         /// Which of the keys of the request.
         key: usize,
     },
-    /// RELEASE: the token held the lock. INSPECT: a key is taken. PING: the node answers.
+    /// RELEASE: the token held the lock. INSPECT: a key is taken. PING: PONG.
     Yes,
-    /// ACQUIRE: another holds the lock. EXTEND, RELEASE: the token does not hold it. INSPECT: the
-    /// keys are free.
+    /// ACQUIRE: another token holds the lock. EXTEND, RELEASE: this token does not hold it.
+    /// INSPECT: the keys are free.
     No,
     /// No answer, or an error.
     Failed(NodeError),
 }
 
 impl Response {
-    /// Whether the token holds the lock, or held it until this RELEASE; `None` without an answer.
+    /// Whether the token holds the lock, or held it until this RELEASE; `None` if the request
+    /// failed.
     pub fn holds(&self) -> Option<bool> {
         match self {
             Self::Fence(_)
             | Self::FenceAfterWait { .. }
-            | Self::AnyAfterWait { .. }
+            | Self::FenceAndKeyAfterWait { .. }
             | Self::Yes => Some(true),
             Self::No => Some(false),
             Self::Failed(_) => None,
         }
     }
 
-    /// The same for reports.
+    /// The answer as errors and reports show it.
     pub fn to_answer(&self) -> Answer {
         match self {
             Self::Fence(fence)
             | Self::FenceAfterWait { fence, .. }
-            | Self::AnyAfterWait { fence, .. } => Answer::Granted(Some(*fence)),
+            | Self::FenceAndKeyAfterWait { fence, .. } => Answer::Granted(Some(*fence)),
             Self::Yes => Answer::Granted(None),
             Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),
@@ -120,13 +120,13 @@ impl Response {
 /// Whether a request that may grant a lock has reached its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delivery {
-    /// It was not sent.
+    /// Not sent.
     NotSent,
-    /// It was sent through this connection of the node, and no answer shows that it has arrived.
+    /// Sent, and no answer proves that the request has arrived.
     InFlight {
-        /// The connection: the number of the node's link.
+        /// The number of the node's connection.
         connection: u64,
     },
-    /// It has arrived: what is sent through any connection from now on comes after it.
+    /// Arrived. Requests through any connection arrive after it from now on.
     Arrived,
 }

@@ -10,16 +10,17 @@ const UNKNOWN_US: u64 = 1000;
 
 /// The smoothed round trip of each node.
 ///
-/// A shorter sample counts at once, a longer one by an eighth: anything else that delays an answer
-/// only makes it longer. Each time-out doubles the estimate, and late answers are samples too, so
-/// the estimate of a path that becomes slow follows it. Waits are not sampled.
+/// A shorter sample replaces the estimate, and a longer one raises it by an eighth of the
+/// difference, because delays other than the network only lengthen a sample. Each time-out doubles
+/// the estimate. Late answers are samples too, so the estimate follows a path that becomes slow.
+/// Waits are not sampled.
 #[derive(Debug)]
 pub struct RoundTrips {
     estimates_us: Box<[AtomicU64]>,
 }
 
 impl RoundTrips {
-    /// Of so many nodes, none of which has been measured.
+    /// Makes estimates for `nodes` nodes that have not been measured.
     pub fn new(nodes: usize) -> Self {
         Self { estimates_us: (0..nodes).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -35,7 +36,7 @@ impl RoundTrips {
         (0..self.estimates_us.len()).map(|node| self.of(node)).max().unwrap_or_default()
     }
 
-    /// The estimate that half of the nodes do not exceed.
+    /// The median of the estimates.
     pub fn typical(&self) -> Duration {
         let mut all: smallvec::SmallVec<[Duration; 8]> =
             (0..self.estimates_us.len()).map(|node| self.of(node)).collect();
@@ -43,7 +44,7 @@ impl RoundTrips {
         all.get(all.len() / 2).copied().unwrap_or_default()
     }
 
-    /// Learns that a node answered after `took`, in time or late.
+    /// Records that a node answered after `took`, in time or late.
     pub fn sample(&self, node: usize, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).clamp(1, ESTIMATE_MAX_US);
         let before = self.estimates_us[node].load(Ordering::Relaxed);
@@ -52,11 +53,11 @@ impl RoundTrips {
         } else {
             before.min(took) + took.saturating_sub(before) / GROWTH_PART
         };
-        // Of two samples at the same moment one may be lost, which changes little.
+        // A concurrent sample may be lost, which changes little.
         self.estimates_us[node].store(after, Ordering::Relaxed);
     }
 
-    /// Learns that a node did not answer in time.
+    /// Records that a node did not answer in time.
     pub fn timed_out(&self, node: usize) {
         let before = match self.estimates_us[node].load(Ordering::Relaxed) {
             0 => UNKNOWN_US,

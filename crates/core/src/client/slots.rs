@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use super::acquire::Spec;
+use super::Spec;
 use super::{Keys, Random};
 
 /// The keys of which a call takes one.
 #[derive(Debug)]
 pub struct Slots {
-    /// All of them.
+    /// The lock as described for all keys.
     all: Arc<Spec>,
     keys: Keys,
-    /// The one that the call asks for.
+    /// The key that the call asks for, as an index.
     slot: usize,
-    /// Slots that others hold although the node that decides does not know: one bit each.
+    /// Keys that other clients hold without a lease on the deciding node, one bit each.
     left_out: u64,
-    /// How often a node was asked for any of them.
+    /// The number of requests for any of the keys.
     pub(super) probes: u8,
 }
 
@@ -30,17 +30,17 @@ impl Slots {
         Arc::new(Spec { keys, any: Some(self.keys.clone()), ..(*self.all).clone() })
     }
 
-    /// The lock of the slot.
+    /// The lock of the current key.
     pub(super) fn spec(&self) -> Arc<Spec> {
         self.of(|slot| slot == self.slot)
     }
 
-    /// The slots that a WAIT asks for.
+    /// The lock of any key that a WAIT asks for.
     pub(super) fn candidates(&self) -> Arc<Spec> {
         self.of(|slot| !self.is_left_out(slot))
     }
 
-    /// The same without the present slot.
+    /// The same without the current key.
     pub(super) fn others(&self) -> Arc<Spec> {
         self.of(|slot| slot != self.slot && !self.is_left_out(slot))
     }
@@ -53,23 +53,23 @@ impl Slots {
         self.left_out & bit(slot) != 0
     }
 
-    /// Whether some are left out.
+    /// Whether any key is left out.
     pub(super) fn is_partial(&self) -> bool {
         self.left_out != 0
     }
 
-    /// Asks for this slot from now on.
+    /// Makes this key the current one.
     pub(super) fn take(&mut self, slot: usize) {
         self.slot = slot.min(self.keys.len().saturating_sub(1));
     }
 
-    /// Asks for one at random that is not left out.
+    /// Makes a random key that is not left out the current one.
     pub(super) fn pick(&mut self, random: &mut dyn Random) {
-        let of = |slot: &usize| !self.is_left_out(*slot);
-        self.slot = pick(random, &(0..self.keys.len()).filter(of)).unwrap_or(0);
+        let is_allowed = |slot: &usize| !self.is_left_out(*slot);
+        self.slot = pick(random, &(0..self.keys.len()).filter(is_allowed)).unwrap_or(0);
     }
 
-    /// Leaves the present slot out. When none is left, all are asked for again.
+    /// Leaves the current key out. When none is left, allows all again.
     pub(super) fn leave_out(&mut self) {
         self.left_out |= bit(self.slot);
         if (0..self.keys.len()).all(|slot| self.is_left_out(slot)) {
@@ -77,7 +77,7 @@ impl Slots {
         }
     }
 
-    /// Asks for all of them again.
+    /// Allows all keys again.
     pub(super) fn allow_all(&mut self) {
         self.left_out = 0;
     }
@@ -91,8 +91,8 @@ pub struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// A slot of so many to ask for first: the one that was released last, or else one at random
-    /// that this program does not hold.
+    /// Proposes which of `slots` to ask for first: the one that was released last, or else a random
+    /// one that this program does not hold.
     pub fn propose(&mut self, slots: usize, random: &mut dyn Random) -> usize {
         let is_free = |slot: &usize| self.held & bit(*slot) == 0;
         let freed = self.freed.take().filter(|&slot| slot < slots && is_free(&slot));
@@ -100,19 +100,19 @@ impl SlotMemory {
         free.or_else(|| pick(random, &(0..slots))).unwrap_or(0)
     }
 
-    /// This program holds the slot.
+    /// Records that this program holds the slot.
     pub fn acquired(&mut self, slot: usize) {
         self.held |= bit(slot);
     }
 
-    /// This program has released it.
+    /// Records that this program released the slot.
     pub fn freed(&mut self, slot: usize) {
         self.held &= !bit(slot);
         self.freed = Some(slot);
     }
 }
 
-/// One of these at random.
+/// A random one of these slots.
 fn pick(random: &mut dyn Random, slots: &(impl Iterator<Item = usize> + Clone)) -> Option<usize> {
     let count = u64::try_from(slots.clone().count()).unwrap_or(0);
     if count == 0 {

@@ -11,9 +11,7 @@ use super::leases::Leases;
 use super::propagation::Propagation;
 use super::queues::Queues;
 use super::server_events::Flushed;
-use super::{
-    Author, Change, Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings, Stats,
-};
+use super::{Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings, Stats};
 use crate::Ttl;
 
 /// The leases and queues of one server.
@@ -109,25 +107,6 @@ impl Node {
     pub(super) fn hear_all<K: Keyspace>(&mut self, now: Now, keyspace: &mut K) {
         while let Some(event) = keyspace.next_event() {
             self.hear(now, &event);
-        }
-    }
-
-    /// Propagates a change of a key, invalidates caches, and sends keyspace events.
-    pub(super) fn publish<K: Keyspace>(
-        &self,
-        keyspace: &mut K,
-        key: &K::Name,
-        change: Change<'_, K::Name>,
-        author: Author,
-    ) {
-        if self.propagation.is_needed() {
-            keyspace.propagate(key, change);
-        } else {
-            keyspace.count_change();
-        }
-        keyspace.invalidate(key, author);
-        if self.propagation.notifies(keyspace.publishes_events()) {
-            keyspace.notify(key, change);
         }
     }
 

@@ -1,6 +1,6 @@
-//! Whether writes must be propagated.
+//! What is propagated to replicas and the append-only file, and whether a write must be.
 
-use super::{Listeners, Monotonic};
+use super::{Author, Change, Keyspace, Listeners, Monotonic, Node};
 
 /// Tracks whether replicas or the append-only file may receive what a node writes.
 ///
@@ -32,6 +32,27 @@ enum Role {
 
 /// How often to read the server's report while listeners are unknown, in microseconds.
 const CHECK_INTERVAL_US: u64 = 1_000_000;
+
+impl Node {
+    /// Propagates a change of a key, invalidates caches, and sends keyspace events.
+    pub(super) fn publish<K: Keyspace>(
+        &self,
+        keyspace: &mut K,
+        key: &K::Name,
+        change: Change<'_, K::Name>,
+        author: Author,
+    ) {
+        if self.propagation.is_needed() {
+            keyspace.propagate(key, change);
+        } else {
+            keyspace.count_change();
+        }
+        keyspace.invalidate(key, author);
+        if self.propagation.notifies(keyspace.publishes_events()) {
+            keyspace.notify(key, change);
+        }
+    }
+}
 
 impl Propagation {
     /// Starts with listeners unknown.

@@ -1,5 +1,5 @@
 use super::tally::{Ballot, Lost, Tally};
-use super::{Lifetime, Majority, Moment};
+use super::{Majority, Moment, Validity};
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
 
@@ -34,7 +34,7 @@ pub struct Extension {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExtensionVerdict {
     /// A majority extended the lock, which is now certainly held for this long.
-    Extended(Lifetime),
+    Extended(Validity),
     /// A majority reports that the token does not hold the lock.
     Lost,
     /// Too few nodes answered, or they answered too late. The earlier validity still counts.
@@ -91,9 +91,9 @@ impl Extension {
             return None;
         }
         self.verdict = if self.tally.has_majority() {
-            let lifetime = Lifetime::new(self.sent, self.ttl)
-                .filter(|lifetime| lifetime.remaining(now).is_some());
-            Some(lifetime.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended))
+            let validity = Validity::new(self.sent, self.ttl)
+                .filter(|validity| validity.remaining(now).is_some());
+            Some(validity.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended))
         } else {
             self.tally.lost().map(|lost| match lost {
                 Lost::Refused => ExtensionVerdict::Lost,

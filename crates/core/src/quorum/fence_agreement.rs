@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::tally::{Ballot, Lost, Tally};
-use super::{Lifetime, Majority, Moment};
+use super::{Majority, Moment, Validity};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
 
@@ -24,7 +24,7 @@ use crate::{Fence, Ttl};
 pub struct Acquisition {
     tally: Tally<Grant>,
     /// How long the lock is held if it is won; `None` if drift leaves nothing of the ttl.
-    lifetime: Option<Lifetime>,
+    validity: Option<Validity>,
     min_validity: Duration,
     /// Nodes that must answer, or time out, before the lock is won.
     awaits: Vec<usize>,
@@ -92,7 +92,7 @@ pub struct Win {
     /// The fence that N/2 + 1 nodes store.
     pub fence: Fence,
     /// How long it is certainly held.
-    pub lifetime: Lifetime,
+    pub validity: Validity,
 }
 
 /// Why a lock was not won.
@@ -109,7 +109,7 @@ pub enum Loss {
 impl Acquisition {
     /// Starts an attempt whose first byte is not sent before `sent`.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
-        Self::lasting(majority, Lifetime::new(sent, ttl), min_validity)
+        Self::lasting(majority, Validity::new(sent, ttl), min_validity)
     }
 
     /// Delays the win until these nodes have answered or their time is over.
@@ -126,18 +126,18 @@ impl Acquisition {
         majority: Majority,
         node: usize,
         fence: Fence,
-        lifetime: Option<Lifetime>,
+        validity: Option<Validity>,
         min_validity: Duration,
     ) -> Self {
-        let mut this = Self::lasting(majority, lifetime, min_validity);
+        let mut this = Self::lasting(majority, validity, min_validity);
         this.tally.cast(node, Ballot::Yes(Grant::of(fence)));
         this
     }
 
-    fn lasting(majority: Majority, lifetime: Option<Lifetime>, min_validity: Duration) -> Self {
+    fn lasting(majority: Majority, validity: Option<Validity>, min_validity: Duration) -> Self {
         Self {
             tally: Tally::new(majority),
-            lifetime,
+            validity,
             min_validity,
             awaits: Vec::new(),
             steps: VecDeque::new(),
@@ -216,10 +216,10 @@ impl Acquisition {
         if self.decided {
             return;
         }
-        let lifetime = self.lifetime.filter(|lifetime| {
-            lifetime.remaining(now).is_some_and(|left| left >= self.min_validity)
+        let validity = self.validity.filter(|validity| {
+            validity.remaining(now).is_some_and(|left| left >= self.min_validity)
         });
-        match (self.tally.lost(), lifetime) {
+        match (self.tally.lost(), validity) {
             (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
             // A majority can vote, and part of it refused.
             (Some(Lost::Silence), _) if !self.tally.is_silent() => {
@@ -227,12 +227,12 @@ impl Acquisition {
             }
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
             (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
-            (None, Some(lifetime)) => self.agree(lifetime),
+            (None, Some(validity)) => self.agree(validity),
         }
     }
 
     /// Tells nodes the fence, and decides once N/2 + 1 nodes store it or cannot.
-    fn agree(&mut self, lifetime: Lifetime) {
+    fn agree(&mut self, validity: Validity) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
             let most =
@@ -245,11 +245,11 @@ impl Acquisition {
         };
         if is_broken(Mutant::LargestFence) && self.grants().count() >= size {
             let fence = self.grants().map(|grant| grant.stored).max().unwrap_or(fence);
-            return self.decide(Step::Won(Win { fence, lifetime }));
+            return self.decide(Step::Won(Win { fence, validity }));
         }
         if self.grants().filter(|grant| grant.has(fence)).count() >= size {
             if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
-                self.decide(Step::Won(Win { fence, lifetime }));
+                self.decide(Step::Won(Win { fence, validity }));
             }
             return;
         }

@@ -5,9 +5,9 @@
 //! - [`Majority`]: how many nodes decide.
 //! - [`Acquisition`]: one attempt to acquire a lock, up to the fence on which a majority agrees.
 //! - [`order`]: the order of the nodes for a key, the same for all clients.
-//! - [`Extension`] and [`Release`]: one round of EXTEND, and one of RELEASE.
-//! - [`Tenure`]: what a holder knows of its lock, from the grant to the end.
-//! - [`Lifetime`] and [`Moment`]: how long a lock is certainly held, and the clocks that measure
+//! - [`Extension`] and [`ReleaseRound`]: one round of EXTEND, and one of RELEASE.
+//! - [`OwnershipState`]: what a holder knows of its lock, from the grant to the end.
+//! - [`Validity`] and [`Moment`]: how long a lock is certainly held, and the clocks that measure
 //!   it.
 
 mod extension;
@@ -15,9 +15,9 @@ mod fence_agreement;
 mod majority;
 mod moment;
 mod order;
+mod ownership;
 mod release;
 mod tally;
-mod tenure;
 mod validity;
 
 pub use extension::{Extension, ExtensionVerdict};
@@ -25,6 +25,6 @@ pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use majority::Majority;
 pub use moment::Moment;
 pub use order::order;
-pub use release::{Release, ReleaseVerdict};
-pub use tenure::{End, Standing, Tenure};
-pub use validity::{Lifetime, drift, reliable};
+pub use ownership::{End, Ownership, OwnershipState};
+pub use release::{ReleaseRound, ReleaseVerdict};
+pub use validity::{Validity, drift, reliable};

@@ -3,7 +3,7 @@ use super::tally::{Ballot, Tally};
 
 /// One release round: RELEASE to all nodes that were sent a request, decided by a majority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Release {
+pub struct ReleaseRound {
     tally: Tally<()>,
     verdict: Option<ReleaseVerdict>,
 }
@@ -19,7 +19,7 @@ pub enum ReleaseVerdict {
     Unconfirmed,
 }
 
-impl Release {
+impl ReleaseRound {
     /// Starts a round without answers.
     pub fn new(majority: Majority) -> Self {
         Self { tally: Tally::new(majority), verdict: None }

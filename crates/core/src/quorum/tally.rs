@@ -1,11 +1,15 @@
 use super::Majority;
 
-/// One node's ballot in a round.
+/// One node's ballot in a round. Each round maps the replies of its command to ballots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Ballot<Y> {
+    /// The request is unanswered.
     Pending,
+    /// The node granted, extended or released the lock.
     Yes(Y),
+    /// The node refused.
     No,
+    /// No vote: no answer in time, an error, or an abstention (`-ABSTAIN`).
     Silent,
 }
 
@@ -52,7 +56,7 @@ impl<Y: Copy> Tally<Y> {
         self.ballots[node]
     }
 
-    /// The content of a node's yes.
+    /// What a node said yes with.
     pub(super) fn of(&self, node: usize) -> Option<Y> {
         match self.ballots.get(node) {
             Some(Ballot::Yes(what)) => Some(*what),
@@ -72,8 +76,8 @@ impl<Y: Copy> Tally<Y> {
         ballots.filter(|(_, ballot)| matches!(ballot, Ballot::No)).map(|(node, _)| node)
     }
 
-    pub(super) fn count(&self, wanted: impl Fn(&Ballot<Y>) -> bool) -> usize {
-        self.ballots.iter().filter(|ballot| wanted(ballot)).count()
+    pub(super) fn count(&self, matches: impl Fn(&Ballot<Y>) -> bool) -> usize {
+        self.ballots.iter().filter(|ballot| matches(ballot)).count()
     }
 
     pub(super) fn pending(&self) -> usize {

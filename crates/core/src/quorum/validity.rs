@@ -22,12 +22,12 @@ pub fn reliable(ttl: Ttl) -> Duration {
 
 /// How long a lock is certainly held, from before the first byte of its request was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Lifetime {
+pub struct Validity {
     begins: Moment,
     lasts: Duration,
 }
 
-impl Lifetime {
+impl Validity {
     /// The validity of a lock of `ttl` requested at `sent`; `None` if drift takes all of it.
     pub fn new(sent: Moment, ttl: Ttl) -> Option<Self> {
         Self::after_wait(sent, Duration::ZERO, ttl)

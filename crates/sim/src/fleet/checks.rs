@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quorlock_core::Fence;
 use quorlock_core::client::{Reason, Token};
-use quorlock_core::quorum::{End, ExtensionVerdict, Majority, Standing};
+use quorlock_core::quorum::{End, ExtensionVerdict, Majority, Ownership};
 
 use super::claims::Kind;
 use super::clock::{MS, Ns, SECOND};
@@ -59,9 +59,9 @@ impl Checks {
                     self.excludes_others(process, machine, world, processes);
                     self.is_held_on_majority(process, machine, world, processes);
                 }
-                Note::Released { process, call, keys, standing, renewed, call_started } => {
+                Note::Released { process, call, keys, ownership, renewed, call_started } => {
                     self.forget(process, call);
-                    if let (Standing::Lost(end), true) = (standing, renewed) {
+                    if let (Ownership::Lost(end), true) = (ownership, renewed) {
                         self.was_lost_for_a_reason(process, call, end, (keys, call_started), world);
                     }
                 }
@@ -409,5 +409,5 @@ fn was_ended(world: &World, lock: &Lock) -> bool {
 
 fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {
     let now = processes[process].shared.now(now);
-    !matches!(lock.hold.standing(now), Standing::Lost(_))
+    !matches!(lock.hold.ownership(now), Ownership::Lost(_))
 }

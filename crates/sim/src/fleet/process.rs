@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, Called, Command, Context, Entry, Fleet, Hello, Hold, HoldAction, Line,
-    LinkAction, Links, NodeError, Outcome, Random, Release, Renewals, Request, RequestId, Response,
-    SetReport, Spec, Token, Topology, limits,
+    Acquire, Action, Answer, Called, Command, Context, Entry, Fleet, Hello, Hold, HoldAction,
+    LinkAction, Links, NodeError, Outcome, PlaceQueue, Random, Release, RenewalBatches, Request,
+    RequestId, Response, SetReport, Spec, Token, Topology, limits,
 };
-use quorlock_core::quorum::{Majority, Moment, ReleaseVerdict, Standing};
+use quorlock_core::quorum::{Majority, Moment, Ownership, ReleaseVerdict};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -43,7 +43,7 @@ pub(super) struct Process {
     /// For each node.
     seats: Vec<Seats>,
     waits: BTreeMap<(u64, u32), Wait>,
-    renewals: Renewals,
+    renewals: RenewalBatches,
     /// Responses that no node sent.
     local: VecDeque<(u64, RequestId, Response)>,
     /// What to tell the links: not before a machine has done what else it is to do.
@@ -111,7 +111,7 @@ pub(super) struct Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     None,
-    InLine(u64),
+    Queued(u64),
     First,
 }
 
@@ -140,13 +140,13 @@ pub(super) struct Task {
 }
 
 struct LocalQueue {
-    line: Line,
+    places: PlaceQueue,
     calls: BTreeMap<u64, u64>,
     is_contended: bool,
 }
 
 struct Seats {
-    line: Line,
+    places: PlaceQueue,
     /// The call of each number.
     waiting: BTreeMap<u64, (u64, RequestId)>,
     idle: Vec<Conn>,
@@ -154,7 +154,7 @@ struct Seats {
 
 #[derive(Clone, Copy, Debug)]
 enum Wait {
-    InLine(usize, u64),
+    Queued(usize, u64),
     Connecting(usize, Conn),
     Sent(usize, Conn),
 }
@@ -226,10 +226,16 @@ impl Process {
         let links = Links::new(names, None, now);
         let majority = Majority::of(plan.nodes).expect("a fleet has nodes");
         let mut rng = StdRng::seed_from_u64(seed);
-        let queue =
-            |_| LocalQueue { line: Line::new(1), calls: BTreeMap::new(), is_contended: false };
-        let seats =
-            |_| Seats { line: Line::new(plan.seats), waiting: BTreeMap::new(), idle: Vec::new() };
+        let queue = |_| LocalQueue {
+            places: PlaceQueue::new(1),
+            calls: BTreeMap::new(),
+            is_contended: false,
+        };
+        let seats = |_| Seats {
+            places: PlaceQueue::new(plan.seats),
+            waiting: BTreeMap::new(),
+            idle: Vec::new(),
+        };
         let tells_machines_first = rng.random();
         Self {
             index,
@@ -248,7 +254,7 @@ impl Process {
             lines: (0..plan.key_sets.len()).map(queue).collect(),
             seats: (0..plan.nodes).map(seats).collect(),
             waits: BTreeMap::new(),
-            renewals: Renewals::default(),
+            renewals: RenewalBatches::default(),
             local: VecDeque::new(),
             suspicions: VecDeque::new(),
             ended: VecDeque::new(),
@@ -628,11 +634,11 @@ impl Process {
         trace!(world, "p{}/{machine} calls for {keys} and waits for {wait:?}", self.index);
         let queue = &mut self.lines[keys];
         if takes_turn {
-            match queue.line.enter() {
+            match queue.places.enter() {
                 Entry::Place => self.call_has_turn(machine, Place::First, world),
-                Entry::InLine(number) => {
+                Entry::Queued(number) => {
                     queue.calls.insert(number, machine);
-                    self.set_place(machine, Place::InLine(number));
+                    self.set_place(machine, Place::Queued(number));
                     self.drive(machine, world);
                 }
             }
@@ -832,10 +838,10 @@ impl Process {
         let queue = &mut self.lines[keys];
         let next = match place {
             Place::None => Called::new(),
-            Place::First => queue.line.leave(),
-            Place::InLine(number) => {
+            Place::First => queue.places.leave(),
+            Place::Queued(number) => {
                 queue.calls.remove(&number);
-                queue.line.give_up(number).unwrap_or_else(|| queue.line.leave())
+                queue.places.give_up(number).unwrap_or_else(|| queue.places.leave())
             }
         };
         let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
@@ -861,11 +867,11 @@ impl Process {
 
     fn stand_in_line(&mut self, machine: u64, id: RequestId, world: &mut World) {
         let seats = &mut self.seats[id.node];
-        match seats.line.enter() {
+        match seats.places.enter() {
             Entry::Place => self.start_wait(machine, id, world),
-            Entry::InLine(number) => {
+            Entry::Queued(number) => {
                 seats.waiting.insert(number, (machine, id));
-                self.waits.insert((machine, id.round), Wait::InLine(id.node, number));
+                self.waits.insert((machine, id.round), Wait::Queued(id.node, number));
             }
         }
     }
@@ -911,9 +917,9 @@ impl Process {
     fn stop_waiting(&mut self, machine: u64, id: RequestId, world: &mut World) {
         let node = match self.waits.remove(&(machine, id.round)) {
             None => return,
-            Some(Wait::InLine(node, number)) => {
+            Some(Wait::Queued(node, number)) => {
                 self.seats[node].waiting.remove(&number);
-                if self.seats[node].line.give_up(number).is_some() {
+                if self.seats[node].places.give_up(number).is_some() {
                     return;
                 }
                 node
@@ -936,7 +942,7 @@ impl Process {
     fn leave_seat(&mut self, node: usize, world: &mut World) {
         let seats = &mut self.seats[node];
         let called: Vec<_> =
-            seats.line.leave().iter().filter_map(|number| seats.waiting.remove(number)).collect();
+            seats.places.leave().iter().filter_map(|number| seats.waiting.remove(number)).collect();
         for (machine, id) in called {
             self.start_wait(machine, id, world);
         }
@@ -1048,17 +1054,17 @@ impl Process {
         let call = self.global(machine);
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         let Machine::Lock(lock) = &mut slot.machine else { return };
-        let (standing, release) = lock.hold.release(&self.shared.context(world.now));
-        trace!(world, "p{}/{machine} releases: {standing:?}", self.index);
+        let (ownership, release) = lock.hold.release(&self.shared.context(world.now));
+        trace!(world, "p{}/{machine} releases: {ownership:?}", self.index);
         world.notes.push(Note::Released {
             process: self.index,
             call,
             keys: lock.keys,
-            standing,
+            ownership,
             renewed: lock.renews,
             call_started: lock.call_started,
         });
-        let (token, is_held) = (lock.hold.token(), !matches!(standing, Standing::Lost(_)));
+        let (token, is_held) = (lock.hold.token(), !matches!(ownership, Ownership::Lost(_)));
         if is_held {
             world.claims.released(token, world.now);
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quorlock_core::client::{Reason, Spec, Token};
-use quorlock_core::quorum::{ExtensionVerdict, Standing};
+use quorlock_core::quorum::{ExtensionVerdict, Ownership};
 
 use super::claims::Claims;
 use super::clock::Ns;
@@ -77,7 +77,7 @@ pub(super) enum Note {
         process: usize,
         call: u64,
         keys: usize,
-        standing: Standing,
+        ownership: Ownership,
         renewed: bool,
         call_started: Ns,
     },

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{ExtensionVerdict, Lifetime, Moment, reliable};
+use super::{ExtensionVerdict, Moment, Validity, reliable};
 use crate::Ttl;
 
 /// Fraction of the ttl between rounds while a majority has not confirmed the lock.
@@ -12,18 +12,18 @@ const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 /// confirms moves the deadline, at most to the end of `max_hold`. A lock that has ended stays
 /// ended, whatever answers arrive later.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Tenure {
-    lifetime: Lifetime,
+pub struct OwnershipState {
+    validity: Validity,
     /// Ends with `max_hold`, however often the lock is extended.
-    at_most: Lifetime,
+    at_most: Validity,
     /// Whether a majority confirmed the last extension round, if there was one.
     confirmed: bool,
     end: Option<End>,
 }
 
-/// The standing of a lock.
+/// The ownership of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Ownership {
     /// The lock is certainly held for this long.
     Held(Duration),
     /// The same, although a majority did not confirm the last extension round.
@@ -43,46 +43,46 @@ pub enum End {
     HeldTooLong,
 }
 
-impl Tenure {
+impl OwnershipState {
     /// Starts with a lock that was granted now and lasts for `max_hold` at most.
-    pub fn new(lifetime: Lifetime, now: Moment, max_hold: Duration) -> Self {
-        let at_most = Lifetime::lasting(now, max_hold);
-        Self { lifetime, at_most, confirmed: true, end: None }
+    pub fn new(validity: Validity, now: Moment, max_hold: Duration) -> Self {
+        let at_most = Validity::lasting(now, max_hold);
+        Self { validity, at_most, confirmed: true, end: None }
     }
 
-    /// The standing of the lock at `now`.
-    pub fn standing(&self, now: Moment) -> Standing {
+    /// The ownership of the lock at `now`.
+    pub fn ownership(&self, now: Moment) -> Ownership {
         if let Some(end) = self.end {
-            return Standing::Lost(end);
+            return Ownership::Lost(end);
         }
         let (Some(allowed), Some(left)) =
-            (self.at_most.remaining(now), self.lifetime.remaining(now))
+            (self.at_most.remaining(now), self.validity.remaining(now))
         else {
             let too_long = self.at_most.remaining(now).is_none();
-            return Standing::Lost(if too_long { End::HeldTooLong } else { End::Expired });
+            return Ownership::Lost(if too_long { End::HeldTooLong } else { End::Expired });
         };
         let left = left.min(allowed);
-        if self.confirmed { Standing::Held(left) } else { Standing::Uncertain(left) }
+        if self.confirmed { Ownership::Held(left) } else { Ownership::Uncertain(left) }
     }
 
     /// How much longer the lock is certainly held; `None` once another client may hold it.
     pub fn remaining(&self, now: Moment) -> Option<Duration> {
-        match self.standing(now) {
-            Standing::Held(left) | Standing::Uncertain(left) => Some(left),
-            Standing::Lost(_) => None,
+        match self.ownership(now) {
+            Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),
+            Ownership::Lost(_) => None,
         }
     }
 
     /// Applies the verdict of an extension round.
     pub fn settle(&mut self, verdict: ExtensionVerdict, now: Moment) {
         // A lock that has ended stays ended: others may have observed the end.
-        if let Standing::Lost(end) = self.standing(now) {
+        if let Ownership::Lost(end) = self.ownership(now) {
             self.end = Some(end);
             return;
         }
         match verdict {
-            ExtensionVerdict::Extended(lifetime) => {
-                self.lifetime = self.lifetime.later(lifetime, now);
+            ExtensionVerdict::Extended(validity) => {
+                self.validity = self.validity.later(validity, now);
                 self.confirmed = true;
             }
             ExtensionVerdict::Uncertain => self.confirmed = false,
@@ -94,7 +94,7 @@ impl Tenure {
     pub fn is_extensible(&self, now: Moment) -> bool {
         self.end.is_none()
             && self
-                .lifetime
+                .validity
                 .remaining(now)
                 .is_some_and(|left| Some(left) < self.at_most.remaining(now))
     }
@@ -111,6 +111,6 @@ impl Tenure {
             return Some(ttl.duration() / TRIES_PER_TTL_IN_DOUBT);
         }
         let two_thirds = reliable(ttl).saturating_sub(ttl.duration() / 3);
-        Some(self.lifetime.remaining(now)?.saturating_sub(two_thirds))
+        Some(self.validity.remaining(now)?.saturating_sub(two_thirds))
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::Ttl;
 use quorlock_core::quorum::{
-    End, Extension, ExtensionVerdict, Lifetime, Majority, Moment, Standing, Tenure, reliable,
+    End, Extension, ExtensionVerdict, Majority, Moment, Ownership, OwnershipState, Validity,
+    reliable,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -25,65 +26,65 @@ fn ttl() -> Ttl {
 }
 
 fn extended(sent_ms: u64) -> ExtensionVerdict {
-    ExtensionVerdict::Extended(Lifetime::new(at(sent_ms), ttl()).unwrap())
+    ExtensionVerdict::Extended(Validity::new(at(sent_ms), ttl()).unwrap())
 }
 
-fn tenure() -> Tenure {
-    Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), HOUR)
+fn state() -> OwnershipState {
+    OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), HOUR)
 }
 
 #[test]
 fn lock_is_held_until_exactly_its_deadline() {
-    let tenure = tenure();
-    assert_eq!(tenure.standing(at(0)), Standing::Held(ms(988)));
-    assert_eq!(tenure.standing(at(987)), Standing::Held(ms(1)));
-    assert_eq!(tenure.standing(at(988)), Standing::Lost(End::Expired));
+    let state = state();
+    assert_eq!(state.ownership(at(0)), Ownership::Held(ms(988)));
+    assert_eq!(state.ownership(at(987)), Ownership::Held(ms(1)));
+    assert_eq!(state.ownership(at(988)), Ownership::Lost(End::Expired));
 }
 
 #[test]
 fn unconfirmed_lock_is_uncertain_until_confirmed_or_expired() {
-    let mut tenure = tenure();
-    tenure.settle(ExtensionVerdict::Uncertain, at(400));
-    assert_eq!(tenure.standing(at(400)), Standing::Uncertain(ms(588)));
-    tenure.settle(extended(500), at(510));
-    assert_eq!(tenure.standing(at(510)), Standing::Held(ms(978)));
+    let mut state = state();
+    state.settle(ExtensionVerdict::Uncertain, at(400));
+    assert_eq!(state.ownership(at(400)), Ownership::Uncertain(ms(588)));
+    state.settle(extended(500), at(510));
+    assert_eq!(state.ownership(at(510)), Ownership::Held(ms(978)));
 }
 
 #[test]
 fn lost_lock_stays_lost_whatever_answers_follow() {
-    let mut denied = tenure();
+    let mut denied = state();
     denied.settle(ExtensionVerdict::Lost, at(100));
     denied.settle(extended(100), at(110));
-    assert_eq!(denied.standing(at(110)), Standing::Lost(End::NotHeld));
+    assert_eq!(denied.ownership(at(110)), Ownership::Lost(End::NotHeld));
 
-    let mut late = tenure();
+    let mut late = state();
     late.settle(extended(900), at(990));
     assert_eq!(
-        late.standing(at(990)),
-        Standing::Lost(End::Expired),
+        late.ownership(at(990)),
+        Ownership::Lost(End::Expired),
         "it may have been seen as lost at 988"
     );
-    assert_eq!(late.standing(at(0)), Standing::Lost(End::Expired));
+    assert_eq!(late.ownership(at(0)), Ownership::Lost(End::Expired));
 }
 
 #[test]
 fn no_extension_prolongs_a_lock_beyond_max_hold() {
-    let mut tenure = Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), ms(1200));
-    assert!(tenure.is_extensible(at(100)));
-    tenure.settle(extended(900), at(900));
-    assert_eq!(tenure.standing(at(900)), Standing::Held(ms(300)));
-    assert!(!tenure.is_extensible(at(900)), "there is nothing to be gained");
-    assert_eq!(tenure.extend_in(at(900), ttl()), None);
-    assert_eq!(tenure.standing(at(1200)), Standing::Lost(End::HeldTooLong));
+    let mut state = OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), ms(1200));
+    assert!(state.is_extensible(at(100)));
+    state.settle(extended(900), at(900));
+    assert_eq!(state.ownership(at(900)), Ownership::Held(ms(300)));
+    assert!(!state.is_extensible(at(900)), "there is nothing to be gained");
+    assert_eq!(state.extend_in(at(900), ttl()), None);
+    assert_eq!(state.ownership(at(1200)), Ownership::Lost(End::HeldTooLong));
 }
 
 #[test]
 fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
-    let mut tenure = tenure();
-    assert_eq!(tenure.extend_in(at(0), ttl()), Some(ms(333) + Duration::from_nanos(333_333)));
-    assert_eq!(tenure.extend_in(at(500), ttl()), Some(Duration::ZERO));
-    tenure.settle(ExtensionVerdict::Uncertain, at(500));
-    assert_eq!(tenure.extend_in(at(500), ttl()), Some(ms(100)));
+    let mut state = state();
+    assert_eq!(state.extend_in(at(0), ttl()), Some(ms(333) + Duration::from_nanos(333_333)));
+    assert_eq!(state.extend_in(at(500), ttl()), Some(Duration::ZERO));
+    state.settle(ExtensionVerdict::Uncertain, at(500));
+    assert_eq!(state.extend_in(at(500), ttl()), Some(ms(100)));
 }
 
 #[test]
@@ -199,21 +200,21 @@ proptest! {
     /// The lock is never held for longer than the last confirmed round allows, nor beyond
     /// `max_hold`.
     #[test]
-    fn tenure_only_ends_once(
+    fn lost_lock_stays_lost_whatever_answers_come(
         rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),
         max_hold_ms in 1..5000_u64,
     ) {
-        let mut tenure = Tenure::new(Lifetime::new(at(0), ttl()).unwrap(), at(0), ms(max_hold_ms));
+        let mut state = OwnershipState::new(Validity::new(at(0), ttl()).unwrap(), at(0), ms(max_hold_ms));
         let (mut now, mut confirmed, mut lost) = (0, 0, false);
         for (pause, took, what) in rounds {
             let sent = now + pause;
-            lost |= tenure.remaining(at(sent)).is_none();
+            lost |= state.remaining(at(sent)).is_none();
             now = sent + took;
             let verdict = match what { 0 => extended(sent), 1 => ExtensionVerdict::Uncertain, _ => ExtensionVerdict::Lost };
-            tenure.settle(verdict, at(now));
+            state.settle(verdict, at(now));
             lost |= verdict == ExtensionVerdict::Lost;
             if verdict == extended(sent) { confirmed = sent; }
-            if let Some(left) = tenure.remaining(at(now)) {
+            if let Some(left) = state.remaining(at(now)) {
                 prop_assert!(!lost);
                 prop_assert!(ms(now) + left <= ms(confirmed) + reliable(ttl()));
                 prop_assert!(ms(now) + left <= ms(max_hold_ms));

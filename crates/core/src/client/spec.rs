@@ -1,0 +1,150 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{Context, Keys, Mode, NodeError, Topology, limits};
+use crate::Ttl;
+
+/// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The keys of the lock.
+    pub keys: Keys,
+    /// How long the lock lasts unless it is extended.
+    pub ttl: Ttl,
+    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are the keys that
+    /// may be granted: all of these in a call's spec, and the one of its key in that of a lock.
+    pub any: Option<Keys>,
+    /// Whether others that share the lock may hold it at the same time.
+    pub mode: Mode,
+    /// A lock with less than this left when it is granted counts as not granted.
+    pub min_validity: Duration,
+    /// How long one node may take to answer, if the caller says so.
+    pub node_timeout: Option<Duration>,
+    /// How long the lock is held at most, if there is a limit.
+    pub max_hold: Option<Duration>,
+    /// A label for people.
+    pub owner: Option<Arc<str>>,
+}
+
+/// Why a [`Spec`] can never be a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidSpec {
+    /// Drift and time limits leave nothing of the ttl.
+    #[error(
+        "a ttl of {ttl:?} leaves {lasts:?} after clock drift, which must be more than the time limit \
+         per node ({node_timeout:?}) and no less than min_validity ({min_validity:?}): raise the ttl"
+    )]
+    TtlTooShort {
+        /// The ttl.
+        ttl: Duration,
+        /// What drift leaves of it.
+        lasts: Duration,
+        /// The time limit per node.
+        node_timeout: Duration,
+        /// The least validity.
+        min_validity: Duration,
+    },
+    /// The lock would be lost before its least validity is over.
+    #[error("max_hold ({max_hold:?}) is less than min_validity ({min_validity:?}): raise it")]
+    MaxHoldTooShort {
+        /// The longest time to hold it.
+        max_hold: Duration,
+        /// The least validity.
+        min_validity: Duration,
+    },
+    /// A shared lock has one key.
+    #[error(
+        "a lock of several keys, or of one of several, is exclusive: share a lock of one key, or do not share"
+    )]
+    SeveralShared,
+    /// The keys cannot be locked.
+    #[error(transparent)]
+    Keys(#[from] super::InvalidKeys),
+    /// The label is longer than a node accepts.
+    #[error("the owner label must be at most {max} bytes", max = Spec::OWNER_BYTES_MAX)]
+    OwnerTooLong,
+}
+
+impl Spec {
+    /// The longest owner label that a node accepts, in bytes.
+    pub const OWNER_BYTES_MAX: usize = 256;
+
+    /// Refuses what can never be a lock.
+    ///
+    /// # Errors
+    /// [`InvalidSpec`] says what is wrong and what to do.
+    pub fn check(&self) -> Result<(), InvalidSpec> {
+        let (ttl, min_validity) = (self.ttl.duration(), self.min_validity);
+        let lasts = crate::quorum::reliable(self.ttl);
+        let least = limits::node_timeout(Duration::ZERO, self.ttl);
+        let node_timeout = self.node_timeout.unwrap_or(least);
+        if lasts <= node_timeout || lasts < min_validity {
+            return Err(InvalidSpec::TtlTooShort { ttl, lasts, node_timeout, min_validity });
+        }
+        match self.max_hold {
+            Some(max_hold) if max_hold < min_validity => {
+                return Err(InvalidSpec::MaxHoldTooShort { max_hold, min_validity });
+            }
+            _ => {}
+        }
+        if self.owner.as_ref().is_some_and(|owner| owner.len() > Self::OWNER_BYTES_MAX) {
+            return Err(InvalidSpec::OwnerTooLong);
+        }
+        if self.mode == Mode::Shared && (self.keys.len() > 1 || self.any.is_some()) {
+            return Err(InvalidSpec::SeveralShared);
+        }
+        Ok(self.keys.check()?)
+    }
+
+    /// The keys that name the lock in a program: its queue there is theirs.
+    pub fn name(&self) -> &Keys {
+        self.any.as_ref().unwrap_or(&self.keys)
+    }
+
+    /// Which of the keys of [`any`](Self::any) it is about.
+    pub fn slot(&self) -> Option<usize> {
+        self.any.as_ref()?.iter().position(|key| key == self.keys.first())
+    }
+
+    /// The order of the nodes that decides where the lock is waited for: of one of several keys,
+    /// that of the first of them, so that all clients wait on the same node.
+    pub(super) fn order(&self, topology: &Topology) -> SmallVec<[usize; 7]> {
+        topology.order(self.name().first())
+    }
+
+    /// The order of the nodes for each key of the lock.
+    pub(super) fn orders(&self, topology: &Topology) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
+        match self.any {
+            Some(_) => std::iter::once(self.order(topology)).collect(),
+            None => topology.orders(&self.keys),
+        }
+    }
+
+    /// How long a node may take to answer a request about this lock.
+    pub(super) fn node_timeout(&self, node: usize, ctx: &Context<'_>) -> Duration {
+        let derived = || limits::node_timeout(ctx.fleet.round_trips.of(node), self.ttl);
+        self.node_timeout.unwrap_or_else(derived)
+    }
+
+    /// The longest time that any node may take to answer.
+    pub(super) fn longest_timeout(&self, ctx: &Context<'_>) -> Duration {
+        let limits = (0..ctx.topology.nodes().len()).map(|node| self.node_timeout(node, ctx));
+        limits.max().unwrap_or_default()
+    }
+
+    /// A node has not answered within `limit`.
+    pub(super) fn timed_out(&self, node: usize, limit: Duration, ctx: &Context<'_>) -> NodeError {
+        let round_trip = ctx.fleet.round_trips.of(node);
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        match limits::ttl_wanted(round_trip, self.ttl) {
+            Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {
+                limit_ms: ms(limit),
+                round_trip_ms: ms(round_trip),
+                ttl_ms: ms(ttl),
+            },
+            _ => NodeError::timed_out(limit),
+        }
+    }
+}
