@@ -70,7 +70,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         node.is_only_module();
     }
     if ctx.is_replica() {
-        node.hear(now, &ServerEvent::Demoted);
+        node.handle_event(now, &ServerEvent::Demoted);
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
     if !DetachedClient::create(ctx) {

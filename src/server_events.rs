@@ -45,8 +45,9 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
         }
         event => event,
     };
-    let hear =
-        |state: &mut State| state.node.hear_key(clock::monotonic(), db, key.as_bytes(), event);
+    let hear = |state: &mut State| {
+        state.node.handle_key_event(clock::monotonic(), db, key.as_bytes(), event)
+    };
     if module::with(hear).is_none() {
         postpone(ServerEvent::Key { db, key: KeyBytes::new(key.as_bytes()), event });
     }
@@ -57,19 +58,19 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
 /// The node compares the key's value before the turn ends, or earlier if a command uses the key.
 pub(crate) fn uncertain_key(ctx: &Ctx<'_>, key: Arg<'_>) {
     let event = KeyEvent::ExpirySet { value_bytes: None };
-    hear(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
+    handle_event(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
 }
 
 /// Handles any other event.
-pub(crate) fn hear(event: ServerEvent) {
-    if module::with(|state| state.node.hear(clock::now(), &event)).is_none() {
+pub(crate) fn handle_event(event: ServerEvent) {
+    if module::with(|state| state.node.handle_event(clock::now(), &event)).is_none() {
         postpone(event);
     }
 }
 
 /// Handles an event that may begin an abstention.
 pub(crate) fn hear_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
-    hear(event);
+    handle_event(event);
     log_abstention(ctx);
 }
 

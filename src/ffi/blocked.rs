@@ -135,7 +135,7 @@ unsafe extern "C" fn on_disconnect(
 ) {
     entry::guard(|| {
         if let Some(ticket) = take_ticket(handle) {
-            server_events::hear(ServerEvent::Disconnected(ticket));
+            server_events::handle_event(ServerEvent::Disconnected(ticket));
             Blocked::unblock(ticket);
         }
     });

@@ -108,7 +108,7 @@ unsafe extern "C" fn on_flush(
         let flushed = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
         // A negative number means all of them.
         let db = u32::try_from(flushed.dbnum).ok();
-        entry::guard(|| server_events::hear(ServerEvent::Flush(db)));
+        entry::guard(|| server_events::handle_event(ServerEvent::Flush(db)));
     }
 }
 
@@ -139,7 +139,7 @@ unsafe extern "C" fn on_loading(
         }
         _ => ServerEvent::LoadingBegins,
     };
-    entry::guard(|| server_events::hear(event));
+    entry::guard(|| server_events::handle_event(event));
 }
 
 unsafe extern "C" fn on_config_change(
@@ -162,7 +162,7 @@ unsafe extern "C" fn on_config_change(
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
             b"maxmemory-policy" => entry::guard(server_events::eviction_policy_changed),
             b"appendonly" => {
-                entry::guard(|| server_events::hear(ServerEvent::AppendOnlyFileSwitched))
+                entry::guard(|| server_events::handle_event(ServerEvent::AppendOnlyFileSwitched))
             }
             _ => None,
         };
@@ -179,7 +179,7 @@ unsafe extern "C" fn on_role_change(
     let ctx = unsafe { Ctx::new(ctx) };
     entry::guard(|| match subevent {
         raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA => {
-            server_events::hear(ServerEvent::Demoted);
+            server_events::handle_event(ServerEvent::Demoted);
         }
         _ => server_events::hear_and_log(&ctx, ServerEvent::Promoted),
     });
@@ -191,7 +191,7 @@ unsafe extern "C" fn on_fork(
     _subevent: u64,
     _data: *mut c_void,
 ) {
-    entry::guard(|| server_events::hear(ServerEvent::Forked));
+    entry::guard(|| server_events::handle_event(ServerEvent::Forked));
 }
 
 unsafe extern "C" fn on_replica_change(
@@ -201,7 +201,7 @@ unsafe extern "C" fn on_replica_change(
     _data: *mut c_void,
 ) {
     if subevent == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE {
-        entry::guard(|| server_events::hear(ServerEvent::ReplicaOnline));
+        entry::guard(|| server_events::handle_event(ServerEvent::ReplicaOnline));
     }
 }
 
@@ -218,6 +218,6 @@ unsafe extern "C" fn on_module_change(
     let name =
         unsafe { CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name) };
     if name != entry::MODULE_NAME {
-        entry::guard(|| server_events::hear(ServerEvent::ModuleLoaded));
+        entry::guard(|| server_events::handle_event(ServerEvent::ModuleLoaded));
     }
 }

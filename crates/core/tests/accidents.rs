@@ -44,13 +44,13 @@ fn lock_that_was_restored_is_extended_and_released_while_abstaining() {
 fn promoted_replica_abstains_for_the_largest_ttl() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.hear(&ServerEvent::Demoted);
+    server.handle_event(&ServerEvent::Demoted);
     server.turn();
     assert_eq!(server.node().leases(), 0);
     server.pass_ms(HOUR_MS);
     server.turn();
     assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Replica, None)));
-    server.hear(&ServerEvent::Promoted);
+    server.handle_event(&ServerEvent::Promoted);
     assert_eq!(
         server.node().abstains(server.now().monotonic),
         Some((Reason::Promotion, Some(MAX_TTL_MS)))
@@ -64,7 +64,7 @@ fn promoted_replica_abstains_for_the_largest_ttl() {
 #[test]
 fn abstention_is_never_cut_short_by_another() {
     let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
-    server.hear(&ServerEvent::Swap(0, 1));
+    server.handle_event(&ServerEvent::Swap(0, 1));
     assert_eq!(
         server.node().abstains(server.now().monotonic),
         Some((Reason::Start, Some(10 * MAX_TTL_MS)))
@@ -75,10 +75,10 @@ fn abstention_is_never_cut_short_by_another() {
 fn swapped_databases_end_their_leases_and_the_node_abstains() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.hear(&ServerEvent::Swap(3, 4));
+    server.handle_event(&ServerEvent::Swap(3, 4));
     server.turn();
     assert_eq!(server.node().leases(), 1);
-    server.hear(&ServerEvent::Swap(0, 3));
+    server.handle_event(&ServerEvent::Swap(0, 3));
     server.turn();
     assert_eq!(server.node().leases(), 0);
     server.clear();
@@ -171,14 +171,14 @@ fn reload_is_not_a_flush() {
     let mut server = Server::new();
     server.acquire(b"kept", b"a", 10_000, None).unwrap();
     server.acquire(b"lost", b"a", 10_000, None).unwrap();
-    server.hear(&ServerEvent::Flush(None));
-    server.hear(&ServerEvent::LoadingBegins);
-    server.hear(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::Flush(None));
     // The server replays the append-only file, including deletions.
     server.take_away(b"kept", KeyEvent::Removed);
     server.take_away(b"lost", KeyEvent::Removed);
     server.set(b"kept", b"a", Some(10_000));
-    server.hear(&ServerEvent::LoadingEnds);
+    server.handle_event(&ServerEvent::LoadingEnds);
     assert_eq!(server.acquire(b"kept", b"b", 1000, None), None);
     assert_eq!(server.acquire(b"lost", b"b", 1000, None), None);
     server.turn();
@@ -192,9 +192,9 @@ fn reload_is_not_a_flush() {
 fn swapdb_of_a_loaded_file_neither_ends_locks_nor_abstains() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.hear(&ServerEvent::LoadingBegins);
-    server.hear(&ServerEvent::Swap(0, 1));
-    server.hear(&ServerEvent::LoadingEnds);
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::Swap(0, 1));
+    server.handle_event(&ServerEvent::LoadingEnds);
     server.turn();
     assert_eq!(server.node().leases(), 1);
     assert_eq!(server.node().abstains(server.now().monotonic), None);
@@ -206,10 +206,10 @@ fn flush_right_before_a_reload_is_a_flush() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.clear();
-    server.hear(&ServerEvent::Flush(None));
-    server.hear(&ServerEvent::Flush(None));
-    server.hear(&ServerEvent::LoadingBegins);
-    server.hear(&ServerEvent::LoadingEnds);
+    server.handle_event(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::LoadingEnds);
     assert!(server.acquire(b"k", b"b", 1000, None).is_some());
 }
 
@@ -218,7 +218,7 @@ fn flush_ends_the_leases_before_the_next_action() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.clear();
-    server.hear(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
     assert!(server.acquire(b"k", b"b", 1000, None).is_some());
     assert_eq!(server.node().stats().ended_by_operator, 1);
 }

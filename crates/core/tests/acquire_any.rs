@@ -95,7 +95,7 @@ fn every_end_of_a_lock_serves_waiters_for_any() {
         |server| server.take_away(B, KeyEvent::Removed),
         |server| {
             server.clear();
-            server.hear(&ServerEvent::Flush(None));
+            server.handle_event(&ServerEvent::Flush(None));
         },
         |server| {
             server.take_away(B, KeyEvent::Evicted);
@@ -471,7 +471,7 @@ proptest! {
                 }
                 Happening::Flush => {
                     server.clear();
-                    server.hear(&ServerEvent::Flush(None));
+                    server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
                 Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),

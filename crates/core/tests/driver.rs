@@ -37,9 +37,9 @@ fn promoted_node_propagates_although_it_was_certain_before() {
     server.turn();
     server.acquire(b"before", b"a", 1000, None).unwrap();
     assert_eq!(server.memory.keys.counted, 1, "it is certain that nothing listens");
-    server.hear(&ServerEvent::Demoted);
+    server.handle_event(&ServerEvent::Demoted);
     server.turn();
-    server.hear(&ServerEvent::Promoted);
+    server.handle_event(&ServerEvent::Promoted);
     server.memory.keys.has_replica = true;
     server.pass_ms(MAX_TTL_MS);
     server.turn();
@@ -53,9 +53,9 @@ fn promoted_node_propagates_although_it_was_certain_before() {
 fn inherited_lock_that_is_released_is_propagated() {
     let mut server = Server::new();
     server.turn();
-    server.hear(&ServerEvent::Demoted);
+    server.handle_event(&ServerEvent::Demoted);
     server.set(b"k", b"a", Some(1000));
-    server.hear(&ServerEvent::Promoted);
+    server.handle_event(&ServerEvent::Promoted);
     server.memory.keys.has_replica = true;
     assert!(server.release(b"k", b"a"));
     assert!(matches!(&server.memory.keys.propagated[..], [write] if write.value == Some(None)));
@@ -167,7 +167,7 @@ fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
         },
         |server| {
             server.clear();
-            server.hear(&ServerEvent::Flush(None));
+            server.handle_event(&ServerEvent::Flush(None));
         },
     ];
     for free in free_all {
@@ -247,8 +247,8 @@ fn overwrite_before_a_reload_ends_the_lock() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     server.set(b"k", b"stop", Some(40_000));
-    server.hear(&ServerEvent::LoadingBegins);
-    server.hear(&ServerEvent::LoadingEnds);
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::LoadingEnds);
     server.take_away(b"k", KeyEvent::Removed);
     assert_eq!(server.extend(b"k", b"a", 50_000), None);
 }
@@ -256,7 +256,7 @@ fn overwrite_before_a_reload_ends_the_lock() {
 #[test]
 fn replica_extends_releases_and_deletes_nothing() {
     let mut server = Server::new();
-    server.hear(&ServerEvent::Demoted);
+    server.handle_event(&ServerEvent::Demoted);
     server.set(b"k", b"a", Some(1000));
     assert_eq!(server.extend_with(b"k", b"a", 1000, None, None), Extended::Abstaining);
     assert!(!server.release(b"k", b"a"));
@@ -369,7 +369,7 @@ fn flush_of_many_leases_is_swept_bit_by_bit_and_binds_at_once() {
         server.acquire(&n.to_le_bytes(), b"a", 50_000, None).unwrap();
     }
     server.clear();
-    server.hear(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
     assert!(server.acquire(&7_u32.to_le_bytes(), b"b", 50_000, None).is_some());
     server.memory.one_turn(server.now());
     assert!(server.node().leases() > 1000, "not all at once");
@@ -387,7 +387,7 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
     server.set(b"a", b"old client", Some(3_600_000));
     assert!(!server.release(b"a", b"stranger"));
     server.clear();
-    server.hear(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
     server.turn();
     assert_eq!(granted(&server), [waiter]);
 }

@@ -36,7 +36,7 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -
             match step {
                 Step::Won(win) => return Outcome { verdict: Ok(win), tells },
                 Step::Lost(loss) => return Outcome { verdict: Err(loss), tells },
-                Step::TellFence { node, fence } => {
+                Step::StoreFence { node, fence } => {
                     tells += 1;
                     let answer =
                         match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {

@@ -86,10 +86,10 @@ fn flushing_one_database_ends_the_leases_in_it() {
     for n in 0..5000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
     }
-    server.hear(&ServerEvent::Flush(Some(1)));
+    server.handle_event(&ServerEvent::Flush(Some(1)));
     server.turn();
     assert_eq!(server.node().leases(), 5000);
-    server.hear(&ServerEvent::Flush(Some(0)));
+    server.handle_event(&ServerEvent::Flush(Some(0)));
     server.turn();
     assert_eq!(server.node().leases(), 0);
     assert_eq!(server.node().stats().ended_by_operator, 5000);

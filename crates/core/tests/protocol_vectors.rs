@@ -277,7 +277,7 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
     let mut then = Map::new();
     while let Some(step) = attempt.poll() {
         match step {
-            Step::TellFence { node, fence } => {
+            Step::StoreFence { node, fence } => {
                 let before = then.insert("fence".into(), fence.get().into());
                 assert!(before.is_none_or(|before| before == fence.get()));
                 let told = then.entry("tell").or_insert_with(|| Value::Array(Vec::new()));

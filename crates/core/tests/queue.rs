@@ -63,7 +63,7 @@ fn newcomer_without_wait_is_refused_while_others_wait() {
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = waits(&mut server, b"k", b"b", 5000);
     server.memory.keys.take(0, b"k");
-    server.hear_key(b"k", KeyEvent::Removed);
+    server.handle_key_event(b"k", KeyEvent::Removed);
     assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
     server.turn();
     assert_eq!(granted(&server), [first]);
@@ -77,7 +77,7 @@ fn every_end_of_a_lock_serves_the_queue() {
         ("DEL", |server| server.take_away(b"k", KeyEvent::Removed)),
         ("FLUSHALL", |server| {
             server.clear();
-            server.hear(&ServerEvent::Flush(None));
+            server.handle_event(&ServerEvent::Flush(None));
         }),
         ("its deadline, after the wall clock was stepped back", |server| {
             server.wall_ms -= 3_600_000;
@@ -154,7 +154,7 @@ fn abstention_refuses_every_waiter() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let ticket = waits(&mut server, b"k", b"b", 5000);
-    server.hear(&ServerEvent::Swap(0, 1));
+    server.handle_event(&ServerEvent::Swap(0, 1));
     server.turn();
     assert_eq!(server.told, [(ticket, Told::Dismissed)]);
     assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), Patient::Abstaining);

@@ -107,7 +107,7 @@ fn nodes_below_are_told_the_fence_and_it_counts_once_they_have_it() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 0, fence: fence(9) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(9) }));
     assert_eq!(attempt.poll(), None);
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(2)));
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
@@ -119,8 +119,8 @@ fn nodes_above_are_not_counted() {
     for (node, answer) in [(0, 7), (1, 90), (2, 7)] {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
     }
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 0, fence: fence(90) }));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 2, fence: fence(90) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(90) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 2, fence: fence(90) }));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(90)), at(ms(2)));
     assert_eq!(attempt.poll(), None, "two have it, and three are needed");
     attempt.fence_answer(2, FenceAnswer::Stored(fence(90)), at(ms(2)));
@@ -132,11 +132,11 @@ fn refused_write_back_loses_the_node() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::TellFence { node: 0, .. })));
+    assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(2)));
     assert_eq!(attempt.poll(), None, "the third may still grant");
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 2, fence: fence(9) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 2, fence: fence(9) }));
     attempt.fence_answer(2, FenceAnswer::Failed, at(ms(4)));
     assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
 }
@@ -146,7 +146,7 @@ fn fence_that_others_do_not_take_leaves_its_node_out() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
     assert_eq!(attempt.poll(), None, "the third may still grant");
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
@@ -158,7 +158,7 @@ fn node_that_is_far_behind_excludes_only_itself() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
     assert_eq!(attempt.poll(), None, "the third may still grant");
     attempt.vote(2, Vote::Granted(fence(900)), at(ms(3)));
@@ -173,15 +173,15 @@ fn refusal_of_an_earlier_fence_does_not_count_against_the_next() {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
     }
     for node in [0, 1] {
-        assert_eq!(attempt.poll(), Some(Step::TellFence { node, fence: fence(900) }));
+        assert_eq!(attempt.poll(), Some(Step::StoreFence { node, fence: fence(900) }));
     }
     attempt.vote(3, Vote::Granted(fence(8)), at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 3, fence: fence(900) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 3, fence: fence(900) }));
     for node in [0, 1, 3] {
         attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(3)));
     }
     for node in [0, 1] {
-        assert_eq!(attempt.poll(), Some(Step::TellFence { node, fence: fence(8) }));
+        assert_eq!(attempt.poll(), Some(Step::StoreFence { node, fence: fence(8) }));
         attempt.fence_answer(node, FenceAnswer::Stored(fence(8)), at(ms(4)));
     }
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(8)));
@@ -193,7 +193,7 @@ fn attempt_is_lost_once_no_majority_can_agree() {
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(2, Vote::Silent, at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 1, fence: fence(900) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
     assert_eq!(
         attempt.poll(),
@@ -208,9 +208,9 @@ fn late_grant_is_told_what_the_others_are_about_to_agree_on() {
     for (node, answer) in [(0, 7), (1, 9), (2, 9)] {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
     }
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 0, fence: fence(9) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(9) }));
     attempt.vote(3, Vote::Granted(fence(5)), at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::TellFence { node: 3, fence: fence(9) }));
+    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 3, fence: fence(9) }));
     attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
     assert!(
         matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)),
@@ -223,7 +223,7 @@ fn late_grant_of_the_same_fence_saves_the_write_back() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::TellFence { node: 0, .. })));
+    assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
     attempt.vote(2, Vote::Granted(fence(9)), at(ms(2)));
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
@@ -236,7 +236,7 @@ fn node_that_stored_less_than_it_was_told_does_not_count() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::TellFence { node: 0, .. })));
+    assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(8)), at(ms(2)));
     attempt.vote(2, Vote::Silent, at(ms(2)));
     assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
@@ -260,7 +260,7 @@ fn unanswered_write_back_is_no_lock() {
     for attempt in [&mut in_time, &mut too_late] {
         attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
         attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-        assert!(matches!(attempt.poll(), Some(Step::TellFence { .. })));
+        assert!(matches!(attempt.poll(), Some(Step::StoreFence { .. })));
     }
     in_time.time_is_up(at(ms(50)));
     assert_eq!(in_time.poll(), Some(Step::Lost(Loss::NoQuorum)));
@@ -280,7 +280,7 @@ fn write_back_that_takes_too_long_leaves_no_validity() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::TellFence { .. })));
+    assert!(matches!(attempt.poll(), Some(Step::StoreFence { .. })));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(600)));
     assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)));
 }
@@ -372,7 +372,7 @@ proptest! {
                         prop_assert_eq!(loss == Loss::Held, silent <= nodes - majority.size());
                         verdict = step;
                     }
-                    Some(Step::TellFence { .. }) => prop_assert!(false, "they agree"),
+                    Some(Step::StoreFence { .. }) => prop_assert!(false, "they agree"),
                     None => prop_assert_eq!(expected, "open"),
                 }
             } else {
@@ -401,7 +401,7 @@ proptest! {
             attempt.vote(node, Vote::Granted(fence(answer)), now);
             while let Some(step) = attempt.poll() {
                 match step {
-                    Step::TellFence { node, fence } => {
+                    Step::StoreFence { node, fence } => {
                         prop_assert!(stored[node].unwrap() < fence, "only upwards");
                         let answer = if refuse[node] { stored[node] = None; FenceAnswer::Failed } else { stored[node] = Some(fence); FenceAnswer::Stored(fence) };
                         attempt.fence_answer(node, answer, now);
@@ -441,7 +441,7 @@ proptest! {
         for choice in choices {
             while let Some(step) = attempt.poll() {
                 match step {
-                    Step::TellFence { node, fence } => arriving.push((node, Some(fence))),
+                    Step::StoreFence { node, fence } => arriving.push((node, Some(fence))),
                     Step::Won(win) => won = Some(win.fence.get()),
                     Step::Lost(loss) => prop_assert!(false, "{:?}", loss),
                 }
@@ -473,7 +473,7 @@ proptest! {
         let mut decisions = 0;
         let mut steps = |attempt: &mut Acquisition| {
             while let Some(step) = attempt.poll() {
-                decisions += usize::from(!matches!(step, Step::TellFence { .. }));
+                decisions += usize::from(!matches!(step, Step::StoreFence { .. }));
             }
             decisions
         };

@@ -182,7 +182,7 @@ fn data_and_free_keys_are_not_revoked() {
 fn replica_revokes_nothing() {
     let mut server = Server::new();
     server.set(K, TOKEN, Some(1000));
-    server.hear(&ServerEvent::Demoted);
+    server.handle_event(&ServerEvent::Demoted);
     assert!(matches!(server.revoke(K), Err(CommandError::Abstaining { .. })));
     assert_eq!(server.text(K), TOKEN);
 }

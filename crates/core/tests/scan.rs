@@ -145,7 +145,7 @@ fn ended_locks_are_not_listed() {
     server.pass_ms(10);
     server.set(b"overwritten", b"data", None);
     assert_eq!(keys(&mut server, 0, None, 10), BTreeSet::from([b"held".to_vec()]));
-    server.hear(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
     server.clear();
     assert_eq!(keys(&mut server, 0, None, 10), BTreeSet::new());
 }

@@ -144,7 +144,7 @@ fn end_of_one_key_ends_all() {
         ("a release of all", |server| assert!(server.release_all(&[A, B, C], b"t"))),
         ("DEL of one key", |server| server.take_away(B, KeyEvent::Removed)),
         ("one key replaced", |server| {
-            server.hear_key(B, KeyEvent::Replaced);
+            server.handle_key_event(B, KeyEvent::Replaced);
             server.memory.keys.take(0, B);
         }),
         ("the deadline", |server| server.pass_ms(1000)),
@@ -342,7 +342,7 @@ fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
     server.clear();
-    server.hear(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::Flush(None));
     server.turn();
     assert_eq!(granted(&server), [both]);
     assert_eq!(server.node().stats().ended_by_operator, 2);
@@ -594,7 +594,7 @@ proptest! {
                 }
                 Happening::Flush => {
                     server.clear();
-                    server.hear(&ServerEvent::Flush(None));
+                    server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
                 Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),

@@ -326,7 +326,7 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         |server| server.set(K, b"data", None),
         |server| {
             server.clear();
-            server.hear(&ServerEvent::Flush(None));
+            server.handle_event(&ServerEvent::Flush(None));
         },
         |server| {
             server.take_away(K, KeyEvent::Evicted);
@@ -626,14 +626,14 @@ fn reload_and_unload_know_shared_locks() {
         !server.node().may_be_forgotten(server.now().monotonic),
         "only the node knows its holders"
     );
-    server.hear(&ServerEvent::LoadingBegins);
-    server.hear(&ServerEvent::LoadingEnds);
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::LoadingEnds);
     server.turn();
     assert!(server.extend(K, READER, 10_000).is_some());
-    server.hear(&ServerEvent::Demoted);
+    server.handle_event(&ServerEvent::Demoted);
     server.turn();
     assert_eq!(server.node().leases(), 0);
-    server.hear(&ServerEvent::Promoted);
+    server.handle_event(&ServerEvent::Promoted);
     assert_eq!(server.extend(K, READER, 10_000), None);
     server.pass_ms(MAX_TTL_MS);
     server.turn();
@@ -883,7 +883,7 @@ proptest! {
                 Happening::Flush => {
                     server.clear();
                     server.set(b"other", b"data", None);
-                    server.hear(&ServerEvent::Flush(None));
+                    server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
                 Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),

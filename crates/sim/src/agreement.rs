@@ -109,7 +109,7 @@ impl Agreement {
             Self::AmongGrants { naive, among } => {
                 let mut steps = among.as_mut().map(drain).unwrap_or_default();
                 for step in &mut steps {
-                    if let Step::TellFence { node, .. } = step {
+                    if let Step::StoreFence { node, .. } = step {
                         *node = naive.granted[*node].0;
                     }
                 }
@@ -119,7 +119,7 @@ impl Agreement {
                 let mut steps = drain(real);
                 if let Some(&Step::Won(Win { fence, .. })) = steps.last() {
                     let above = naive.granted.iter().filter(|&&(_, granted)| granted > fence);
-                    steps.splice(0..0, above.map(|&(node, _)| Step::TellFence { node, fence }));
+                    steps.splice(0..0, above.map(|&(node, _)| Step::StoreFence { node, fence }));
                 }
                 steps
             }

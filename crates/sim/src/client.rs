@@ -129,7 +129,7 @@ impl Client {
     }
 
     /// Handles an answer that the client [expects](Self::expects).
-    pub(crate) fn hear(
+    pub(crate) fn handle_response(
         &mut self,
         rules: Rules,
         node: usize,
@@ -201,7 +201,7 @@ impl Client {
         let mut next = None;
         for step in agreement.steps() {
             effects.push(match step {
-                Step::TellFence { node, fence } => {
+                Step::StoreFence { node, fence } => {
                     asked.told.push((node, fence));
                     asked.told.sort_unstable();
                     Effect::Ask(node, Request::Tell(fence))

@@ -270,10 +270,10 @@ impl World {
                 if self.answers == Answers::Travel {
                     state.send(reply);
                 } else {
-                    self.hear(state, reply, request, answer);
+                    self.handle_response(state, reply, request, answer);
                 }
             }
-            Body::Reply(request, answer) => self.hear(state, message, request, answer),
+            Body::Reply(request, answer) => self.handle_response(state, message, request, answer),
         }
     }
 
@@ -343,10 +343,11 @@ impl World {
         result
     }
 
-    fn hear(&self, state: &mut State, reply: Message, request: Request, answer: Answer) {
+    fn handle_response(&self, state: &mut State, reply: Message, request: Request, answer: Answer) {
         let moment = self.moment(state);
         let client = Arc::make_mut(&mut state.clients[usize::from(reply.client)]);
-        let effects = client.hear(self.rules(), reply.node.into(), request, answer, moment);
+        let effects =
+            client.handle_response(self.rules(), reply.node.into(), request, answer, moment);
         self.carry_out(state, reply.client, effects);
     }
 

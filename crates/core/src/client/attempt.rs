@@ -387,7 +387,7 @@ impl Attempt {
         }
         while let Some(step) = self.core.poll() {
             match step {
-                Step::TellFence { node, fence } => self.tell(node, fence, spec, ctx, out),
+                Step::StoreFence { node, fence } => self.tell(node, fence, spec, ctx, out),
                 Step::Won(win) => {
                     ctx.fleet.fences.learn(self.proposed, win.fence);
                     return Some(self.end(End::Won(win)));

@@ -219,13 +219,13 @@ impl Node {
         let terms =
             Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
         let granted = self.grant(now, free, &terms, keyspace);
-        self.tell_granted(now, waiter, db, key, granted, keyspace)
+        self.answer_granted(now, waiter, db, key, granted, keyspace)
     }
 
     /// Replies to a waiter with its grant, or with the error if the server refused the write.
     ///
     /// Returns whether the waiter was granted the lock.
-    pub(super) fn tell_granted<K: Keyspace>(
+    pub(super) fn answer_granted<K: Keyspace>(
         &mut self,
         now: Now,
         waiter: Waiter,

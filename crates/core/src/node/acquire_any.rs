@@ -25,7 +25,7 @@ impl Node {
         for (index, name) in keys.iter().enumerate() {
             let key = name.as_ref();
             let mut entry = keyspace.open(db, name, Access::Write);
-            self.hear_all(now, keyspace);
+            self.handle_events(now, keyspace);
             let hash = self.leases.hash(db, key);
             let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
             if state == KeyState::WrongType {

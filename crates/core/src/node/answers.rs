@@ -168,7 +168,7 @@ impl Node {
     }
 
     /// Refuses a waiter that has left the queues.
-    pub(super) fn tell_dismissed<K: Keyspace>(
+    pub(super) fn answer_dismissed<K: Keyspace>(
         &mut self,
         now: Now,
         ticket: Ticket,

@@ -30,7 +30,7 @@ impl Node {
         let name = keyspace.name(&key);
         let mut entry = entry.unwrap_or_else(|| keyspace.open(db, &name, Access::Write));
         loop {
-            self.hear_all(now, keyspace);
+            self.handle_events(now, keyspace);
             let state = self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry);
             if self.shared_lease(state).is_some() {
                 let shared = SharedKey { db, hash, name: &name, entry: &mut entry, state };

@@ -28,7 +28,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Option<Inspected>, CommandError> {
         let entry = keyspace.open(db, key, Access::Read);
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         let hash = self.leases.hash(db, key.as_ref());
         let holder = match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry)
         {

@@ -86,7 +86,7 @@ impl Node {
             Command::Revoke(revoke) => self.revoke(now, revoke, keyspace),
             Command::Scan(scan) => Ok(Reply::Scanned(self.scan(now, scan, keyspace))),
         };
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         reply
     }
 
@@ -99,14 +99,14 @@ impl Node {
         keyspace: &mut K,
     ) -> PerKey<K::Entry> {
         let entries = keys.iter().map(|key| keyspace.open(db, key, super::Access::Write)).collect();
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         entries
     }
 
     /// Processes the events that arrived while the node was busy.
-    pub(super) fn hear_all<K: Keyspace>(&mut self, now: Now, keyspace: &mut K) {
+    pub(super) fn handle_events<K: Keyspace>(&mut self, now: Now, keyspace: &mut K) {
         while let Some(event) = keyspace.next_event() {
-            self.hear(now, &event);
+            self.handle_event(now, &event);
         }
     }
 

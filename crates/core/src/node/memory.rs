@@ -140,7 +140,7 @@ impl Server {
     pub fn remove(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) -> bool {
         let removed = self.keys.values.remove(&(db, Name::from_slice(key))).is_some();
         if removed {
-            self.hear_key(now, db, key, event);
+            self.handle_key_event(now, db, key, event);
         }
         removed
     }
@@ -151,18 +151,18 @@ impl Server {
         let value_bytes = value.text.as_ref().map(SmallVec::len);
         self.keys.values.insert((db, Name::from_slice(key)), value);
         if expires {
-            self.hear_key(now, db, key, KeyEvent::ExpirySet { value_bytes });
+            self.handle_key_event(now, db, key, KeyEvent::ExpirySet { value_bytes });
         }
     }
 
     /// Reports an event about a key to the node.
-    pub fn hear_key(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) {
-        self.node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
+    pub fn handle_key_event(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) {
+        self.node.handle_event(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
     }
 
     /// Empties a database, or all of them.
     pub fn flush(&mut self, now: Now, db: Option<u32>) {
-        self.node.hear(now, &ServerEvent::Flush(db));
+        self.node.handle_event(now, &ServerEvent::Flush(db));
         self.keys.values.retain(|(other, _), _| db.is_some_and(|db| db != *other));
     }
 

@@ -101,7 +101,7 @@ impl Propagation {
     }
 
     /// Whether to read the server's report now, and pass it to [`Propagation::learn`].
-    pub(super) fn wants_check(&mut self, now: Monotonic) -> bool {
+    pub(super) fn needs_check(&mut self, now: Monotonic) -> bool {
         let wants = self.listeners == Certainty::Unknown
             && self.role == Role::Master
             && now >= self.check_at;
@@ -171,22 +171,22 @@ mod tests {
     fn replica_learns_nothing_from_its_own_figures() {
         let mut propagation = certain();
         propagation.demote();
-        assert!(!propagation.wants_check(Monotonic::from_us(10_000_000)));
+        assert!(!propagation.needs_check(Monotonic::from_us(10_000_000)));
         propagation.learn(NONE);
         assert!(propagation.is_needed(), "before its first sync a replica has no backlog");
         propagation.promote();
         assert!(propagation.is_needed());
-        assert!(propagation.wants_check(Monotonic::from_us(20_000_000)));
+        assert!(propagation.needs_check(Monotonic::from_us(20_000_000)));
     }
 
     #[test]
     fn figures_are_read_once_a_second_while_they_matter() {
         let mut propagation = Propagation::new(false);
-        assert!(propagation.wants_check(Monotonic::from_us(5)));
-        assert!(!propagation.wants_check(Monotonic::from_us(1_000_004)));
-        assert!(propagation.wants_check(Monotonic::from_us(1_000_005)));
+        assert!(propagation.needs_check(Monotonic::from_us(5)));
+        assert!(!propagation.needs_check(Monotonic::from_us(1_000_004)));
+        assert!(propagation.needs_check(Monotonic::from_us(1_000_005)));
         propagation.learn(NONE);
-        assert!(!propagation.wants_check(Monotonic::from_us(9_000_000)));
+        assert!(!propagation.needs_check(Monotonic::from_us(9_000_000)));
     }
 
     /// A server, reduced to what decides who receives its writes.
@@ -309,7 +309,7 @@ mod tests {
                 now = now.plus_us(CHECK_INTERVAL_US);
                 server.live(happening, &mut propagation);
                 match happening {
-                    Happening::Check if propagation.wants_check(now) => {
+                    Happening::Check if propagation.needs_check(now) => {
                         propagation.learn(server.figures());
                     }
                     Happening::Write if server.is_listened_to() => {

@@ -62,7 +62,7 @@ impl Node {
     ) -> Result<Released, CommandError> {
         let key = name.as_ref();
         let mut entry = keyspace.open(db, name, Access::Write);
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         let hash = self.leases.hash(db, key);
         let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
         let (released, delete) = match state {

@@ -31,7 +31,7 @@ impl Node {
         self.refuse_on_replica(now.monotonic)?;
         let &Revoke { db, key, unknown, ends_now } = revoke;
         let entry = keyspace.open(db, key, Access::Write);
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         let hash = self.leases.hash(db, key.as_ref());
         match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry) {
             KeyState::Free | KeyState::Ended { .. } => return Ok(Reply::Revoked(false)),

@@ -90,12 +90,12 @@ const MIRROR_AFTER_EVICTION_US: u64 = 100_000;
 
 impl Node {
     /// Processes an event that the server reports.
-    pub fn hear(&mut self, now: Now, event: &ServerEvent) {
+    pub fn handle_event(&mut self, now: Now, event: &ServerEvent) {
         match *event {
             ServerEvent::Key { db, ref key, event } => {
-                self.hear_key(now.monotonic, db, &key.0, event);
+                self.handle_key_event(now.monotonic, db, &key.0, event);
             }
-            ServerEvent::Flush(db) => self.hear_flush(db),
+            ServerEvent::Flush(db) => self.handle_flush(db),
             // The append-only file that is being loaded may contain an old SWAPDB.
             ServerEvent::Swap(..) if self.loading => {}
             ServerEvent::Swap(first, second) => {
@@ -155,7 +155,7 @@ impl Node {
     }
 
     /// Processes an event about a key. Ignores a key without a lease or a waiter.
-    pub fn hear_key(&mut self, now: Monotonic, db: u32, key: &[u8], event: KeyEvent) {
+    pub fn handle_key_event(&mut self, now: Monotonic, db: u32, key: &[u8], event: KeyEvent) {
         if self.loading || !self.has_keys() {
             return;
         }
@@ -208,7 +208,7 @@ impl Node {
     /// Records a FLUSH. The leases of the database end with the node's next action.
     ///
     /// They do not if the server turns out to have emptied its databases to load its data.
-    fn hear_flush(&mut self, db: Option<u32>) {
+    fn handle_flush(&mut self, db: Option<u32>) {
         // The file that is being loaded may contain an old FLUSH.
         if !self.loading {
             // Only the last of several flushes can be that of a server which is about to load.

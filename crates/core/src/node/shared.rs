@@ -46,7 +46,7 @@ impl Node {
         let [name] = keys else { return Err(CommandError::SeveralShared) };
         self.refuse_while_abstaining(now)?;
         let mut entry = keyspace.open(db, name, Access::Write);
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         let hash = self.leases.hash(db, name.as_ref());
         let state = self.key_state(now.monotonic, (hash, db, name.as_ref()), keyspace, &entry);
         if state == KeyState::WrongType {
@@ -257,7 +257,7 @@ impl Node {
         let (owner, ttl, fence) = (waiter.owner.as_deref(), waiter.ttl, waiter.fence);
         let terms = Terms { token: &name, owner, ttl, fence, author: Author::Other };
         let granted = self.grant_shared(now, key, &terms, keyspace);
-        self.tell_granted(now, waiter, db, key_bytes, granted, keyspace)
+        self.answer_granted(now, waiter, db, key_bytes, granted, keyspace)
     }
 
     /// Removes a holder that releases a shared lock.

@@ -97,7 +97,7 @@ impl Node {
         if self.loading {
             return None;
         }
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         self.settle_flush();
         let job = if budget.is_spent() { None } else { self.job(now, budget, keyspace) };
         if job.is_none() {
@@ -142,7 +142,7 @@ impl Node {
             self.fences.raise_all_to_ceiling(now.wall_us);
             return Some(Job::Rejoined(reason));
         }
-        if self.propagation.wants_check(now.monotonic) {
+        if self.propagation.needs_check(now.monotonic) {
             self.propagation.learn(keyspace.listeners());
             return Some(Job::Checked);
         }
@@ -168,7 +168,7 @@ impl Node {
             self.queues.remove(place).ticket
         };
         budget.spend(ANSWER_UNITS);
-        self.tell_dismissed(now, ticket, keyspace);
+        self.answer_dismissed(now, ticket, keyspace);
         Some(Job::Refused(ticket))
     }
 
@@ -211,7 +211,7 @@ impl Node {
         let key: Key = self.leases.get(lease).key.clone();
         let name = keyspace.name(&key);
         let mut entry = keyspace.open(db, &name, Access::Write);
-        self.hear_all(now, keyspace);
+        self.handle_events(now, keyspace);
         match self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry) {
             KeyState::Ended { lease, mirrored } => {
                 let expired = !self.leases.get(lease).ended_with_another();

@@ -13,10 +13,11 @@ use crate::{Fence, Ttl};
 /// possible. Votes after that only change the coverage.
 ///
 /// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed.
-/// The lock is won once N/2 + 1 nodes store exactly `F`. A node that answered less is told `F`, and
-/// accepts it only while this attempt's token holds the key there. A node that answered more holds
-/// the lock and is not counted. Two locks on a key share a counted node. The lock that came second
-/// there was answered more than the first one's `F`.
+/// The lock is won once N/2 + 1 nodes store exactly `F`. A node that answered with a
+/// smaller fence is asked to store `F`, and accepts only while this attempt's token holds the key
+/// there. A node that answered with a larger fence holds the lock and is not counted. Any two locks
+/// on a key share a counted node. That node answered the later lock with a fence above the earlier
+/// lock's `F`.
 ///
 /// A node whose clock is far behind refuses a fence from a node whose clock is far ahead. Neither
 /// node counts for a fence that it cannot store, so it does not matter which clock is wrong.
@@ -39,8 +40,8 @@ pub struct Acquisition {
 struct Grant {
     /// The fence that the node stores.
     stored: Fence,
-    /// The fence that the node was told, until it has answered.
-    told: Option<Fence>,
+    /// The fence that the node was asked to store, until it has answered.
+    requested: Option<Fence>,
     /// A fence that the node refused. It refuses all larger ones as well.
     refused: Option<Fence>,
 }
@@ -71,7 +72,7 @@ pub enum FenceAnswer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Send `EXTEND key token ttl FENCE fence`, and record the [answer](Acquisition::fence_answer).
-    TellFence {
+    StoreFence {
         /// The index of the node.
         node: usize,
         /// The fence to send.
@@ -157,20 +158,21 @@ impl Acquisition {
         self.advance(now);
     }
 
-    /// Records a node's answer to [`Step::TellFence`].
+    /// Records a node's answer to [`Step::StoreFence`].
     pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
-        let Some((grant, told)) = self.tally.of(node).and_then(|grant| Some((grant, grant.told?)))
+        let Some((grant, requested)) =
+            self.tally.of(node).and_then(|grant| Some((grant, grant.requested?)))
         else {
             return;
         };
         let ballot = match answer {
-            FenceAnswer::Stored(stored) if stored >= told => {
-                Ballot::Yes(Grant { stored, told: None, ..grant })
+            FenceAnswer::Stored(stored) if stored >= requested => {
+                Ballot::Yes(Grant { stored, requested: None, ..grant })
             }
             FenceAnswer::Unacceptable => {
-                Ballot::Yes(Grant { told: None, refused: Some(told), ..grant })
+                Ballot::Yes(Grant { requested: None, refused: Some(requested), ..grant })
             }
-            // A node that reports less than it was told has not stored it.
+            // A node that reports a smaller fence has not stored the requested one.
             FenceAnswer::Stored(_) | FenceAnswer::Failed => Ballot::Silent,
         };
         self.tally.recast(node, ballot);
@@ -181,12 +183,12 @@ impl Acquisition {
     pub fn time_is_up(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
             self.tally.cast(node, Ballot::Silent);
-            if self.tally.of(node).is_some_and(|grant| grant.told.is_some()) {
+            if self.tally.of(node).is_some_and(|grant| grant.requested.is_some()) {
                 self.tally.recast(node, Ballot::Silent);
             }
         }
         self.advance(now);
-        // The attempt would need another round to tell nodes the fence.
+        // The attempt would need another round to store the fence on more nodes.
         if !self.decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
@@ -231,13 +233,16 @@ impl Acquisition {
         }
     }
 
-    /// Tells nodes the fence, and decides once N/2 + 1 nodes store it or cannot.
+    /// Asks nodes to store the fence, and decides once N/2 + 1 nodes store it or cannot.
     fn agree(&mut self, validity: Validity) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
-            let most =
-                self.candidates().map(|fence| self.able_to_have(fence)).max().unwrap_or_default();
-            let waiting = self.grants().any(|grant| grant.told.is_some());
+            let most = self
+                .candidates()
+                .map(|fence| self.count_able_to_store(fence))
+                .max()
+                .unwrap_or_default();
+            let waiting = self.grants().any(|grant| grant.requested.is_some());
             if !waiting && most + self.tally.pending() < size {
                 self.decide(Step::Lost(Loss::NoQuorum));
             }
@@ -247,40 +252,40 @@ impl Acquisition {
             let fence = self.grants().map(|grant| grant.stored).max().unwrap_or(fence);
             return self.decide(Step::Won(Win { fence, validity }));
         }
-        if self.grants().filter(|grant| grant.has(fence)).count() >= size {
+        if self.grants().filter(|grant| grant.stores(fence)).count() >= size {
             if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
                 self.decide(Step::Won(Win { fence, validity }));
             }
             return;
         }
         let below: Vec<_> =
-            self.tally.yes().filter(|(_, grant)| grant.is_to_be_told(fence)).collect();
+            self.tally.yes().filter(|(_, grant)| grant.needs_request(fence)).collect();
         for (node, grant) in below {
-            self.tally.recast(node, Ballot::Yes(Grant { told: Some(fence), ..grant }));
-            self.steps.push_back(Step::TellFence { node, fence });
+            self.tally.recast(node, Ballot::Yes(Grant { requested: Some(fence), ..grant }));
+            self.steps.push_back(Step::StoreFence { node, fence });
         }
     }
 
-    /// The smallest fence that N/2 + 1 nodes store or can still be told.
+    /// The smallest fence that N/2 + 1 nodes store or can still store.
     ///
-    /// A fence that a node was told counts as stored. So a late grant does not change the fence on
-    /// which the other nodes are about to agree.
+    /// A fence that a node was asked to store counts as stored. So a late grant does not change the
+    /// fence on which the other nodes are about to agree.
     fn fence_to_agree_on(&self) -> Option<Fence> {
         let size = self.tally.majority().size();
-        self.candidates().filter(|&fence| self.able_to_have(fence) >= size).min()
+        self.candidates().filter(|&fence| self.count_able_to_store(fence) >= size).min()
     }
 
     fn grants(&self) -> impl Iterator<Item = Grant> {
         self.tally.yes().map(|(_, grant)| grant)
     }
 
-    /// No node needs to be told a fence that no other node has.
+    /// The fences that some node stores or was asked to store. No other fence needs to win.
     fn candidates(&self) -> impl Iterator<Item = Fence> {
         self.grants().map(Grant::expected)
     }
 
-    fn able_to_have(&self, fence: Fence) -> usize {
-        self.grants().filter(|grant| grant.can_have(fence)).count()
+    fn count_able_to_store(&self, fence: Fence) -> usize {
+        self.grants().filter(|grant| grant.can_store(fence)).count()
     }
 
     fn decide(&mut self, step: Step) {
@@ -291,27 +296,27 @@ impl Acquisition {
 
 impl Grant {
     fn of(stored: Fence) -> Self {
-        Self { stored, told: None, refused: None }
+        Self { stored, requested: None, refused: None }
     }
 
-    /// The fence that the node stores once it accepts what it was told.
+    /// The fence that the node stores once it has accepted the requested one.
     fn expected(self) -> Fence {
-        self.told.unwrap_or(self.stored)
+        self.requested.unwrap_or(self.stored)
     }
 
-    fn can_have(self, fence: Fence) -> bool {
+    fn can_store(self, fence: Fence) -> bool {
         let takes = self.refused.is_none_or(|refused| fence < refused);
         self.expected() == fence || (self.expected() < fence && takes)
     }
 
     /// Whether the node stored exactly this fence while the token held it.
     ///
-    /// That counts, even if the node was told another fence since.
-    fn has(self, fence: Fence) -> bool {
+    /// That counts, even if the node was asked to store another fence since.
+    fn stores(self, fence: Fence) -> bool {
         self.stored == fence
     }
 
-    fn is_to_be_told(self, fence: Fence) -> bool {
-        self.told.is_none() && self.stored < fence && self.can_have(fence)
+    fn needs_request(self, fence: Fence) -> bool {
+        self.requested.is_none() && self.stored < fence && self.can_store(fence)
     }
 }

@@ -188,12 +188,12 @@ impl Server {
         self.memory.keys.insert(0, key, Value::text(text, expires_at_ms));
     }
 
-    pub(crate) fn hear(&mut self, event: &ServerEvent) {
-        self.memory.node.hear(self.now(), event);
+    pub(crate) fn handle_event(&mut self, event: &ServerEvent) {
+        self.memory.node.handle_event(self.now(), event);
     }
 
-    pub(crate) fn hear_key(&mut self, key: &[u8], event: KeyEvent) {
-        self.memory.hear_key(self.now(), 0, key, event);
+    pub(crate) fn handle_key_event(&mut self, key: &[u8], event: KeyEvent) {
+        self.memory.handle_key_event(self.now(), 0, key, event);
     }
 
     pub(crate) fn execute(&mut self, command: &Command<'_, Name>) -> Result<Reply, CommandError> {

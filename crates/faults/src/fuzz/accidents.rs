@@ -160,7 +160,7 @@ impl Episode {
                     if let Some(waiting) = self.clients[client].waiting.take() {
                         self.reconnect(client)?;
                         let now = self.now();
-                        self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+                        self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
                         // The server must notice it before the pause is over.
                         self.until("the server notices", |episode| {
                             let waiters = episode.model.server.node.waiters();
@@ -367,7 +367,7 @@ impl Episode {
         let promote = words("REPLICAOF NO ONE");
         self.control.call_all(&[promote])?;
         let now = self.now();
-        self.model.hear(now, &ServerEvent::Promoted);
+        self.model.handle_event(now, &ServerEvent::Promoted);
         let view = self.view()?;
         self.take_over(&view);
         self.tolerate_all();
@@ -401,7 +401,7 @@ impl Episode {
         let now = self.now();
         for client in 0..self.clients.len() {
             let Some(waiting) = self.clients[client].waiting.take() else { continue };
-            self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
             match self.clients[client].wire.receive()? {
                 Reply::Error(error) if error.starts_with("UNBLOCKED") => {}
                 Reply::Closed => {}
@@ -413,7 +413,7 @@ impl Episode {
             }
             self.reconnect(client)?;
         }
-        self.model.hear(now, &ServerEvent::Demoted);
+        self.model.handle_event(now, &ServerEvent::Demoted);
         Ok(())
     }
 

@@ -459,7 +459,7 @@ impl Episode {
             return Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}")));
         }
         let expected = if with_error {
-            self.model.hear(now, &ServerEvent::Disconnected(ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(ticket));
             Expected::Error("UNBLOCKED".into())
         } else {
             answer(&waiting, self.model.unblock(now, ticket))
@@ -475,7 +475,7 @@ impl Episode {
         }
         // Its wait may have ended before.
         if let Some(waiting) = self.clients[client].waiting.take() {
-            self.model.hear(now, &ServerEvent::Disconnected(waiting.ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
             self.model.forget_wake(waiting.ticket);
         }
         self.reconnect(client)
@@ -492,7 +492,7 @@ impl Episode {
         self.reconnect(client)?;
         if let Some(Waiting { ticket, .. }) = waiting {
             let now = self.now();
-            self.model.hear(now, &ServerEvent::Disconnected(ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(ticket));
         }
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }

@@ -318,7 +318,7 @@ impl Model {
             PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
                 let removed = self.take((db, *key)).is_some();
                 if removed {
-                    self.hear_key(now, (db, *key), KeyEvent::Removed);
+                    self.handle_key_event(now, (db, *key), KeyEvent::Removed);
                 }
                 Expected::Int(removed.into())
             }
@@ -327,7 +327,7 @@ impl Model {
                 Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
                 Some(Value { text: Some(text), .. }) => {
                     self.take((db, *key));
-                    self.hear_key(now, (db, *key), KeyEvent::Removed);
+                    self.handle_key_event(now, (db, *key), KeyEvent::Removed);
                     Expected::Bulk(text.to_vec())
                 }
             },
@@ -369,8 +369,8 @@ impl Model {
                     return Expected::Error("ERR no such key".into());
                 };
                 self.put((db, *to), value);
-                self.hear_key(now, (db, *from), KeyEvent::Removed);
-                self.hear_key(now, (db, *to), KeyEvent::Replaced);
+                self.handle_key_event(now, (db, *from), KeyEvent::Removed);
+                self.handle_key_event(now, (db, *to), KeyEvent::Replaced);
                 Expected::Ok
             }
             PlainCommand::Copy { from, to, replace } => {
@@ -385,9 +385,9 @@ impl Model {
                 if transaction {
                     // Compared by its value, since not every server names the right database.
                     let named = if self.flavor.misplaces_copies { (db, to.1) } else { *to };
-                    self.hear_key(now, named, KeyEvent::ExpirySet { value_bytes: None });
+                    self.handle_key_event(now, named, KeyEvent::ExpirySet { value_bytes: None });
                 } else {
-                    self.hear_key(now, *to, KeyEvent::Replaced);
+                    self.handle_key_event(now, *to, KeyEvent::Replaced);
                 }
                 Expected::Int(1)
             }
@@ -400,8 +400,8 @@ impl Model {
                 }
                 let Some(value) = self.take((db, *key)) else { return Expected::Int(0) };
                 self.put((*to_db, *key), value);
-                self.hear_key(now, (db, *key), KeyEvent::Removed);
-                self.hear_key(now, (*to_db, *key), KeyEvent::Replaced);
+                self.handle_key_event(now, (db, *key), KeyEvent::Removed);
+                self.handle_key_event(now, (*to_db, *key), KeyEvent::Replaced);
                 Expected::Int(1)
             }
             PlainCommand::Restore { key, value, dumped: _, ms, replace } => {
@@ -410,7 +410,7 @@ impl Model {
                 }
                 let expires_at_ms = (*ms > 0).then(|| now.wall_ms() + ms);
                 self.put((db, *key), Value::text(value.as_bytes(), expires_at_ms));
-                self.hear_key(now, (db, *key), KeyEvent::Replaced);
+                self.handle_key_event(now, (db, *key), KeyEvent::Replaced);
                 Expected::Ok
             }
             PlainCommand::LPush(key) => match self.get((db, *key)) {
@@ -436,7 +436,7 @@ impl Model {
                 for ((db, key), value) in all {
                     self.put((1 - db, key), value);
                 }
-                self.server.node.hear(now, &ServerEvent::Swap(0, 1));
+                self.server.node.handle_event(now, &ServerEvent::Swap(0, 1));
                 Expected::Ok
             }
         }
@@ -447,7 +447,7 @@ impl Model {
         self.put(place, Value::text(value.as_bytes(), expires_at_ms));
         if px_ms.is_some() {
             let value_bytes = Some(value.len());
-            self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
+            self.handle_key_event(now, place, KeyEvent::ExpirySet { value_bytes });
         }
     }
 
@@ -457,12 +457,12 @@ impl Model {
         if let Ok(ms @ 1..) = u64::try_from(ms) {
             value.expires_at_ms = Some(now.wall_ms() + ms);
             let value_bytes = value.text.as_ref().map(Name::len);
-            self.hear_key(now, place, KeyEvent::ExpirySet { value_bytes });
+            self.handle_key_event(now, place, KeyEvent::ExpirySet { value_bytes });
         } else {
             self.take(place);
             let is_expired = self.flavor.past_expiry_is_expired;
             let event = if is_expired { KeyEvent::Expired } else { KeyEvent::Removed };
-            self.hear_key(now, place, event);
+            self.handle_key_event(now, place, event);
         }
         Expected::Int(1)
     }
@@ -472,7 +472,7 @@ impl Model {
         let has_expired = |at: u64| now.wall_ms() > at;
         if self.get(place).is_some_and(|value| value.expires_at_ms.is_some_and(has_expired)) {
             self.take(place);
-            self.hear_key(now, place, KeyEvent::Expired);
+            self.handle_key_event(now, place, KeyEvent::Expired);
         }
     }
 
@@ -490,14 +490,14 @@ impl Model {
     }
 
     /// Reports an event as the module does, which omits events that cannot affect the node.
-    fn hear_key(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
+    fn handle_key_event(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
         let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
         if !node.has_keys()
             || matches!(event, KeyEvent::ExpirySet { .. }) && !node.concerns(db, key)
         {
             return;
         }
-        node.hear(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
+        node.handle_event(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
     }
 
     /// The effects apply from now on, and not from the last turn on.
@@ -508,7 +508,7 @@ impl Model {
     pub(super) fn evict(&mut self, now: Now, place: Place) {
         self.acts(now);
         if self.take(place).is_some() {
-            self.hear_key(now, place, KeyEvent::Evicted);
+            self.handle_key_event(now, place, KeyEvent::Evicted);
         }
     }
 
@@ -521,13 +521,13 @@ impl Model {
             [ServerEvent::Flush(None), ServerEvent::LoadingBegins]
         };
         for event in events.into_iter().chain([ServerEvent::LoadingEnds]) {
-            self.server.node.hear(now, &event);
+            self.server.node.handle_event(now, &event);
         }
     }
 
-    pub(super) fn hear(&mut self, now: Now, event: &ServerEvent) {
+    pub(super) fn handle_event(&mut self, now: Now, event: &ServerEvent) {
         self.acts(now);
-        self.server.node.hear(now, event);
+        self.server.node.handle_event(now, event);
     }
 
     /// Ends the wait of a client with the answer of `CLIENT UNBLOCK`.
