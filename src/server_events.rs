@@ -46,7 +46,7 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
         event => event,
     };
     let hear = |state: &mut State| {
-        state.node.handle_key_event(clock::monotonic(), db, key.as_bytes(), event)
+        state.node.handle_key_event(clock::monotonic(), db, key.as_bytes(), event);
     };
     if module::with(hear).is_none() {
         postpone(ServerEvent::Key { db, key: KeyBytes::new(key.as_bytes()), event });

@@ -1,21 +1,26 @@
 //! One client: machines without I/O, clock, task or lock. A driver feeds them events and carries
 //! out the actions that they return. The client crate and the simulator drive the same machines.
 //!
+//! - [`limits`]: every time limit, interval and bound of a client.
 //! - [`Spec`]: the description of a lock.
-//! - [`Acquire`]: one call, up to the lock or the error. Attempts, waits, pauses.
+//! - [`Acquire`]: one call, up to the lock or the error. Attempts, waits on the queue node, pauses.
+//!   `attempt`: one attempt on all nodes.
 //! - [`Hold`]: one lock, from the grant to the end. Ownership, extension, repair.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
 //! - [`PlaceQueue`]: the queue of a program's calls for one lock, and that for blocking
 //!   connections.
 //! - [`Slots`]: the keys of which a call takes one. [`SlotMemory`]: which of them are likely free.
-//! - [`agree`]: which nodes belong to the set of the majority.
+//! - [`agree`]: which nodes belong to the set of the majority, so that [`Links`] lets them vote.
 //! - [`summarize`]: what the nodes say about a key, for [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: takes a lock back from its holder, on all nodes.
-//! - [`RenewalBatches`]: when the next extension of each lock is due.
+//! - [`RenewalBatches`]: sends extensions that are due together in one batch. [`Hold::renew_in`]
+//!   says when each is due.
 //! - `mutants`: rules that a simulator breaks on purpose.
-//! - [`Fleet`] and [`Topology`]: what the locks of a client share. [`limits`]: every limit.
+//! - [`Fleet`] and [`Topology`]: what the locks of a client share, and which nodes may vote now.
+//!   [`RoundTrips`]: how far each node is. [`FenceProposals`]: which fence to propose.
+//! - [`NodeError`]: why a node did not vote, and whether that is permanent.
 
 mod acquire;
 mod attempt;

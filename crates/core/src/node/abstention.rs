@@ -1,17 +1,23 @@
 use std::fmt;
 
 use super::Monotonic;
+#[cfg(doc)]
+use super::{Node, ServerEvent};
 
 /// Why a node abstains: what may have made it forget locks that are still held.
+///
+/// Each reason ends once every lock that the node may have forgotten has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The server started, or loaded the module.
+    /// The server started, or loaded the module: for `lock.rejoin-delay` ([`Node::new`]).
     Start,
-    /// The node was a replica, and replication is asynchronous.
+    /// The node was a replica, and replication is asynchronous: for `lock.max-ttl`
+    /// ([`ServerEvent::Promoted`]).
     Promotion,
-    /// An operator swapped two databases and the locks in them.
+    /// An operator swapped two databases and the locks in them: for `lock.max-ttl`
+    /// ([`ServerEvent::Swap`]).
     SwapDb,
-    /// The node is a replica, and grants nothing at all.
+    /// The node is a replica, and grants nothing until it is promoted.
     Replica,
 }
 

@@ -5,12 +5,19 @@
 //! act on a [`Keyspace`], which the module implements over the server, and tests and simulators in
 //! memory. So every write, every answer and their order are decided here.
 //!
-//! - [`Command`], [`Reply`]: a request, and its reply.
-//! - [`Keyspace`]: what a node needs of its server.
+//! - [`Command`], [`Reply`]: a request, and its reply. One file for each command: `acquire`,
+//!   `acquire_any`, `extend`, `release`, `revoke`, `inspect`, `scan`.
+//! - `key_state`: what is under a key, as the server and the leases say together.
+//! - `leases`, `holders`, `index`, `chunks`, `wheel`: the table of leases, and their deadlines.
+//!   `shared`: several holders of one key.
+//! - `fence_counters`: the next fence of a key.
+//! - `queues`: the waiters in order. `hand_over`: which of them is granted a key that is free.
+//! - [`Ticket`], [`WaitReply`], `answers`: a client that waits, and its answer.
 //! - [`ServerEvent`]: what the server reports: changes of keys, of its role, of its data.
 //! - [`Job`], [`Budget`]: the work of a turn.
-//! - [`Ticket`], [`WaitReply`]: a client that waits, and its answer.
-//! - [`Reason`]: why a node abstains.
+//! - `propagation`: what replicas and the append-only file receive, and what is skipped.
+//! - `abstention`, [`Reason`]: why a node abstains, and for how long.
+//! - [`Keyspace`]: what a node needs of its server.
 //! - [`Stats`]: what a node has done so far.
 //! - `memory`: a server in memory, for tests and simulators.
 //! - `mutants`: rules that tests break on purpose.

@@ -5,8 +5,9 @@
 //! - [`Majority`]: how many nodes decide.
 //! - [`Acquisition`]: one attempt to acquire a lock, up to the fence on which a majority agrees.
 //! - [`order`]: the order of the nodes for a key, the same for all clients.
-//! - [`Extension`] and [`ReleaseRound`]: one round of EXTEND, and one of RELEASE.
-//! - [`OwnershipState`]: what a holder knows of its lock, from the grant to the end.
+//! - [`Extension`]: one round of EXTEND, and which nodes to repair. [`ReleaseRound`]: one of
+//!   RELEASE.
+//! - [`OwnershipState`]: whether a lock is held or lost, and when to extend it.
 //! - [`Validity`] and [`Moment`]: how long a lock is certainly held, and the clocks that measure
 //!   it.
 
