@@ -67,7 +67,7 @@
 //! | [`wait`](LockBuilder::wait) | 10 s | the work must be done | another client does the same work; zero is one attempt |
 //! | [`max_hold`](LockBuilder::max_hold) | no limit | | work that may hang must not block the others for ever |
 //! | [`min_validity`](LockBuilder::min_validity) | ttl / 2 | the work needs that much time | a slow network shall not fail the call |
-//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most ttl / 4 | some nodes are slow at times | a silent node must be noticed sooner |
+//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most ttl / 10 or 2 round trips | some nodes are slow at times | a silent node must be noticed sooner |
 //! | [`owner`](LockBuilder::owner) | host name and process id | | |
 //!
 //! Do not choose a long ttl for work that takes long. Use [`run`](LockBuilder::run) or

@@ -29,8 +29,8 @@ fn node_timeout_follows_the_round_trip_within_the_ttl() {
     assert_eq!(limits::node_timeout(ms(1), ttl(200)), ms(20), "a tenth of the ttl");
     assert_eq!(limits::node_timeout(ms(80), ttl(1000)), ms(160), "two round trips beyond that");
     assert_eq!(limits::node_timeout(ms(400), ttl(1000)), ms(250), "never above a quarter");
-    assert_eq!(limits::ttl_wanted(ms(400), ttl(1000)), Some(ms(3200)));
-    assert_eq!(limits::ttl_wanted(ms(400), ttl(3200)), None);
+    assert_eq!(limits::ttl_needed(ms(400), ttl(1000)), Some(ms(3200)));
+    assert_eq!(limits::ttl_needed(ms(400), ttl(3200)), None);
 }
 
 #[test]

@@ -171,7 +171,7 @@ fn node_timeout(mut case: Fields) {
     let (round_trip, ttl) = (case.us("round_trip_us"), case.ttl());
     assert_eq!(limits::node_timeout(round_trip, ttl), case.us("node_timeout_us"), "{}", case.text);
     assert_eq!(
-        limits::ttl_wanted(round_trip, ttl),
+        limits::ttl_needed(round_trip, ttl),
         case.us_or_null("ttl_wanted_us"),
         "{}",
         case.text

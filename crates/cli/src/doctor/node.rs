@@ -136,7 +136,7 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
     let (round_trip, ttl_ms) = (facts.round_trip, text_of_ms(ttl.ms()));
     let limit = limits::node_timeout(round_trip, ttl);
     let shown = time(round_trip);
-    if let Some(enough) = limits::ttl_wanted(round_trip, ttl) {
+    if let Some(enough) = limits::ttl_needed(round_trip, ttl) {
         return Some(Finding::error(
             "round-trip",
             format!("a round trip takes {shown}, too long for locks with a ttl of {ttl_ms}"),

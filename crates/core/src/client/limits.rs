@@ -1,46 +1,48 @@
-//! Every limit of a client, in one table. Times that depend on the network follow from the smoothed
-//! round trip of a node, so that the same rules hold in one rack and across continents.
+//! Every limit of a client, in one table. Times that depend on the network are multiples of a
+//! node's smoothed round trip, so that the same rules hold in one rack and across continents.
 //!
 //! | limit | value |
 //! |---|---|
-//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips; never above
-//! ttl/4 |
+//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever
+//! is longer; never above ttl/4 |
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
-//! | [`CALL_GRACE`] | 40 ms: how far a call may go beyond its `wait` |
-//! | [`WAIT_GRACE`] | 20 ms: how late a node may be with the end of a WAIT |
-//! | [`WAIT_CHECK_EVERY`] | 1.2 s: a waiter checks the node that it waits on, and another one |
-//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client gives others to take or
-//! leave the lock |
-//! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the last holder's releases |
-//! | [`TIE_REPEATS`] | 3: how often the winner of a tie repeats its request |
-//! | [`STAYS_MAX`] | 3: how often a client that later nodes refused waits on its queue node again |
-//! | [`PROBES_MAX`] | 3: how often a call that does not wait asks for any slot |
+//! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
+//! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
+//! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another
+//! |
+//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client leaves others to acquire
+//! or release the lock |
+//! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the releases of the last
+//! holder |
+//! | [`TIE_REPEATS`] | 3 repeated requests by the winner of a tie |
+//! | [`STAYS_MAX`] | 3 more waits on the queue node after later nodes refused |
+//! | [`PROBES_MAX`] | 3 requests for any key, by a call that does not wait |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
-//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s before a failed RELEASE is
-//! repeated |
-//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: a RELEASE that may have overtaken its ACQUIRE
-//! or WAIT is repeated |
-//! | [`RELEASE_RESEND`] | 500 ms until an unanswered RELEASE is also sent through a newer
+//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE
+//! is repeated |
+//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, of repeating a RELEASE that may have overtaken
+//! its ACQUIRE or WAIT |
+//! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer
 //! connection |
-//! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms between attempts to connect |
+//! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to
+//! connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
-//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals that are due within 20 ms, or ttl/50 where
-//! that is less, travel together: at most 512 in one pipeline |
-//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most a third of the ttl: a renewed lock that a node
-//! missed is extended |
-//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation, and 250 ms
-//! until a node is asked again |
+//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a
+//! batch of at most 512 |
+//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is
+//! extended |
+//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a
+//! node is asked again |
 //! | [`LISTED_MAX`] | 100,000 locks of a list |
-//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries that one LOCK.SCAN looks at, and 2.5 s for its
-//! answer |
-//! | [`IDLE_PING_EVERY`] | 30 s: an idle connection is checked |
-//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected, then 50 ms and
-//! 4 round trips |
-//! | [`SEATS_MAX`] | 256 waiting connections to each node |
-//! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys for which contention is remembered |
+//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries of one LOCK.SCAN, and 2.5 s for its answer |
+//! | [`IDLE_PING_EVERY`] | 30 s between checks of an idle connection |
+//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected; then 50 ms and
+//! 4 round trips for the others |
+//! | [`SEATS_MAX`] | 256 blocking connections to each node |
+//! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
 
 use std::time::Duration;
 
@@ -53,13 +55,13 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 pub const CALL_GRACE: Duration = Duration::from_millis(40);
 /// How late a node may be with the end of a WAIT before the client stops listening.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
-/// How often a waiter checks the node that it waits on, and looks at another one.
+/// How often a waiter checks the node that it waits on, and inspects another one.
 pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
-/// How often a client that its queue node granted repeats its request to nodes that refused.
+/// How often the winner of a tie repeats its request to nodes that refused.
 pub const TIE_REPEATS: u8 = 3;
-/// How often a client waits on its queue node again although later nodes refused it.
+/// How often a client waits on its queue node again after later nodes refused.
 pub const STAYS_MAX: u32 = 3;
-/// How often a call that does not wait asks a node for any slot that is left.
+/// How often a call that does not wait asks a node for any other key.
 pub const PROBES_MAX: u8 = 3;
 /// The shortest pause between two attempts.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -69,8 +71,8 @@ pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 pub const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a RELEASE that failed is repeated.
 pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// For how long a RELEASE is repeated that may have overtaken its ACQUIRE on another connection:
-/// for as long as the network may deliver what a connection that is lost has left in flight.
+/// How long to repeat a RELEASE that may have overtaken its ACQUIRE on another connection. So long
+/// may a network still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
@@ -84,48 +86,48 @@ pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
-/// How soon a lock that is renewed is extended when a node does not hold it. It doubles.
+/// How soon a renewed lock is extended when a node misses it. It doubles.
 pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
-/// How often a node is asked again while a lock is revoked: often enough that no lock is acquired
-/// and ends unseen in between.
+/// How often a node is asked again during a revocation, so that no lock is acquired and ends unseen
+/// in between.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
 /// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
 /// operators wait for it.
 pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many locks a list has at most.
 pub const LISTED_MAX: usize = 100_000;
-/// How many entries of its table one LOCK.SCAN looks at.
+/// How many entries of its table one LOCK.SCAN reads.
 pub const SCAN_COUNT: u32 = 200;
 /// How long a node may take to answer one LOCK.SCAN, unless [`node_timeout`] is longer.
 pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
 /// How often an idle connection is checked.
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
-/// How many connections of one client to one node may wait.
+/// How many blocking connections one client has to one node at most.
 pub const SEATS_MAX: usize = 256;
 /// For how many idle keys a client remembers whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
-/// Renewals that are due within this time travel together; 1/50 of the ttl where that is less.
+/// Renewals that are due within this time, or 1/50 of the ttl if that is less, share a batch.
 pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
-/// How many renewals travel in one pipeline.
+/// How many renewals a batch has at most.
 pub const RENEWALS_MAX: usize = 512;
 
 const SETTLE_ROUND_TRIPS: u32 = 4;
 const NODE_TIMEOUT_ROUND_TRIPS: u32 = 4;
 const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
-/// A node that is not far away has this part of the ttl to answer, at most.
+/// The part of the ttl within which a node that is not far away must answer.
 pub const NODE_TIMEOUT_PER_TTL: u32 = 10;
 const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
 
 /// How long a node may take to answer a request about a lock of `ttl`.
 pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
     let ttl = ttl.duration();
-    let wanted = (round_trip * NODE_TIMEOUT_ROUND_TRIPS).max(NODE_TIMEOUT_MIN);
+    let regular = (round_trip * NODE_TIMEOUT_ROUND_TRIPS).max(NODE_TIMEOUT_MIN);
     let fair = (ttl / NODE_TIMEOUT_PER_TTL).max(round_trip * 2);
-    wanted.min(fair).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
+    regular.min(fair).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
 }
 
 /// The smallest ttl that leaves a node of this round trip enough time, where `ttl` does not.
-pub fn ttl_wanted(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
+pub fn ttl_needed(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
     let enough = round_trip * 2 * NODE_TIMEOUT_PER_TTL_MAX;
     (enough > ttl.duration()).then_some(enough)
 }
@@ -140,7 +142,7 @@ pub fn silence(round_trip: Duration) -> Duration {
     (round_trip * 8).max(Duration::from_millis(400))
 }
 
-/// How long a refused client gives others to take or leave the lock.
+/// How long a refused client leaves others to acquire or release the lock.
 pub fn settle(round_trip: Duration) -> Duration {
     (round_trip * SETTLE_ROUND_TRIPS).max(Duration::from_millis(2))
 }

@@ -138,7 +138,7 @@ impl Spec {
     pub(super) fn timed_out(&self, node: usize, limit: Duration, ctx: &Context<'_>) -> NodeError {
         let round_trip = ctx.fleet.round_trips.of(node);
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        match limits::ttl_wanted(round_trip, self.ttl) {
+        match limits::ttl_needed(round_trip, self.ttl) {
             Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {
                 limit_ms: ms(limit),
                 round_trip_ms: ms(round_trip),
