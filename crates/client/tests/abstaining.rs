@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, nothing_is_left};
+use common::{PATIENCE, all_hold, nothing_is_left, set_user};
 use quorlock_client::{AcquireError, LockBuilder, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, eventually_async};
 
@@ -80,14 +80,8 @@ async fn user_with_only_lock_rights_can_lock() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     let mut urls = Vec::new();
     for master in &masters {
-        let commands = ["+lock.acquire", "+lock.extend", "+lock.release", "+lock.inspect", "+info"];
-        let rules = [&["on", ">pw", "~lock:*"], &commands[..]].concat();
-        redis::cmd("ACL")
-            .arg("SETUSER")
-            .arg("locker")
-            .arg(&rules)
-            .exec(&mut master.connection())
-            .unwrap();
+        let commands = "+lock.acquire +lock.extend +lock.release +lock.inspect +info";
+        set_user(master, "locker", &format!("on >pw ~lock:* {commands}"));
         urls.push(master.url().replace("redis://", "redis://locker:pw@"));
     }
     let quorum = Quorum::connect(urls).await.unwrap();

@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{PATIENCE, connect, connected, net};
+use common::{PATIENCE, connect, connected, net, set_user};
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -135,12 +135,7 @@ async fn user_with_only_the_documented_rights_is_enough() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     for master in &masters {
         let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
-        redis::cmd("ACL")
-            .arg("SETUSER")
-            .arg("locks")
-            .arg(rules.split(' ').collect::<Vec<_>>())
-            .exec(&mut master.connection())
-            .unwrap();
+        set_user(master, "locks", rules);
     }
     let with = |user: &str| {
         let user = user.to_owned();

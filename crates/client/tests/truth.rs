@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, net, nothing_is_left, quorum};
+use common::{PATIENCE, all_hold, connect, net, nothing_is_left, quorum, set_user};
 use quorlock_client::{AcquireError, LostError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Server, eventually_async};
 use tokio::time::Instant;
@@ -151,13 +151,7 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
     let master = Server::with_module().tcp().start().unwrap();
     let docs = include_str!("../../../docs/operations/security.md");
     let line = docs.lines().find(|line| line.starts_with("user locker on ")).unwrap();
-    let rules: Vec<_> = line.split(' ').skip(2).collect();
-    redis::cmd("ACL")
-        .arg("SETUSER")
-        .arg("locker")
-        .arg(&rules)
-        .exec(&mut master.connection())
-        .unwrap();
+    set_user(&master, "locker", line.strip_prefix("user locker ").unwrap());
     let url = master.url().replace("redis://", "redis://locker:a-long-password@");
     let urls = [url.clone(), url.replace("127.0.0.1", "localhost")];
     let error = Quorum::connect(urls).await.unwrap_err();
@@ -167,13 +161,7 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
 #[tokio::test]
 async fn user_without_info_has_no_vote_and_the_error_says_why() {
     let master = Server::with_module().tcp().start().unwrap();
-    let rules = ["on", ">pw", "~*", "+lock.acquire", "+lock.extend", "+lock.release"];
-    redis::cmd("ACL")
-        .arg("SETUSER")
-        .arg("locker")
-        .arg(&rules)
-        .exec(&mut master.connection())
-        .unwrap();
+    set_user(&master, "locker", "on >pw ~* +lock.acquire +lock.extend +lock.release");
     let error = at_once([master.url().replace("redis://", "redis://locker:pw@")]).await;
     assert!(error.to_string().contains("+info"), "{error}");
 }

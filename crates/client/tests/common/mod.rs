@@ -57,6 +57,13 @@ pub(crate) fn holding(masters: &Masters, key: &str) -> usize {
     masters.iter().filter(|master| master.is_running()).filter(|master| exists(master, key)).count()
 }
 
+/// Adds a user with these rules, separated by spaces.
+pub(crate) fn set_user(master: &quorlock_testkit::Server, user: &str, rules: &str) {
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg(user).arg(rules.split(' ').collect::<Vec<_>>());
+    command.exec(&mut master.connection()).unwrap();
+}
+
 pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
     redis::cmd("EXISTS")
         .arg(key)
