@@ -1,12 +1,12 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{TTL, not_empty};
+use crate::args::{TTL, not_empty, seconds};
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::Format;
@@ -37,12 +37,16 @@ pub(crate) struct Acquire {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// How long to wait for the lock [default: for ever]
+    /// How long to wait for the lock, connecting included [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
-    /// Do not wait: try once, as with --wait 0
-    #[arg(long, conflicts_with = "wait")]
+    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
+    #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
+    wait_seconds: Option<Duration>,
+
+    /// Do not wait: try once, as with --wait 0. Connecting to the nodes may take 1s
+    #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
     /// Who holds the lock, for LOCK.INSPECT to show [default: host name and process id]
@@ -73,24 +77,30 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     // From here on a signal cannot end this program while it holds something.
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
-    let quorum = match signals.unless(nodes.connect()).await {
+    let called = Instant::now();
+    let quorum = match signals.unless(nodes.connect_to_wait(None)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::by(signal)),
     };
-    let outcome = signals.unless(hand_out(&quorum, args, nodes.defaults)).await;
+    let outcome = signals.unless(hand_out(&quorum, args, nodes.defaults, called)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
 }
 
-async fn hand_out(quorum: &Quorum, args: Acquire, defaults: Defaults) -> anyhow::Result<ExitCode> {
-    let wait = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(defaults.wait) };
-    let wait = wait.unwrap_or(Duration::MAX);
+async fn hand_out(
+    quorum: &Quorum,
+    args: Acquire,
+    defaults: Defaults,
+    called: Instant,
+) -> anyhow::Result<ExitCode> {
+    let given = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(args.wait_seconds) };
+    let wait = given.or(defaults.wait).unwrap_or(Duration::MAX);
     let ttl = args.ttl.or(defaults.ttl).unwrap_or(TTL);
-    let mut wanted = quorum.lock(args.key.into_vec()).ttl(ttl).wait(wait);
+    let mut wanted = quorum.lock(args.key.into_vec()).ttl(ttl);
     if let Some(owner) = args.owner.or(defaults.owner) {
         wanted = wanted.owner(owner);
     }
-    match run::acquire(&wanted, wait, false).await {
+    match run::acquire(wanted, called, wait, false).await {
         Ok(lock) => {
             args.format.hand_out(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)

@@ -87,7 +87,7 @@ pub(crate) struct Run {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// How long to wait for the lock [default: for ever]
+    /// How long to wait for the lock, connecting included [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
@@ -95,7 +95,8 @@ pub(crate) struct Run {
     #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
     wait_seconds: Option<Duration>,
 
-    /// Do not wait: try once, as with --wait 0
+    /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s, or four times
+    /// --node-limit
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
@@ -213,7 +214,7 @@ pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
 }
 
 /// Reads seconds as `flock -w` does: `10`, `0.5`.
-fn seconds(text: &str) -> Result<Duration, &'static str> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| "give a number of seconds that is not negative")

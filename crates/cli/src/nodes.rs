@@ -6,6 +6,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use quorlock_client::{Quorum, QuorumBuilder};
+use quorlock_core::client::limits::CONNECT_SETTLE;
 use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
 use rustls::crypto::CryptoProvider;
 
@@ -22,6 +23,13 @@ const USER_VARIABLE: &str = "QUORLOCK_USER";
 const PASSWORD_VARIABLE: &str = "QUORLOCK_PASSWORD";
 
 const HEADING: &str = "Nodes";
+
+/// How long connecting waits for a majority.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// The same for a call with a wait of its own, which goes on to wait for the nodes.
+const CONNECT_GRACE: Duration = Duration::from_secs(1);
+/// The round trips of one attempt to connect: TCP, two of TLS, and the first reply.
+const CONNECT_ROUND_TRIPS: u32 = 4;
 
 /// Options of every verb that connects to the nodes.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
@@ -246,12 +254,22 @@ impl NodeArgs {
 impl Nodes {
     /// Connects to the nodes.
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
-        Ok(self.quorum().connect().await?)
+        Ok(self.quorum().connect_timeout(CONNECT_LIMIT).connect().await?)
     }
 
     /// Connects to the nodes, with a time limit for each answer.
     pub(crate) async fn connect_within(&self, node_limit: Duration) -> anyhow::Result<Quorum> {
-        Ok(self.quorum().node_timeout(node_limit).connect().await?)
+        let builder = self.quorum().node_timeout(node_limit);
+        Ok(builder.connect_timeout(node_limit.min(CONNECT_LIMIT)).connect().await?)
+    }
+
+    /// Connects to the nodes for a call that waits for a lock, and for the nodes that are missing.
+    pub(crate) async fn connect_to_wait(
+        &self,
+        node_limit: Option<Duration>,
+    ) -> anyhow::Result<Quorum> {
+        let limit = node_limit.map_or(CONNECT_GRACE, |limit| limit * CONNECT_ROUND_TRIPS);
+        Ok(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE)).connect().await?)
     }
 
     fn quorum(&self) -> QuorumBuilder {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
 use quorlock_core::quorum::Moment;
-use quorlock_core::{StopSchedule, Ttl};
+use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 
 use crate::args::Run;
@@ -35,11 +35,12 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
     StopSchedule::new(ttl, args.kill_after, clock::now())
         .context("--kill-after is too long: raise --ttl")?;
-    let quorum = match signals.unless(nodes.connect()).await {
+    let called = Instant::now();
+    let quorum = match signals.unless(nodes.connect_to_wait(args.node_limit)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::by(signal)),
     };
-    let outcome = run_locked(&quorum, args, ttl, &mut signals).await;
+    let outcome = run_locked(&quorum, args, ttl, called, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
 }
@@ -48,6 +49,7 @@ async fn run_locked(
     quorum: &Quorum,
     args: Run,
     ttl: Ttl,
+    called: Instant,
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
@@ -59,15 +61,14 @@ async fn run_locked(
         None if args.shared => quorum.lock(key).shared(),
         None => quorum.lock(key),
     };
-    let mut wanted = wanted.ttl(args.ttl()).wait(wait).owner(owner);
+    let mut wanted = wanted.ttl(args.ttl()).owner(owner);
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
-    let called = Instant::now();
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::by(signal)),
-        acquired = acquire(&wanted, wait, args.verbose) => acquired,
+        acquired = acquire(wanted, called, wait, args.verbose) => acquired,
     };
     let lock = match acquired {
         Ok(lock) => lock,
@@ -80,7 +81,8 @@ async fn run_locked(
     let held_since = clock::now();
     if args.verbose {
         let (after, coverage) = (called.elapsed(), lock.coverage());
-        say(format_args!("acquired after {after:.1?}, held on {coverage}, fence {}", lock.fence()));
+        let after = rounded(after);
+        say(format_args!("acquired after {after:?}, held on {coverage}, fence {}", lock.fence()));
     }
     let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.ttl());
@@ -111,8 +113,8 @@ async fn run_locked(
     let was_held = is_asked || hold(&mut renewer, hold_until, signals).await;
     match renewer.release().await {
         Ok(Released::Released) if args.verbose => {
-            let after = clock::now().since(held_since);
-            say(format_args!("released after {after:.1?}"));
+            let after = rounded(clock::now().since(held_since));
+            say(format_args!("released after {after:?}"));
         }
         Ok(Released::Released) => {}
         Ok(Released::AlreadyOver) if was_held => {
@@ -126,21 +128,23 @@ async fn run_locked(
     Ok(exit::of(status))
 }
 
-/// Tries once, prints why the lock is not free, and waits for it.
+/// Tries once, prints why the lock is not free, and waits for it until `wait` is over, which began
+/// when the user called: connecting to the nodes is a part of it.
 pub(crate) async fn acquire(
-    wanted: &LockBuilder,
+    wanted: LockBuilder,
+    called: Instant,
     wait: Duration,
     verbose: bool,
 ) -> Result<Lock, AcquireError> {
     match wanted.try_acquire().await {
-        Err(error) if !wait.is_zero() => match error {
+        Err(error) if called.elapsed() < wait => match error {
             error if is_hopeless(&error) => return Err(error),
             error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
             error => say(format_args!("waiting: {error}")),
         },
         decided => return decided,
     }
-    wanted.acquire().await
+    wanted.wait(wait.saturating_sub(called.elapsed())).acquire().await
 }
 
 /// Whether waiting cannot help: too many nodes fail permanently to leave a majority.

@@ -9,6 +9,7 @@
 //! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
 //! - [`StopSchedule`]: when a command that a lock protects is stopped.
 //! - [`Confirmation`]: whether the nodes still confirm the lock of that command.
+//! - [`rounded`]: times for people.
 //! - [`Fence`], [`Ttl`]: the values that all of them share.
 
 pub mod client;
@@ -16,10 +17,12 @@ mod confirmation;
 mod fence;
 pub mod node;
 pub mod quorum;
+mod rounded;
 mod stop_schedule;
 mod ttl;
 
 pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
+pub use rounded::rounded;
 pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

@@ -23,9 +23,9 @@ pub(super) struct Finding {
     pub(super) severity: Severity,
     /// The name of the check, for programs.
     pub(super) check: &'static str,
-    /// The node; `None` if the finding is about all nodes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) node: Option<String>,
+    /// The nodes that it is about, in the order in which they were named; empty if it is about the
+    /// nodes together.
+    pub(super) nodes: Vec<String>,
     pub(super) what: String,
     pub(super) todo: String,
 }
@@ -36,7 +36,13 @@ impl Finding {
         what: impl Into<String>,
         todo: impl Into<String>,
     ) -> Self {
-        Self { severity: Severity::Error, check, node: None, what: what.into(), todo: todo.into() }
+        Self {
+            severity: Severity::Error,
+            check,
+            nodes: Vec::new(),
+            what: what.into(),
+            todo: todo.into(),
+        }
     }
 
     pub(super) fn warning(
@@ -49,7 +55,12 @@ impl Finding {
 
     /// Makes this a finding about one node.
     pub(super) fn of(self, node: &str) -> Self {
-        Self { node: Some(node.to_owned()), ..self }
+        Self { nodes: vec![node.to_owned()], ..self }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        let key = |finding: &Self| (finding.severity, finding.check);
+        key(self) == key(other) && self.what == other.what && self.todo == other.todo
     }
 }
 
@@ -62,7 +73,15 @@ pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Ve
         let of_node = node::findings(node, state, denials, ttl);
         let of_node =
             of_node.into_iter().filter(|found| found.check != "clock" || !clock_here_is_wrong);
-        findings.extend(of_node.map(|finding| finding.of(&node.name)));
+        for finding in of_node {
+            match findings
+                .iter_mut()
+                .find(|other| !other.nodes.is_empty() && other.is_like(&finding))
+            {
+                Some(other) => other.nodes.push(node.name.clone()),
+                None => findings.push(finding.of(&node.name)),
+            }
+        }
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
@@ -151,6 +170,17 @@ mod tests {
     }
 
     #[test]
+    fn nodes_with_the_same_fault_share_a_finding() {
+        let mut nodes = voting(3);
+        lock(&mut nodes[0]).rejoin_delay_ms = Some(0);
+        lock(&mut nodes[1]).rejoin_delay_ms = Some(0);
+        lock(&mut nodes[2]).rejoin_delay_ms = Some(1);
+        let findings = found(nodes);
+        let shared: Vec<_> = findings.iter().map(|finding| finding.nodes.len()).collect();
+        assert_eq!(shared, [2, 1], "{findings:?}");
+    }
+
+    #[test]
     fn clock_is_measured_against_the_skew_that_the_node_accepts() {
         let offset = |seconds: i64| {
             move |node: &mut NodeReport| facts(node).clock_offset_us = Some(seconds * 1_000_000)
@@ -169,7 +199,7 @@ mod tests {
         }
         let findings = found(nodes);
         assert_eq!(findings.len(), 1, "{findings:?}");
-        assert_eq!((findings[0].check, &findings[0].node), ("clock-here", &None));
+        assert_eq!((findings[0].check, findings[0].nodes.len()), ("clock-here", 0));
     }
 
     #[test]
@@ -184,12 +214,9 @@ mod tests {
     #[test]
     fn ttl_above_the_limit_of_the_nodes_is_an_error() {
         let findings = found_with(voting(3), &[], 61_000);
-        assert_eq!(findings.len(), 3);
-        assert!(
-            findings
-                .iter()
-                .all(|finding| finding.check == "max-ttl" && finding.todo.contains("60s"))
-        );
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert!(finding.check == "max-ttl" && finding.todo.contains("60s"), "{finding:?}");
+        assert_eq!(finding.nodes.len(), 3);
     }
 
     #[test]
@@ -229,7 +256,7 @@ mod tests {
     fn commands_that_the_user_may_not_run_are_named() {
         let denials = [Denial::Command("LOCK.RELEASE"), Denial::Command("PING")];
         let findings = found_with(voting(3), &denials, TTL_MS);
-        assert_eq!(findings.len(), 3);
+        assert_eq!((findings.len(), findings[0].nodes.len()), (1, 3));
         assert!(findings[0].what.contains("LOCK.RELEASE and PING"), "{}", findings[0].what);
         assert!(findings[0].todo.contains("+lock.release +ping"), "{}", findings[0].todo);
         assert_eq!(findings[0].severity, Error);

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use clap::builder::NonEmptyStringValueParser;
 use quorlock_core::Ttl;
 
 use self::findings::{Severity, findings};
@@ -36,7 +37,7 @@ pub(crate) struct Doctor {
     ttl: Option<Duration>,
 
     /// A lock that the programs take: check that the user may use this key
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     lock: Option<String>,
 
     /// Print JSON
@@ -62,8 +63,10 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let report = fleet.gather().await;
-    let denials =
-        fleet.each(async |node: &Node| rights::denied(node, args.lock.as_deref()).await).await;
+    // A node that is down is not asked again: that would take another time limit.
+    let denials = fleet
+        .each_of(&report, async |node: &Node| rights::denied(node, args.lock.as_deref()).await)
+        .await;
     let findings = findings(&report, &denials, ttl);
     print::print(&findings, &report, args.json)?;
     Ok(match findings.iter().map(|finding| finding.severity).max() {

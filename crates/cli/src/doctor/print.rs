@@ -47,9 +47,11 @@ fn as_text(findings: &[Finding], report: &Report) -> String {
             Severity::Error => "error",
             Severity::Warning => "warning",
         };
-        let node =
-            finding.node.as_ref().map(|node| format!("{}: ", printable(node))).unwrap_or_default();
-        let what = wrap(&format!("{node}{}", printable(&finding.what)), COLUMNS - INDENT);
+        let nodes = match &finding.nodes[..] {
+            [] => String::new(),
+            nodes => format!("{}: ", printable(&nodes.join(", "))),
+        };
+        let what = wrap(&format!("{nodes}{}", printable(&finding.what)), COLUMNS - INDENT);
         let todo = wrap(&format!("> {}", printable(&finding.todo)), COLUMNS - INDENT);
         for (index, line) in what.iter().chain(&todo).enumerate() {
             let label = if index == 0 { label } else { "" };

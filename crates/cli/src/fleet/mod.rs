@@ -66,6 +66,21 @@ impl Fleet {
         Report::new(self.each(async |node: &Node| node.report().await).await)
     }
 
+    /// Runs the same work for every node that answered the report, at the same time. Returns the
+    /// results in the nodes' order, with the default for the others.
+    pub(crate) async fn each_of<T: Default>(
+        &self,
+        report: &Report,
+        work: impl AsyncFn(&Node) -> T,
+    ) -> Vec<T> {
+        let asked = self.nodes.iter().zip(&report.nodes);
+        let of_node = async |(node, answer): (&Node, &NodeReport)| match answer.facts() {
+            Some(_) => work(node).await,
+            None => T::default(),
+        };
+        join_all(asked.map(of_node)).await
+    }
+
     /// Runs the same work for every node at the same time. Returns the results in the nodes' order.
     pub(crate) async fn each<T>(&self, work: impl AsyncFn(&Node) -> T) -> Vec<T> {
         join_all(self.nodes.iter().map(|node| work(node))).await

@@ -108,8 +108,9 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
         |(node, admission): (&NodeReport, Option<NodeError>)| match (&node.answer, admission) {
             (Err(error), _) if is_an_answer(error) => State::NotCounted(error.clone()),
             (Err(error), _) => State::Down(error.clone()),
-            (Ok(_), Some(error)) => State::NotCounted(error),
-            (Ok(facts), None) => {
+            (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
+            // The nodes that are missing are to blame, and not this one.
+            (Ok(facts), _) => {
                 match facts.info.lock.as_ref().and_then(|lock| lock.abstention.clone()) {
                     Some(abstention) => State::Abstaining(abstention),
                     None => State::Voting,
@@ -219,6 +220,16 @@ pub(crate) mod tests {
         lock(&mut nodes[1]).abstention = Some(abstention.clone());
         let report = Report::new(nodes);
         assert_eq!(report.states[..2], [State::Down(down()), State::Abstaining(abstention)]);
+        assert!(!report.has_majority());
+    }
+
+    #[test]
+    fn healthy_node_without_a_majority_votes() {
+        let mut nodes = voting(3);
+        nodes[0].answer = Err(NodeError::timed_out(Duration::from_secs(2)));
+        nodes[1].answer = Err(down());
+        let report = Report::new(nodes);
+        assert_eq!(report.states[2], State::Voting, "the others are to blame");
         assert!(!report.has_majority());
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 pub use quorlock_core::client::{Answer, NodeError};
 use quorlock_core::quorum::Majority;
+use quorlock_core::rounded;
 
 /// Why a [`Quorum`](crate::Quorum) was not connected.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +68,7 @@ pub enum AcquireError {
         nodes: Nodes,
     },
     /// The wait ended while another client held the lock.
-    #[error("another client still holds the lock after {waited:?}: {nodes}")]
+    #[error("another client still holds the lock after {:?}: {nodes}", rounded(*waited))]
     TimedOut {
         /// How long the call waited.
         waited: Duration,

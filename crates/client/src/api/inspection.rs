@@ -2,6 +2,8 @@ use std::fmt;
 
 pub use quorlock_core::client::{HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo};
 
+use quorlock_core::rounded;
+
 use crate::NodeError;
 
 /// What the nodes say about a key: see [`Quorum::inspect`](crate::Quorum::inspect).
@@ -72,7 +74,8 @@ impl fmt::Display for Inspection {
                 write!(
                     f,
                     "fence {}, on {on} of {of} nodes, for {:?} at most",
-                    held.fence, held.at_most
+                    held.fence,
+                    rounded(held.at_most)
                 )?;
             }
         }
@@ -86,7 +89,7 @@ impl fmt::Display for Inspection {
                         write!(f, ", fence {fence}")?;
                     }
                     if let Some(ttl) = lease.ttl {
-                        write!(f, ", for {ttl:?} at most")?;
+                        write!(f, ", for {:?} at most", rounded(ttl))?;
                     }
                     write!(f, ", {} waiting", lease.waiters)?;
                 }

@@ -35,7 +35,7 @@ impl Quorum {
     /// - `redis+unix:///path?db=0&user=…&pass=…` is a unix socket.
     ///
     /// Returns shortly after a majority is connected, or when each node has been tried, after 5 s
-    /// at the latest. The client keeps trying to reach the other nodes in the background, since a
+    /// at the latest ([`QuorumBuilder::connect_timeout`]). The client keeps trying to reach the other nodes in the background, since a
     /// lock needs a majority only. [`Quorum::builder`] has more options.
     ///
     /// # Errors
@@ -58,6 +58,7 @@ impl Quorum {
         nodes: Vec<NodeInfo>,
         expected_set: Option<String>,
         node_timeout: Option<Duration>,
+        connect_timeout: Duration,
     ) -> Result<Self, ConnectError> {
         let majority = Majority::of(nodes.len()).ok_or(ConnectError::NoNodes)?;
         let mut names = HashSet::new();
@@ -75,16 +76,16 @@ impl Quorum {
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
         let shared = Shared::start(nodes, majority, expected_set, node_timeout, runtime);
         let quorum = Self { shared };
-        quorum.settle(majority).await;
+        quorum.settle(majority, connect_timeout).await;
         quorum.refuse_same_server()?;
         Ok(quorum)
     }
 
     /// Waits until a majority can vote, or each node has been tried.
-    async fn settle(&self, majority: Majority) {
+    async fn settle(&self, majority: Majority, limit: Duration) {
         let mut health = self.shared.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
-        let _ = timeout(limits::CONNECT_SETTLE, enough).await;
+        let _ = timeout(limit, enough).await;
         let stragglers = limits::connect_stragglers(self.shared.fleet.round_trips.longest());
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use ::redis::ConnectionAddr;
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
 
+use quorlock_core::client::limits;
+
 use crate::driver::NodeInfo;
 use crate::transport::{BlockingPool, Endpoint};
 use crate::{ConnectError, Quorum};
@@ -35,6 +37,7 @@ pub struct QuorumBuilder {
     #[cfg(feature = "tls")]
     client_certificate: Option<::redis::ClientTlsConfig>,
     node_timeout: Option<Duration>,
+    connect_timeout: Duration,
     set: Option<String>,
 }
 
@@ -54,6 +57,7 @@ impl QuorumBuilder {
             #[cfg(feature = "tls")]
             client_certificate: None,
             node_timeout: None,
+            connect_timeout: limits::CONNECT_SETTLE,
             set: None,
         }
     }
@@ -111,6 +115,15 @@ impl QuorumBuilder {
         self
     }
 
+    /// How long [`connect`](Self::connect) waits for a majority. Default: 5 s.
+    ///
+    /// It returns then all the same, and the client keeps trying to reach the nodes. With a short
+    /// limit, a first call may find that too few nodes are connected.
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = limit;
+        self
+    }
+
     /// The name of the nodes' set (`lock.set`). Default: the set that a majority reports.
     pub fn set(mut self, name: impl Into<String>) -> Self {
         self.set = Some(name.into());
@@ -126,7 +139,7 @@ impl QuorumBuilder {
     /// Dropping the future closes the connections.
     pub async fn connect(self) -> Result<Quorum, ConnectError> {
         let nodes = self.nodes.iter().map(|node| self.open(node)).collect::<Result<_, _>>()?;
-        Quorum::start(nodes, self.set, self.node_timeout).await
+        Quorum::start(nodes, self.set, self.node_timeout, self.connect_timeout).await
     }
 
     fn open(&self, node: &Named) -> Result<NodeInfo, ConnectError> {

@@ -97,8 +97,14 @@ impl Topology {
     /// The connection for a request that acquires a lock.
     pub(super) fn route_acquire(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
-        status.admission.clone()?;
-        status.link.clone()
+        match &status.admission {
+            // Of a node that does not answer, say that.
+            Err(NodeError::AwaitsMajority) => {
+                status.link.clone().and(Err(NodeError::AwaitsMajority))
+            }
+            Err(error) => Err(error.clone()),
+            Ok(()) => status.link.clone(),
+        }
     }
 
     /// The connection for a request that only reads. That may also go to a node whose set is not
@@ -106,7 +112,7 @@ impl Topology {
     pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
-            Err(NodeError::Down { .. }) | Ok(()) => status.link.clone(),
+            Err(NodeError::AwaitsMajority) | Ok(()) => status.link.clone(),
             Err(error) => Err(error.clone()),
         }
     }

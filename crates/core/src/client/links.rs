@@ -8,6 +8,9 @@ use super::context::{NodeStatus, Topology};
 use super::{Admission, AgreedSet, Fleet, NodeError, Random, SetReport, agree, limits};
 use crate::quorum::Moment;
 
+/// Why a node is down of which it is not known whether it can be reached.
+const STILL_CONNECTING: &str = "no answer yet";
+
 /// The connections of one client to all of its nodes: back-off, liveness, admission.
 ///
 /// After [`new`](Self::new) and each `handle_…`, carry out what [`poll`](Self::poll) returns, and
@@ -148,7 +151,7 @@ impl Links {
         expected_set: Option<String>,
         now: Moment,
     ) -> Self {
-        let error = NodeError::Down { reason: "still connecting".into() };
+        let error = NodeError::Down { reason: STILL_CONNECTING.into() };
         let link = |name| Link {
             name,
             state: State::Down(error.clone()),
@@ -408,9 +411,7 @@ impl Links {
                 Admission::Refused(reason) => {
                     Err(NodeError::NotAdmitted { reason: reason.to_string() })
                 }
-                Admission::Unknown => Err(NodeError::Down {
-                    reason: "no majority of the nodes has said yet which set it belongs to".into(),
-                }),
+                Admission::Unknown => Err(NodeError::AwaitsMajority),
             });
             let link = &mut self.nodes[node];
             if link.admission != admission {
@@ -490,7 +491,7 @@ impl Link {
     /// Whether it is known if the node can be reached.
     fn is_settled(&self) -> bool {
         match &self.state {
-            State::Down(NodeError::Down { reason }) => reason != "still connecting",
+            State::Down(NodeError::Down { reason }) => reason != STILL_CONNECTING,
             State::Up(_) | State::Down(_) => true,
         }
     }

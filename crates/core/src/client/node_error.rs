@@ -40,6 +40,10 @@ pub enum NodeError {
         /// What the last attempt to connect reported.
         reason: String,
     },
+    /// The node answers, but it is not known whether it belongs to the client's set: too few of the
+    /// nodes are connected to say.
+    #[error("answers, and votes once a majority of the nodes is connected")]
+    AwaitsMajority,
     /// The node did not answer within the time limit.
     #[error("no answer within {limit_ms} ms")]
     TimedOut {
@@ -182,6 +186,7 @@ impl NodeError {
                 ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind))
             }
             Self::Down { .. }
+            | Self::AwaitsMajority
             | Self::TimedOut { .. }
             | Self::TooFar { .. }
             | Self::Abstains { .. }

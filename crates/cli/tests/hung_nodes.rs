@@ -1,0 +1,96 @@
+//! Two of three masters hang: each verb keeps its time, and names those that do not answer.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+
+mod common;
+
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use common::{code, on, run_script, stderr, stdout};
+use quorlock_testkit::Masters;
+
+/// Less than a client waits that has no limit of its own, and more than any of these verbs.
+const AT_MOST: Duration = Duration::from_secs(4);
+
+/// Three masters, of which only the last one answers.
+fn masters() -> Masters {
+    let masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
+    masters.iter().take(2).for_each(quorlock_testkit::Server::pause);
+    masters
+}
+
+fn address(masters: &Masters, index: usize) -> String {
+    masters[index].url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
+}
+
+#[track_caller]
+fn in_time(command: &mut Command) -> Output {
+    let started = Instant::now();
+    let output = command.output().unwrap();
+    let took = started.elapsed();
+    assert!(took < AT_MOST, "{took:?}: {}{}", stdout(&output), stderr(&output));
+    output
+}
+
+#[test]
+fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
+    let masters = masters();
+    for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-limit", "100ms"]] {
+        let output = in_time(&mut run_script(&masters, options, "echo ran"));
+        assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
+        let said = stderr(&output);
+        for silent in [0, 1] {
+            let reason = format!("{}: not connected (no answer yet)", address(&masters, silent));
+            assert!(said.contains(&reason), "{options:?}: {said}");
+        }
+        let healthy = format!("{}: answers, and votes once a majority", address(&masters, 2));
+        assert!(said.contains(&healthy), "{options:?}: {said}");
+    }
+    let output = in_time(on(&masters, "acquire").args(["k", "-n"]));
+    assert_eq!(code(output.status), 122, "{}", stderr(&output));
+}
+
+#[test]
+fn limit_for_each_node_bounds_the_time_to_connect() {
+    let masters = masters();
+    let started = Instant::now();
+    let output = run_script(&masters, &["-n", "--node-limit", "10ms"], ":").output().unwrap();
+    let (took, second) = (started.elapsed(), Duration::from_secs(1));
+    assert_eq!(code(output.status), 122);
+    assert!(took < second, "it takes a second without the limit, and with it {took:?}");
+}
+
+#[test]
+fn operator_sees_in_time_what_the_healthy_master_says() {
+    let masters = masters();
+    let output = in_time(on(&masters, "inspect").arg("k"));
+    assert_eq!(code(output.status), 122);
+    assert!(stdout(&output).contains(&format!("{}  free", address(&masters, 2))), "{output:?}");
+    assert_eq!(code(in_time(&mut on(&masters, "list")).status), 122);
+}
+
+#[test]
+fn status_calls_the_healthy_master_healthy() {
+    let masters = masters();
+    let output = on(&masters, "status").args(["--node-limit", "500ms"]).output().unwrap();
+    assert_eq!(code(output.status), 122);
+    let text = stdout(&output);
+    let state = |index| {
+        let line = text.lines().find(|line| line.contains(&address(&masters, index))).unwrap();
+        line.split_whitespace().nth(1).unwrap()
+    };
+    assert_eq!([state(0), state(1), state(2)], ["down", "down", "voting"], "{text}");
+    assert!(text.contains("1 of 3 nodes vote: no majority, which is 2"), "{text}");
+}
+
+#[test]
+fn doctor_takes_one_time_limit() {
+    let masters = masters();
+    let limit = Duration::from_secs(2);
+    let started = Instant::now();
+    let output = on(&masters, "doctor").args(["--node-limit", "2s"]).output().unwrap();
+    assert!(started.elapsed() < 2 * limit, "{:?}", started.elapsed());
+    assert_eq!(code(output.status), 2, "{}", stdout(&output));
+    assert!(stdout(&output).contains("no answer within 2000 ms"), "{}", stdout(&output));
+}
