@@ -168,7 +168,8 @@ const RUN_ENVIRONMENT: &str = "Environment:
                   can refuse smaller ones, and thus a late holder
   QUORLOCK_TTL_MS set for the command: the ttl in milliseconds
   QUORLOCK_PERMIT set for the command with --permits: the number of its slot,
-                  from 0. No other command has it at the same time";
+                  from 0. No other command has it at the same time. Removed for
+                  the command without --permits";
 
 const RUN_EXAMPLE: &str = "Examples:
   quorlock run nightly-backup -- backup --to /mnt

@@ -13,7 +13,7 @@ use crate::args::Run;
 use crate::lock_renewer::{LockRenewer, LockState};
 use crate::process_tree::Group;
 use crate::signals::Signals;
-use crate::watchdog::{Begin, Order, Report, Watchdog};
+use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, Watchdog};
 use crate::{advice, clock, exit, say};
 
 /// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third
@@ -215,7 +215,7 @@ async fn supervise(
         ("QUORLOCK_FENCE", fence.to_string().into()),
         ("QUORLOCK_TTL_MS", args.ttl().as_millis().to_string().into()),
     ];
-    let permit = permit.map(|slot| ("QUORLOCK_PERMIT", slot.to_string().into()));
+    let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
     let watchdog = Watchdog::start(begin, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;

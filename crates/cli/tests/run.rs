@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 
 use common::{
-    Holder, PATIENT, Running, code, holding, quorlock, run_on, run_script, stderr, stdout,
+    Holder, PATIENT, QUORLOCK, Running, code, holding, quorlock, run_on, run_script, stderr, stdout,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -135,6 +135,16 @@ fn no_more_commands_run_than_there_are_permits_and_each_knows_its_own() {
             125
         );
     }
+}
+
+#[test]
+fn lock_without_permits_passes_no_permit_on() {
+    let masters = Masters::start(1);
+    let nodes = masters.urls().join(",");
+    let inner = format!("{QUORLOCK} run --nodes {nodes} inner -c 'echo ${{QUORLOCK_PERMIT-none}}'");
+    let outer = format!("echo $QUORLOCK_PERMIT; {inner}");
+    let output = run_script(&masters, &["--permits", "1"], &outer).output().unwrap();
+    assert_eq!(stdout(&output), "0\nnone\n", "{}", stderr(&output));
 }
 
 #[test]

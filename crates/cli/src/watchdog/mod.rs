@@ -47,6 +47,9 @@ pub(crate) struct Watchdog {
     orders: OwnedWriteHalf,
 }
 
+/// The slot of the command's permit, if its lock is one.
+pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
+
 impl Watchdog {
     /// Starts the watchdog, which starts the command.
     pub(crate) fn start(
@@ -59,10 +62,12 @@ impl Watchdog {
         let other_children = children();
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
-        watchdog.arg0("quorlock").arg(VERB).args(command).envs(environment);
+        watchdog.arg0("quorlock").arg(VERB).args(command);
         for name in SECRET_VARIABLES {
             watchdog.env_remove(name);
         }
+        // An outer `quorlock run` may have set it, and this lock need not be a permit.
+        watchdog.env_remove(PERMIT_VARIABLE).envs(environment);
         watchdog.stdin(OwnedFd::from(theirs)).process_group(0);
         let process = Pid::from_child(&watchdog.spawn()?);
         // Closes this process's copy of the other end.
