@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{TTL, not_empty, seconds};
+use crate::args::{TTL, long_enough, not_empty, seconds};
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::Format;
@@ -33,7 +33,7 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     format: Format,
 
-    /// How long the lock lasts unless it is extended [default: 10s]
+    /// How long the lock lasts unless it is extended, at least 100ms [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
@@ -49,7 +49,7 @@ pub(crate) struct Acquire {
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
-    /// Who holds the lock, for LOCK.INSPECT to show [default: host name and process id]
+    /// Who holds the lock, for LOCK.INSPECT to show [default: HOST:PID]
     #[arg(long, value_name = "LABEL")]
     owner: Option<String>,
 
@@ -95,7 +95,7 @@ async fn hand_out(
 ) -> anyhow::Result<ExitCode> {
     let given = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(args.wait_seconds) };
     let wait = given.or(defaults.wait).unwrap_or(Duration::MAX);
-    let ttl = args.ttl.or(defaults.ttl).unwrap_or(TTL);
+    let ttl = long_enough(args.ttl.or(defaults.ttl).unwrap_or(TTL))?;
     let mut wanted = quorum.lock(args.key.into_vec()).ttl(ttl);
     if let Some(owner) = args.owner.or(defaults.owner) {
         wanted = wanted.owner(owner);
@@ -107,7 +107,7 @@ async fn hand_out(
         }
         Err(error) if is_hopeless(&error) => Err(advice::on_acquire(error)),
         Err(error) => {
-            say(format_args!("not acquired: {error}"));
+            say(format_args!("not acquired: {}", advice::shown(&error)));
             Ok(ExitCode::from(code_of(&error, exit::CONFLICT)))
         }
     }

@@ -13,6 +13,17 @@ pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
     }
 }
 
+/// The error in terms of the command line.
+pub(crate) fn shown(error: &AcquireError) -> String {
+    match error {
+        // The program has no option for the minimal validity.
+        AcquireError::InsufficientValidity { nodes } => {
+            format!("the nodes answered too late for the ttl: {nodes}. Raise --ttl")
+        }
+        error => error.to_string(),
+    }
+}
+
 /// Advice on an attachment that these nodes refused.
 pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
     about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())

@@ -1,8 +1,12 @@
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
+
+use quorlock_core::node::PATTERN_BYTES_MAX;
 
 use crate::acquire::Acquire;
 use crate::bench::Bench;
@@ -23,6 +27,8 @@ use crate::up::Up;
 
 /// How long a lock lasts when neither an option nor a file says so.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
+/// The shortest ttl of this program: processes must start, extend the lock and stop in parts of it.
+const TTL_MIN: Duration = Duration::from_millis(100);
 
 /// Distributed locks on a majority of Redis or Valkey masters.
 #[derive(Parser)]
@@ -82,8 +88,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies; it is extended whenever a third of that is
-    /// over [default: 10s]
+    /// How long the lock lasts if this program dies, at least 100ms; it is extended whenever a third
+    /// of that is over [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
@@ -136,7 +142,7 @@ pub(crate) struct Run {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_limit: Option<Duration>,
 
-    /// Who holds the lock, for LOCK.INSPECT to show [default: host name and process id]
+    /// Who holds the lock, for LOCK.INSPECT to show [default: HOST:PID]
     #[arg(long, value_name = "LABEL")]
     pub(crate) owner: Option<String>,
 
@@ -214,6 +220,40 @@ pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 
+/// Refuses a ttl that leaves this program no time.
+pub(crate) fn long_enough(ttl: Duration) -> anyhow::Result<Duration> {
+    ensure!(
+        ttl >= TTL_MIN,
+        "a ttl of {ttl:?} is too short for the nodes to answer in time: give at least {TTL_MIN:?}"
+    );
+    Ok(ttl)
+}
+
+/// Refuses a pattern of keys that does not mean what it seems to.
+pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
+    let mut rest = text.as_bytes();
+    if rest.is_empty() {
+        return Err("an empty pattern matches no lock: leave it out for all of them".into());
+    }
+    if rest.len() > PATTERN_BYTES_MAX {
+        return Err(format!("a pattern has at most {PATTERN_BYTES_MAX} bytes"));
+    }
+    let mut is_class = false;
+    while let [first, after @ ..] = rest {
+        rest = match (first, after) {
+            (b'\\', []) => return Err("the \\ at its end escapes nothing: write \\\\".into()),
+            (b'\\', [_, after @ ..]) => after,
+            _ => after,
+        };
+        is_class = match first {
+            b'[' => true,
+            b']' => false,
+            _ => is_class,
+        };
+    }
+    if is_class { Err("a [ has no ]: write \\[ for the sign itself".into()) } else { Ok(text) }
+}
+
 /// Reads seconds as `flock -w` does: `10`, `0.5`.
 pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
@@ -236,6 +276,25 @@ mod tests {
             for argument in verb.get_arguments() {
                 assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
             }
+        }
+    }
+
+    #[test]
+    fn broken_pattern_is_refused_with_what_is_wrong() {
+        for whole in ["*", "orders/*", "[a-c]?", r"\[bad", r"[\]]", "a]", "[[]", "[^a-c]x\\*"] {
+            assert_eq!(pattern(whole.into()), Ok(whole.into()));
+        }
+        let long = "x".repeat(256);
+        for (broken, hint) in [
+            ("[bad", "no ]"),
+            (r"[bad\]", "no ]"),
+            ("x[^a", "no ]"),
+            ("x\\", "escapes nothing"),
+            ("", "empty"),
+            (&long, "255 bytes"),
+        ] {
+            let error = pattern(broken.into()).unwrap_err();
+            assert!(error.contains(hint), "{broken}: {error}");
         }
     }
 

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use quorlock_client::{AttachError, DetachedLock, NodeError, Nodes, Quorum};
 
+use crate::args::long_enough;
 use crate::duration::duration;
 use crate::handle::{Format, HandleArg};
 use crate::nodes::{self, NodeArgs};
@@ -58,7 +59,7 @@ async fn hand_out(
     handle: DetachedLock,
     args: &Extend,
 ) -> anyhow::Result<ExitCode> {
-    let ttl = args.ttl.unwrap_or(handle.ttl());
+    let ttl = args.ttl.map_or(Ok(handle.ttl()), long_enough)?;
     let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
         Ok(lock) => {
             args.format.hand_out(quorum, lock).await?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::args::not_empty;
 use crate::nodes::{self, NodeArgs};
 use crate::shown::{self, count, escaped, ms, table, time};
-use crate::{exit, say};
+use crate::{exit, say, semaphore};
 
 /// Shows who holds a lock: since when, until when, on which nodes, and who waits for it.
 ///
@@ -26,6 +26,11 @@ pub(crate) struct Inspect {
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
     key: OsString,
 
+    /// Show the semaphore of this name as a whole: which of its so many permits are held, by whom,
+    /// and who waits
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    permits: Option<u8>,
+
     /// Print JSON, with times in milliseconds
     #[arg(long)]
     json: bool,
@@ -35,14 +40,17 @@ pub(crate) struct Inspect {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    the lock is held, or a program that uses SET has its key
+  0    the lock or a permit is held, or a program that uses SET has its key
   122  too few nodes answered, or no majority of them agrees
-  123  the lock is free
+  123  the lock or every permit is free
   125  quorlock itself failed, or its arguments are not understood";
 
 pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
+    if let Some(permits) = args.permits {
+        return semaphore::inspect(&quorum, &key, permits, args.json).await;
+    }
     let inspection = match quorum.inspect(&key).await {
         Ok(inspection) => inspection,
         Err(error @ InspectError::NoAnswer { .. }) => {
@@ -65,7 +73,7 @@ pub(crate) struct Summary<'a> {
     pub(crate) kind: Kind,
     pub(crate) held: Option<&'a HeldLock>,
     /// How long ago the first of the nodes that hold it granted it.
-    since: Option<Duration>,
+    pub(crate) since: Option<Duration>,
     pub(crate) waiters: u64,
     pub(crate) queue: Vec<&'a WaiterInfo>,
     keys: u64,
@@ -118,8 +126,8 @@ impl<'a> Summary<'a> {
             LockState::Held(held) => Some(held),
             LockState::Free | LockState::Unclear => None,
         };
-        let of_lock =
-            || leases().filter(|lease| held.is_some_and(|held| lease.fence == Some(held.fence)));
+        let on = |node: usize| inspection.nodes.get(node)?.lease.as_ref().ok()?.as_ref();
+        let of_lock = || held.into_iter().flat_map(|held| &held.nodes).filter_map(|&node| on(node));
         let revoked = of_lock().filter(|lease| lease.revoked).count();
         let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
         let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();
@@ -146,15 +154,19 @@ impl<'a> Summary<'a> {
     pub(crate) fn headline(&self) -> String {
         match (self.kind, self.held) {
             (Kind::Held | Kind::Revoked, Some(held)) => {
-                let owner = shown::owner(held.owner.as_deref());
                 let revoked = if self.kind == Kind::Revoked { ", revoked" } else { "" };
-                format!("held by {owner} on {} of {} nodes{revoked}", held.nodes.len(), self.nodes)
+                let (by, on) = (held_by(held), held.nodes.len());
+                format!("{by} on {on} of {} nodes{revoked}", self.nodes)
             }
             (Kind::Free, _) => "free".to_owned(),
             (Kind::Foreign, _) => "taken by a program that uses SET".to_owned(),
             (Kind::Divided, _) => "unclear: the nodes disagree".to_owned(),
             _ => "unknown: too few nodes answered".to_owned(),
         }
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.held.is_some_and(|held| held.mode == LockMode::Shared)
     }
 
     fn meaning(&self) -> String {
@@ -168,7 +180,15 @@ impl<'a> Summary<'a> {
                 "An operator has revoked it on {} of {} nodes only: the holder can still extend it.",
                 self.revoked, self.nodes
             ),
+            Kind::Held if self.is_shared() => {
+                "Clients that share it acquire it, too, unless an exclusive one waits. That one acquires it \
+                 when every holder releases it or no longer extends it."
+                    .to_owned()
+            }
             Kind::Held => format!("{next} when the holder releases it or no longer extends it."),
+            Kind::Revoked if self.is_shared() => {
+                format!("The holders cannot extend it any more. {next} by the deadline.")
+            }
             Kind::Revoked => format!("The holder cannot extend it any more. {next} by the deadline."),
             Kind::Foreign => {
                 "No fence and no owner is known. Clients of this lock wait until the key expires or is deleted."
@@ -191,6 +211,9 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
     let mut facts = Vec::new();
     if let Some(held) = summary.held {
         let fact = |name: &str, value: String| vec![format!("  {name}"), value];
+        if summary.is_shared() {
+            facts.push(fact("holders", holders(held)));
+        }
         facts.push(fact("fence", held.fence.to_string()));
         if let Some(since) = summary.since {
             facts.push(fact("since", format!("{} ago", time(since))));
@@ -214,8 +237,24 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
     lines
 }
 
+/// `held by web-1`, `shared by 3 clients`.
+fn held_by(held: &HeldLock) -> String {
+    match held.mode {
+        LockMode::Shared => format!("shared by {}", count(held.holders, "client")),
+        _ => format!("held by {}", shown::owner(held.owner.as_deref())),
+    }
+}
+
+/// The labels of the clients that share the lock.
+fn holders(held: &HeldLock) -> String {
+    let labels: Vec<_> = held.owners.iter().map(|owner| shown::owner(owner.as_deref())).collect();
+    let hidden = held.holders.saturating_sub(labels.len() as u64);
+    let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
+    format!("{}: {}{more}", held.holders, labels.join(", "))
+}
+
 /// A waiter with its address.
-fn named(waiter: &WaiterInfo) -> String {
+pub(crate) fn named(waiter: &WaiterInfo) -> String {
     let owner = shown::owner(waiter.owner.as_deref());
     match &waiter.address {
         Some(address) => format!("{owner} ({})", escaped(address)),
@@ -248,12 +287,21 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
     };
     [
         state.to_owned(),
-        or_none(lease.owner.as_ref().map(escaped)),
+        or_none(owners(lease)),
         or_none(lease.fence.map(|fence| fence.to_string())),
         or_none(lease.held.map(time)),
         lease.ttl.map_or_else(|| "never".to_owned(), time),
         lease.waiters.to_string(),
     ]
+}
+
+/// The label of the holder; of several the first, and how many others there are.
+pub(crate) fn owners(lease: &LeaseInfo) -> Option<String> {
+    let first = lease.owner.as_ref().map(escaped);
+    match lease.holders {
+        0 | 1 => first,
+        all => Some(format!("{} +{}", first.unwrap_or_else(|| "-".to_owned()), all - 1)),
+    }
 }
 
 /// What `--json` prints. Times are in milliseconds.
@@ -279,7 +327,11 @@ pub(crate) struct PrintedKey<'a> {
 struct PrintedLock<'a> {
     state: &'static str,
     revoked: bool,
+    /// `exclusive` or `shared`.
+    mode: Option<&'static str>,
     owner: Option<&'a str>,
+    holders: u64,
+    owners: Vec<Option<&'a str>>,
     fence: Option<u64>,
     held_ms: Option<u64>,
     since_unix_ms: Option<u64>,
@@ -291,7 +343,7 @@ struct PrintedLock<'a> {
 }
 
 #[derive(Serialize)]
-struct PrintedWaiter<'a> {
+pub(crate) struct PrintedWaiter<'a> {
     owner: Option<&'a str>,
     client: Option<&'a str>,
     user: Option<&'a str>,
@@ -303,7 +355,10 @@ struct PrintedNode<'a> {
     node: &'a str,
     state: &'static str,
     error: Option<String>,
+    mode: Option<&'static str>,
     owner: Option<&'a str>,
+    holders: u64,
+    owners: Vec<Option<&'a str>>,
     fence: Option<u64>,
     held_ms: Option<u64>,
     ttl_ms: Option<u64>,
@@ -311,11 +366,35 @@ struct PrintedNode<'a> {
     revoked: bool,
 }
 
+/// The kind of a lock, if it is known to be one.
+fn mode(mode: LockMode) -> Option<&'static str> {
+    match mode {
+        LockMode::Exclusive => Some("exclusive"),
+        LockMode::Shared => Some("shared"),
+        _ => None,
+    }
+}
+
+fn texts(labels: &[Option<String>]) -> Vec<Option<&str>> {
+    labels.iter().map(Option::as_deref).collect()
+}
+
 impl<'a> Printed<'a> {
     fn new(key: &[u8], inspection: &'a Inspection, summary: &Summary<'a>) -> Self {
         Self {
             key: PrintedKey::new(key, summary),
             nodes: inspection.nodes.iter().map(PrintedNode::new).collect(),
+        }
+    }
+}
+
+impl<'a> PrintedWaiter<'a> {
+    pub(crate) fn new(waiter: &'a WaiterInfo) -> Self {
+        Self {
+            owner: waiter.owner.as_deref(),
+            client: waiter.client.as_deref(),
+            user: waiter.user.as_deref(),
+            address: waiter.address.as_deref(),
         }
     }
 }
@@ -333,23 +412,20 @@ impl<'a> PrintedKey<'a> {
 impl<'a> PrintedLock<'a> {
     fn new(summary: &Summary<'a>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let waiter = |waiter: &&'a WaiterInfo| PrintedWaiter {
-            owner: waiter.owner.as_deref(),
-            client: waiter.client.as_deref(),
-            user: waiter.user.as_deref(),
-            address: waiter.address.as_deref(),
-        };
         Self {
             state: summary.kind.name(),
             revoked: summary.kind == Kind::Revoked,
+            mode: summary.held.and_then(|held| mode(held.mode)),
             owner: summary.held.and_then(|held| held.owner.as_deref()),
+            holders: summary.held.map_or(0, |held| held.holders),
+            owners: summary.held.map_or_else(Vec::new, |held| texts(&held.owners)),
             fence: summary.held.map(|held| held.fence.get()),
             held_ms: summary.since.map(ms),
             since_unix_ms: summary.since.map(|since| ms(now.saturating_sub(since))),
             at_most_ms: summary.held.map(|held| ms(held.at_most)),
             keys: summary.keys,
             waiters: summary.waiters,
-            queue: summary.queue.iter().map(waiter).collect(),
+            queue: summary.queue.iter().map(|waiter| PrintedWaiter::new(waiter)).collect(),
             meaning: summary.meaning(),
         }
     }
@@ -367,7 +443,10 @@ impl<'a> PrintedNode<'a> {
                 Ok(Some(_)) => "held",
             },
             error: inspected.lease.as_ref().err().map(ToString::to_string),
+            mode: lease.and_then(|lease| mode(lease.mode)),
             owner: lease.and_then(|lease| lease.owner.as_deref()),
+            holders: lease.map_or(0, |lease| lease.holders),
+            owners: lease.map_or_else(Vec::new, |lease| texts(&lease.owners)),
             fence: lease.and_then(|lease| lease.fence).map(quorlock_client::Fence::get),
             held_ms: lease.and_then(|lease| lease.held).map(ms),
             ttl_ms: lease.and_then(|lease| lease.ttl).map(ms),

@@ -4,16 +4,18 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{ListedLock, ScanError};
+use quorlock_core::client::limits::LISTED_MAX;
 use serde::Serialize;
 
 use crate::inspect::{Kind, PrintedKey, Summary};
 use crate::nodes::{self, NodeArgs};
 use crate::shown::{self, count, escaped, table, time};
-use crate::{exit, say};
+use crate::{args, exit, say};
 
 /// The default of `--limit`.
-const LIMIT: usize = 1000;
+const LIMIT: u32 = 1000;
 
 /// Lists the locks of all nodes, in the order of their keys.
 ///
@@ -24,6 +26,7 @@ const LIMIT: usize = 1000;
 pub(crate) struct List {
     /// Which keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
+    #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
     pattern: OsString,
 
     /// Print JSON: one object, with times in milliseconds
@@ -32,7 +35,8 @@ pub(crate) struct List {
 
     /// List so many locks, the first ones in the order of their keys; at most 100000
     #[arg(long, default_value_t = LIMIT, value_name = "N")]
-    limit: usize,
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=LISTED_MAX as i64))]
+    limit: u32,
 
     #[command(flatten)]
     nodes: NodeArgs,
@@ -45,7 +49,8 @@ const EXIT_CODES: &str = "Exit codes:
 
 pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
-    let list = match quorum.scan(args.pattern.into_vec(), args.limit).await {
+    let limit = usize::try_from(args.limit).unwrap_or(LISTED_MAX);
+    let list = match quorum.scan(args.pattern.into_vec(), limit).await {
         Ok(list) => list,
         Err(error @ ScanError::NoAnswer { .. }) => {
             say(error);
@@ -78,10 +83,9 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         }
     }
     if list.is_truncated {
-        say(format_args!(
-            "there are more locks than {}: raise --limit, or give a pattern",
-            count(list.locks.len() as u64, "lock")
-        ));
+        let shown = count(list.locks.len() as u64, "lock");
+        let more = if limit < LISTED_MAX { "raise --limit, or give" } else { "give" };
+        say(format_args!("only the first {shown} of more are listed: {more} a narrower pattern"));
     }
     Ok(ExitCode::from(if has_majority { exit::SUCCESS } else { exit::NO_MAJORITY }))
 }

@@ -4,7 +4,8 @@
 //! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`] is one of them.
 //! - [`config`]: configuration files.
 //! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] connects them.
-//! - [`inspect`], [`list`], [`revoke`]: locks of other clients, for operators.
+//! - [`inspect`], [`list`], [`revoke`]: locks of other clients, for operators; [`semaphore`] shows
+//!   all permits of one.
 //! - [`shown`]: text of servers and clients made safe for a terminal, times, tables.
 //! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: what to do about an error, in terms of the command line.
@@ -44,6 +45,7 @@ mod process_tree;
 mod release;
 mod revoke;
 mod run;
+mod semaphore;
 mod shown;
 mod signals;
 mod status;

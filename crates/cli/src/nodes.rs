@@ -83,7 +83,7 @@ Where the nodes are (in each row, the first that has a value is used):
   cert      --cert, --key                       tls.cert/key   none
   ttl       --ttl                               defaults.ttl   10s
   wait      --wait                              defaults.wait  for ever
-  owner     --owner                             defaults.owner host and pid
+  owner     --owner                             defaults.owner HOST:PID
   A user and a password in a URL come before all of these. The files are
   quorlock.toml in XDG_CONFIG_HOME (~/.config), and /etc/quorlock.toml; each
   value is taken from the first file that has it. User, password and TLS of a

@@ -20,8 +20,8 @@ pub(crate) struct Release {
 
 const EXIT_CODES: &str = "Exit codes:
   0    the lock was held until now, and is free
-  120  the lock had ended before, or was extended with this handle: the work
-       was not protected to its end
+  120  there was nothing to release: the lock had ended before its work did, or
+       was released or extended with this handle before
   122  no majority of the nodes answered; the lock ends by its ttl
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes";
@@ -35,7 +35,10 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let code = match outcome {
         Ok(Released::Released) => return Ok(ExitCode::SUCCESS),
         Ok(Released::AlreadyOver) => {
-            say("the lock had ended before: what it protected was not protected to its end");
+            say(
+                "nothing to release: the lock was released or extended with this handle before, or it had \
+                 ended",
+            );
             exit::LOST
         }
         Err(error) => {

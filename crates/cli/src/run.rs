@@ -9,7 +9,7 @@ use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 
-use crate::args::Run;
+use crate::args::{Run, long_enough};
 use crate::lock_renewer::{LockRenewer, LockState};
 use crate::process_tree::Group;
 use crate::signals::Signals;
@@ -28,6 +28,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
     args.fill(&nodes.defaults);
+    long_enough(args.ttl())?;
     ensure!(
         args.node_limit.is_none_or(|limit| limit <= args.ttl() / NODE_LIMITS_PER_TTL_MIN),
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
@@ -53,15 +54,16 @@ async fn run_locked(
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
-    let owner =
-        args.owner.clone().unwrap_or_else(|| format!("{} {}", host_name(), std::process::id()));
     let key = args.key.clone().into_vec();
     let wanted = match args.permits {
         Some(permits) => quorum.semaphore(key, permits.into()),
         None if args.shared => quorum.lock(key).shared(),
         None => quorum.lock(key),
     };
-    let mut wanted = wanted.ttl(args.ttl()).owner(owner);
+    let mut wanted = wanted.ttl(args.ttl());
+    if let Some(owner) = &args.owner {
+        wanted = wanted.owner(owner);
+    }
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
@@ -74,7 +76,7 @@ async fn run_locked(
         Ok(lock) => lock,
         Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
         Err(error) => {
-            say(format_args!("not acquired: {error}"));
+            say(format_args!("not acquired: {}", advice::shown(&error)));
             return Ok(ExitCode::from(code_of(&error, args.conflict_exit_code)));
         }
     };
@@ -140,7 +142,7 @@ pub(crate) async fn acquire(
         Err(error) if called.elapsed() < wait => match error {
             error if is_hopeless(&error) => return Err(error),
             error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
-            error => say(format_args!("waiting: {error}")),
+            error => say(format_args!("waiting: {}", advice::shown(&error))),
         },
         decided => return decided,
     }

@@ -46,6 +46,13 @@ fn careful(builder: ServerBuilder) -> Server {
 }
 
 #[test]
+fn empty_name_of_a_lock_is_refused() {
+    let output = doctor(&["redis+unix:///nowhere".into()], &["--lock", ""]);
+    assert_eq!(code(output.status), 125);
+    assert!(stderr(&output).contains("the lock needs a name"), "{}", stderr(&output));
+}
+
+#[test]
 fn healthy_fleet_has_no_findings() {
     // A short max-ttl, so that an honest abstention is over soon.
     let masters = Masters::start_with(3, |index, master| {

@@ -83,6 +83,68 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
 }
 
 #[test]
+fn shared_lock_is_shown_with_every_holder() {
+    let masters = masters();
+    let owners = ["web-1", "web-2", "web-3"];
+    let holders = owners.map(|owner| Holder::start(&masters, &["--shared", "--owner", owner]));
+    let shown = || json(&inspect(&masters, &["k", "--json"]));
+    eventually(PATIENCE, "all masters know all holders", || {
+        shown()["nodes"].as_array().unwrap().iter().all(|node| node["holders"] == 3)
+    });
+    let lock = shown();
+    assert_eq!((&lock["mode"], &lock["holders"]), (&"shared".into(), &3.into()));
+    assert_eq!(lock["owners"], serde_json::json!(owners));
+    let text = stdout(&inspect(&masters, &["k"])).to_owned();
+    assert!(text.starts_with("k: shared by 3 clients on 3 of 3 nodes\n"), "{text}");
+    assert!(text.contains("  holders  3: web-1, web-2, web-3\n"), "{text}");
+    assert!(text.contains("web-1 +2"), "{text}");
+    let listed = list(&masters, &[]);
+    assert!(stdout(&listed).contains("shared by 3 clients on 3 of 3"), "{}", stdout(&listed));
+    holders.into_iter().for_each(Holder::release);
+}
+
+/// `inspect --permits N k`, as JSON, and what it says besides.
+fn semaphore(masters: &Masters, permits: &str) -> (Value, i32, String) {
+    let output = inspect(masters, &["k", "--permits", permits, "--json"]);
+    (json(&output), code(output.status), stderr(&output).to_owned())
+}
+
+#[test]
+fn semaphore_is_shown_as_a_whole() {
+    let masters = masters();
+    let (free, exit_code, _) = semaphore(&masters, "2");
+    assert_eq!((&free["held"], exit_code), (&0.into(), 123));
+    let options = |owner| ["--permits", "2", "--owner", owner];
+    let holders = ["web-1", "web-2"].map(|owner| Holder::start(&masters, &options(owner)));
+    let waiter = Running::start(&mut run_script(&masters, &options("web-3"), ":"));
+    eventually(PATIENCE, "the waiter is shown", || semaphore(&masters, "2").0["waiters"] == 1);
+    let (shown, exit_code, said) = semaphore(&masters, "2");
+    assert_eq!((exit_code, &*said), (0, ""));
+    assert_eq!((&shown["held"], &shown["permits"]), (&2.into(), &2.into()));
+    assert_eq!(shown["queue"][0]["owner"], "web-3");
+    let mut owners: Vec<_> = (0..2).map(|slot| shown["slots"][slot]["owner"].as_str()).collect();
+    owners.sort_unstable();
+    assert_eq!(owners, [Some("web-1"), Some("web-2")]);
+    let text = stdout(&inspect(&masters, &["k", "--permits", "2"])).to_owned();
+    assert!(text.starts_with("k: 2 of 2 permits held\n  waiting  1: web-3 ("), "{text}");
+    assert!(text.contains("1     k:01  held by web-"), "{text}");
+    drop(waiter);
+    holders.into_iter().for_each(Holder::release);
+}
+
+#[test]
+fn larger_number_of_permits_is_noticed() {
+    let masters = masters();
+    let holders = [(); 3].map(|()| Holder::start(&masters, &["--permits", "3"]));
+    let (shown, _, said) = semaphore(&masters, "2");
+    assert_eq!((&shown["held"], &shown["larger_permits"]), (&3.into(), &3.into()));
+    assert!(said.contains("a client of k uses at least 3 permits"), "{said}");
+    let (shown, _, said) = semaphore(&masters, "3");
+    assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
+    holders.into_iter().for_each(Holder::release);
+}
+
+#[test]
 fn revoked_lock_is_shown_as_revoked() {
     let masters = masters();
     acquire(&masters, "k");
@@ -189,7 +251,14 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     assert_eq!(keys(&["orders/[0-9]"]).0, ["orders/9"]);
     let (first, said) = keys(&["--limit", "2"]);
     assert_eq!(first, [escaped, "orders/10"]);
-    assert!(said.contains("there are more locks than 2 locks"), "{said}");
+    assert!(said.contains("only the first 2 locks of more are listed: raise --limit"), "{said}");
+    for (option, hint) in
+        [("--limit=0", "1..=100000"), ("--limit=100001", "1..=100000"), ("[bad", "a [ has no ]")]
+    {
+        let output = list(&masters, &[option]);
+        assert_eq!((code(output.status), stdout(&output)), (125, ""), "{option}");
+        assert!(stderr(&output).contains(hint), "{option}: {}", stderr(&output));
+    }
     let output = list(&masters, &["orders/*", "--json", "--limit", "1"]);
     let all = json(&output);
     assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));

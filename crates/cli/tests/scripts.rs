@@ -113,7 +113,7 @@ fn json_has_handle_key_fence_and_times() {
 fn lock_that_another_has_gives_121_and_no_handle() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
-    for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["--no-wait"]] {
+    for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["-n"], &["-w", "0.05"]] {
         let output = on(&masters, "acquire").args(wait).arg("k").output().unwrap();
         assert_eq!((code(output.status), stdout(&output)), (121, ""));
         assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
@@ -150,6 +150,30 @@ fn lock_that_has_ended_gives_120() {
     becomes_free(&masters);
     assert_eq!(with_handle(&masters, "extend", stdout(&output)), (120, String::new()));
     assert_eq!(with_handle(&masters, "release", stdout(&output)).0, 120);
+}
+
+#[test]
+fn second_release_says_that_nothing_was_left_to_release() {
+    let masters = Masters::start(3);
+    let handle = acquire(&masters);
+    let release = || common::with_input(on(&masters, "release").arg("-"), &handle);
+    assert_eq!(code(release().status), 0);
+    let output = release();
+    assert_eq!(code(output.status), 120);
+    let said = stderr(&output);
+    assert!(said.contains("nothing to release") && !said.contains("protected"), "{said}");
+}
+
+#[test]
+fn ttl_that_is_too_short_for_the_program_is_refused_at_once() {
+    // No node is asked.
+    let nodes = ["--nodes", "redis+unix:///nowhere", "--ttl", "5ms", "k"];
+    for words in [&["acquire"][..], &["run", "-c", "echo ran"]] {
+        let output = common::quorlock().args(words).args(nodes).output().unwrap();
+        assert_eq!((code(output.status), stdout(&output)), (125, ""), "{words:?}");
+        let said = stderr(&output);
+        assert!(said.contains("5ms is too short") && said.contains("at least 100ms"), "{said}");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{StringValueParser, TypedValueParser as _};
 use quorlock_core::Ttl;
 
 use self::findings::{Severity, findings};
@@ -37,7 +37,7 @@ pub(crate) struct Doctor {
     ttl: Option<Duration>,
 
     /// A lock that the programs take: check that the user may use this key
-    #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "KEY", value_parser = StringValueParser::new().try_map(lock_name))]
     lock: Option<String>,
 
     /// Print JSON
@@ -56,6 +56,11 @@ const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
 
 const WARNINGS: u8 = 1;
 const ERRORS: u8 = 2;
+
+/// Refuses an empty name: a script forgot to set a variable.
+fn lock_name(name: String) -> Result<String, &'static str> {
+    if name.is_empty() { Err("the lock needs a name") } else { Ok(name) }
+}
 
 pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let (fleet, nodes) = args.fleet.load()?;

@@ -20,11 +20,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::gather::Questions;
 use self::state::{Action, App};
 use self::terminal::Screen;
+use crate::args;
 use crate::duration::duration;
 use crate::fleet::FleetArgs;
 use crate::signals::Signals;
@@ -48,6 +50,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 pub(crate) struct Top {
     /// Only these keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
+    #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
     pattern: OsString,
 
     /// How often to ask the nodes, if that takes less than 1 % of their time

@@ -43,6 +43,7 @@ pub(super) struct Lock {
     /// The number of nodes that hold it.
     pub(super) nodes: usize,
     pub(super) kind: Kind,
+    pub(super) is_shared: bool,
     /// The answer of each node, for the details.
     pub(super) answers: Vec<Result<Option<LeaseInfo>, NodeError>>,
 }
@@ -87,7 +88,12 @@ impl Lock {
         };
         Self {
             key: escaped(&key),
-            owner: owner(label),
+            owner: match summary.held {
+                Some(held) if held.holders > 1 => {
+                    format!("{} +{}", owner(label), held.holders - 1)
+                }
+                _ => owner(label),
+            },
             fence: summary.held.map(|held| held.fence.get()),
             held: leases().filter_map(|lease| lease.held).max(),
             left: summary
@@ -97,6 +103,7 @@ impl Lock {
             waiters: summary.waiters,
             nodes: leases().count(),
             kind: summary.kind,
+            is_shared: summary.is_shared(),
             answers: inspection.nodes.into_iter().map(|node| node.lease).collect(),
         }
     }
@@ -104,6 +111,7 @@ impl Lock {
     /// One word for the column of its state.
     pub(super) fn state(&self) -> &'static str {
         match self.kind {
+            Kind::Held if self.is_shared => "shared",
             Kind::Held => "held",
             Kind::Revoked => "revoked",
             Kind::Foreign => "foreign",
@@ -133,6 +141,7 @@ pub(super) mod tests {
             waiters,
             nodes: 2,
             kind: Kind::Held,
+            is_shared: false,
             answers: vec![Ok(Some(lease.clone())), Ok(Some(lease)), Ok(None)],
         }
     }

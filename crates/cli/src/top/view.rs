@@ -8,11 +8,13 @@ use ratatui::style::{Color, Modifier, Style, Stylize as _};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, Wrap};
 
+use quorlock_client::LockMode;
+
 use super::snapshot::{Lock, Snapshot};
 use super::state::{App, Rates, Sort};
 use crate::fleet::text::end_of;
 use crate::fleet::{NodeReport, State};
-use crate::inspect::Kind;
+use crate::inspect::{Kind, owners};
 use crate::shown::{self, escaped, printable};
 use crate::status;
 
@@ -22,6 +24,43 @@ const BAR: usize = 10;
 const NODES_PART: u16 = 3;
 /// The narrowest column of addresses.
 const NODE_COLUMNS: usize = 24;
+/// Between two columns.
+const GAP: u16 = 1;
+
+/// The columns of the nodes, each with its width, and the least width that is of use.
+const NODE_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
+    ("NODE", Constraint::Min(20), 20),
+    ("STATE", Constraint::Length(11), 11),
+    ("LEASES", Constraint::Length(8), 8),
+    ("WAITERS", Constraint::Length(8), 8),
+    ("GRANTS/S", Constraint::Length(9), 9),
+    ("REFUSALS/S", Constraint::Length(10), 10),
+    ("ROUND TRIP", Constraint::Length(10), 10),
+];
+/// The order in which they make room on a narrow terminal.
+const NODE_COLUMNS_DROPPED: [usize; 5] = [5, 4, 3, 2, 6];
+
+/// The same for the locks.
+const LOCK_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
+    ("KEY", Constraint::Fill(3), 24),
+    ("OWNER", Constraint::Fill(2), 12),
+    ("STATE", Constraint::Length(8), 8),
+    ("NODES", Constraint::Length(5), 5),
+    ("LEFT", Constraint::Length(20), 20),
+    ("HELD", Constraint::Length(12), 12),
+    ("WAITERS", Constraint::Length(8), 8),
+];
+const LOCK_COLUMNS_DROPPED: [usize; 6] = [5, 3, 6, 1, 2, 4];
+const LOCK_SORTS: [Option<Sort>; 7] = [
+    Some(Sort::Key),
+    Some(Sort::Owner),
+    None,
+    None,
+    Some(Sort::Left),
+    Some(Sort::Held),
+    Some(Sort::Waiters),
+];
+
 /// The parts of the ttl below which the bar is yellow, and red.
 const YELLOW: f64 = 0.33;
 const RED: f64 = 0.1;
@@ -45,7 +84,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
         return;
     };
     frame.render_widget(Paragraph::new(title_line(app, snapshot, now)), title);
-    frame.render_widget(nodes_table(app, snapshot), of_nodes);
+    frame.render_widget(nodes_table(app, snapshot, area.width), of_nodes);
     if let Some(problem) = &snapshot.locks.problem {
         frame.render_widget(Paragraph::new(problem.as_str().yellow()), gap);
     }
@@ -55,7 +94,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
     app.first = app.first.clamp((app.selected + 1).saturating_sub(page), app.selected);
     app.first = app.first.min(app.rows.len().saturating_sub(page));
     let elapsed = now.saturating_duration_since(snapshot.locks.at.unwrap_or(now));
-    frame.render_widget(locks_table(app, snapshot, elapsed), of_locks);
+    frame.render_widget(locks_table(app, snapshot, elapsed, area.width), of_locks);
     if app.shows_details
         && let Some(lock) = app.lock()
     {
@@ -95,24 +134,19 @@ fn bottom_line(app: &App) -> Line<'static> {
     Line::from(vec![keys.dim(), filter.yellow()])
 }
 
-fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot) -> Table<'a> {
+fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot, width: u16) -> Table<'a> {
     let rows = snapshot.report.iter().enumerate().map(|(index, (node, state))| {
         node_row(node, state, app.rates.get(index).copied().flatten())
     });
-    let heading = ["NODE", "STATE", "LEASES", "WAITERS", "GRANTS/S", "REFUSALS/S", "ROUND TRIP"];
-    let widths = [
-        Constraint::Min(20),
-        Constraint::Length(11),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(9),
-        Constraint::Length(10),
-        Constraint::Length(10),
-    ];
-    Table::new(rows, widths).header(Row::new(heading).bold())
+    let columns = fitting(&NODE_COLUMNS_SHOWN, &NODE_COLUMNS_DROPPED, width);
+    let heading = columns.iter().map(|&column| NODE_COLUMNS_SHOWN[column].0);
+    let heading = Row::new(heading.collect::<Vec<_>>()).bold();
+    let rows = rows.map(|(cells, style)| Row::new(chosen(&columns, cells)).style(style));
+    Table::new(rows, constraints(&NODE_COLUMNS_SHOWN, &columns)).header(heading)
 }
 
-fn node_row<'a>(node: &NodeReport, state: &State, rates: Option<Rates>) -> Row<'a> {
+/// The cells of a node, and their style.
+fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String; 7], Style) {
     let style = match state {
         State::Voting => Style::new(),
         State::Abstaining(_) => Style::new().fg(Color::Yellow),
@@ -130,37 +164,58 @@ fn node_row<'a>(node: &NodeReport, state: &State, rates: Option<Rates>) -> Row<'
         or_dash(rates.map(|rates| format!("{:.0}", rates.refusals))),
         or_dash(facts.map(|facts| status::time(facts.round_trip))),
     ];
-    Row::new(cells).style(style)
+    (cells, style)
 }
 
-fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration) -> Table<'a> {
+fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration, width: u16) -> Table<'a> {
     let locks = &snapshot.locks.list;
     let seen = app.rows.iter().enumerate().skip(app.first).take(app.page);
+    let columns = fitting(&LOCK_COLUMNS_SHOWN, &LOCK_COLUMNS_DROPPED, width);
     let rows = seen.map(|(row, &index)| {
-        let row_of = lock_row(app, &locks[index], elapsed, snapshot.report.nodes.len());
+        let cells = lock_row(app, &locks[index], elapsed, snapshot.report.nodes.len());
+        let row_of = Row::new(chosen(&columns, cells));
         if row == app.selected {
             row_of.style(Style::new().add_modifier(Modifier::REVERSED))
         } else {
             row_of
         }
     });
-    let columns = [
-        ("KEY", Some(Sort::Key), Constraint::Fill(3)),
-        ("OWNER", Some(Sort::Owner), Constraint::Fill(2)),
-        ("STATE", None, Constraint::Length(8)),
-        ("NODES", None, Constraint::Length(5)),
-        ("LEFT", Some(Sort::Left), Constraint::Length(20)),
-        ("HELD", Some(Sort::Held), Constraint::Length(12)),
-        ("WAITERS", Some(Sort::Waiters), Constraint::Length(8)),
-    ];
-    let heading = columns.map(|(name, sort, _)| match sort {
-        Some(sort) if sort == app.sort => format!("{name}{}", if app.reversed { "▲" } else { "▼" }),
-        _ => name.to_owned(),
+    let heading = columns.iter().map(|&column| match LOCK_SORTS[column] {
+        Some(sort) if sort == app.sort => {
+            format!("{}{}", LOCK_COLUMNS_SHOWN[column].0, if app.reversed { "▲" } else { "▼" })
+        }
+        _ => LOCK_COLUMNS_SHOWN[column].0.to_owned(),
     });
-    Table::new(rows, columns.map(|(_, _, width)| width)).header(Row::new(heading).bold())
+    let heading = Row::new(heading.collect::<Vec<_>>()).bold();
+    Table::new(rows, constraints(&LOCK_COLUMNS_SHOWN, &columns)).header(heading)
 }
 
-fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> Row<'a> {
+/// The columns that fit: the first ones of `dropped` make room for the others. The first column is
+/// always there.
+fn fitting(shown: &[(&str, Constraint, u16)], dropped: &[usize], width: u16) -> Vec<usize> {
+    let mut columns: Vec<_> = (0..shown.len()).collect();
+    for column in dropped {
+        let needed: u16 = columns.iter().map(|&column| shown[column].2 + GAP).sum();
+        if needed <= width + GAP {
+            break;
+        }
+        columns.retain(|other| other != column);
+    }
+    columns
+}
+
+/// The cells of these columns.
+fn chosen<T>(columns: &[usize], cells: impl IntoIterator<Item = T>) -> Vec<T> {
+    let cells = cells.into_iter().enumerate();
+    cells.filter(|(column, _)| columns.contains(column)).map(|(_, cell)| cell).collect()
+}
+
+fn constraints(shown: &[(&str, Constraint, u16)], columns: &[usize]) -> Vec<Constraint> {
+    columns.iter().map(|&column| shown[column].1).collect()
+}
+
+/// The cells of a lock.
+fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [Line<'a>; 7] {
     let left = lock.left.map(|left| left.saturating_sub(elapsed));
     let part = app.part_left(lock, elapsed);
     let color = match part {
@@ -180,7 +235,7 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> R
         Kind::Revoked => Span::styled(lock.state(), Color::Yellow),
         _ => Span::styled(lock.state(), Color::Red),
     };
-    Row::new([
+    [
         Line::from(lock.key.as_str()),
         Line::from(lock.owner.as_str()),
         Line::from(state),
@@ -188,7 +243,7 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> R
         left,
         Line::from(lock.held.map_or_else(|| "-".into(), |held| shown::time(held + elapsed))),
         Line::from(lock.waiters.to_string()),
-    ])
+    ]
 }
 
 #[expect(
@@ -234,8 +289,9 @@ fn draw_details(
                     || "no end".into(),
                     |ttl| shown::time(ttl.saturating_sub(elapsed)),
                 );
-                let owner = shown::owner(lease.owner.as_deref());
-                format!("{owner}, fence {fence}, {left} left, {} keys{revoked}", lease.keys)
+                let owner = owners(lease).unwrap_or_else(|| shown::owner(None));
+                let shared = if lease.mode == LockMode::Shared { ", shared" } else { "" };
+                format!("{owner}, fence {fence}, {left} left, {} keys{shared}{revoked}", lease.keys)
             }
         };
         lines.push(Line::from(format!("{}  {words}", printable(&node.name))));
@@ -296,6 +352,14 @@ mod tests {
     }
 
     #[test]
+    fn shared_lock_is_shown_as_shared() {
+        let mut shared = lock("report", "web-1 +2", 15, 5, 0);
+        shared.is_shared = true;
+        let text = screen(&mut app_of(vec![shared]), 110, 20);
+        assert!(text.contains("web-1 +2") && text.contains("shared"), "{text}");
+    }
+
+    #[test]
     fn selected_row_is_always_seen_and_only_a_page_is_made() {
         let locks: Vec<_> = (0..10_000).map(|i| lock(&format!("k{i:05}"), "o", 1, 9, 0)).collect();
         let mut app = app_of(locks);
@@ -325,6 +389,25 @@ mod tests {
             }
         }
         screen(&mut App::default(), 1, 1);
+    }
+
+    #[test]
+    fn key_is_whole_on_a_narrow_terminal() {
+        let key = "orders/2026-11-22/000042";
+        let mut app = app_of(vec![lock(key, "web-3.example:4711", 15, 5, 2)]);
+        for (columns, there, missing) in [
+            (110, &["OWNER", "HELD", "NODES"][..], &[][..]),
+            (80, &["OWNER", "LEFT", "WAITERS"], &["HELD"]),
+            (60, &["STATE", "LEFT"], &["HELD", "NODES"]),
+            (46, &["LEFT"], &["OWNER", "WAITERS"]),
+            (30, &["KEY"], &["LEFT"]),
+        ] {
+            let text = screen(&mut app, columns, 20);
+            let table = text.lines().skip_while(|line| !line.contains("KEY")).collect::<String>();
+            assert!(table.contains(key), "{columns}: {text}");
+            assert!(there.iter().all(|name| table.contains(name)), "{columns}: {text}");
+            assert!(!missing.iter().any(|name| table.contains(name)), "{columns}: {text}");
+        }
     }
 
     #[test]

@@ -70,7 +70,10 @@ impl fmt::Display for Inspection {
             LockState::Unclear => write!(f, "unclear")?,
             LockState::Held(held) => {
                 let (on, of) = (held.nodes.len(), self.nodes.len());
-                write!(f, "held by {}, ", owner(held.owner.as_deref()))?;
+                match held.mode {
+                    LockMode::Shared => write!(f, "shared by {}, ", held.holders)?,
+                    _ => write!(f, "held by {}, ", owner(held.owner.as_deref()))?,
+                }
                 write!(
                     f,
                     "fence {}, on {on} of {of} nodes, for {:?} at most",

@@ -129,7 +129,8 @@ impl LockBuilder {
         self
     }
 
-    /// A label for people, at most 256 bytes. Default: host name and process id.
+    /// A label for people, at most 256 bytes. Default: host name and process id,
+    /// as in `web-3:4711`.
     ///
     /// [`Quorum::inspect`](crate::Quorum::inspect) and `LOCK.INSPECT` show it.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {

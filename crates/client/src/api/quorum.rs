@@ -3,6 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use quorlock_core::client::{Keys, Mode, Release, RevokeMode, Spec, limits, summarize};
 use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
@@ -16,6 +17,9 @@ use crate::{
     NodeInspection, NodeRevocation, QuorumBuilder, ReleaseError, Released, Revocation, RevokeError,
     ScanError, clock,
 };
+
+/// How many slots of a semaphore are inspected at a time.
+const SLOTS_INSPECTED_AT_ONCE: usize = 8;
 
 /// Independent masters that together grant locks. Cheap to clone; all clones share their
 /// connections.
@@ -159,9 +163,8 @@ impl Quorum {
     /// # }
     /// ```
     pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
-        let slot = |slot: usize| [name.as_ref(), format!(":{slot:02}").as_bytes()].concat();
-        let keys = (0..permits.min(PERMITS_MAX)).map(slot).collect();
-        LockBuilder::of(Kind::Permits(permits), Arc::clone(&self.shared), keys)
+        let keys = (0..permits.min(PERMITS_MAX)).map(|slot| slot_key(name.as_ref(), slot));
+        LockBuilder::of(Kind::Permits(permits), Arc::clone(&self.shared), keys.collect())
     }
 
     /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
@@ -266,6 +269,31 @@ impl Quorum {
         }
         let state = summarize(self.shared.fleet.majority, &leases);
         Ok(self.name(state, leases))
+    }
+
+    /// [Inspects](Self::inspect) the keys of a [semaphore](Self::semaphore): all 64 that it may
+    /// have, from slot 0.
+    ///
+    /// The slots from the number of permits on are free, and nothing waits for them, unless a
+    /// client uses a larger number. A client that waits for a permit is in the queue of every slot
+    /// that it accepts.
+    ///
+    /// # Errors
+    /// [`InspectError::NoAnswer`] when no node answers for a slot.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn inspect_semaphore(
+        &self,
+        name: impl AsRef<[u8]>,
+    ) -> Result<Vec<(Vec<u8>, Inspection)>, InspectError> {
+        let inspect = async |slot| {
+            let key = slot_key(name.as_ref(), slot);
+            let inspection = self.inspect(&key).await?;
+            Ok((key, inspection))
+        };
+        let slots = stream::iter(0..PERMITS_MAX).map(inspect);
+        slots.buffered(SLOTS_INSPECTED_AT_ONCE).try_collect().await
     }
 
     /// The answers with the names of the nodes.
@@ -411,6 +439,11 @@ impl Quorum {
             Err(_) => Err(FlushError { pending: self.shared.tasks.len() }),
         }
     }
+}
+
+/// The key of a slot of a semaphore.
+fn slot_key(name: &[u8], slot: usize) -> Vec<u8> {
+    [name, format!(":{slot:02}").as_bytes()].concat()
 }
 
 impl fmt::Debug for Quorum {

@@ -47,14 +47,14 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     for (name, value) in fields {
         let name: String = read(name)?;
         match name.as_str() {
-            // For a shared lock, the first of its holders.
             "owner" => {
-                lease.owner = match value {
+                lease.owners = match value {
                     Value::Array(owners) => {
-                        owners.into_iter().next().map(read_text).transpose()?.flatten()
+                        owners.into_iter().map(read_text).collect::<Result<_, _>>()?
                     }
-                    owner => read_text(owner)?,
-                }
+                    owner => vec![read_text(owner)?],
+                };
+                lease.owner = lease.owners.first().cloned().flatten();
             }
             "fence" => {
                 let fence: Option<u64> = read(value)?;

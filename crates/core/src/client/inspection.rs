@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+use std::iter::repeat_n;
 use std::time::Duration;
 
 use super::{NodeError, Topology};
@@ -8,8 +10,12 @@ use crate::quorum::Majority;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseInfo {
-    /// The label of the client that acquired the lock, if it gave one.
+    /// The label of the client that acquired the lock, if it gave one; of a shared lock, of the
+    /// first.
     pub owner: Option<String>,
+    /// The labels of the clients that hold the lock, in the order of their grants. Of a shared lock
+    /// a node names ten at most.
+    pub owners: Vec<Option<String>>,
     /// The fence of the lock; `None` for a key that another program wrote with `SET`.
     pub fence: Option<Fence>,
     /// How much longer the key is taken; `None` for a key without an expiry.
@@ -74,10 +80,17 @@ pub enum LockState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldLock {
-    /// The fence that these nodes have in common.
+    /// The fence that these nodes have in common; of a shared lock on which they do not agree, the
+    /// largest.
     pub fence: Fence,
-    /// The owner that most of these nodes name.
+    /// The owner that most of these nodes name; of a shared lock, one of its holders.
     pub owner: Option<String>,
+    /// The kind of lock.
+    pub mode: LockMode,
+    /// How many clients hold it, as far as the nodes say: one, unless it is shared.
+    pub holders: u64,
+    /// The labels of these clients, sorted: as many as the nodes name.
+    pub owners: Vec<Option<String>>,
     /// The nodes that hold the lock, as indices in the order in which the nodes were named.
     pub nodes: Vec<usize>,
     /// The longest time for which the lock keeps others out, unless it is extended.
@@ -89,6 +102,7 @@ impl Default for LeaseInfo {
     fn default() -> Self {
         Self {
             owner: None,
+            owners: Vec::new(),
             fence: None,
             ttl: None,
             waiters: 0,
@@ -131,24 +145,49 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     }
     let leases =
         || nodes.iter().enumerate().filter_map(|(node, answer)| Some((node, lease(answer)?)));
+    let held = |fence: Fence, holding: &[(usize, &LeaseInfo)]| {
+        let unknown = nodes.iter().filter(|answer| answer.is_err()).count();
+        let owners = owners(holding);
+        let most = holding.iter().map(|(_, lease)| lease.holders).max().unwrap_or(1);
+        LockState::Held(HeldLock {
+            fence,
+            owner: most_named(holding),
+            mode: holding.first().map_or(LockMode::Unknown, |(_, lease)| lease.mode),
+            holders: most.max(u64::try_from(owners.len()).unwrap_or(u64::MAX)),
+            owners,
+            nodes: holding.iter().map(|&(node, _)| node).collect(),
+            at_most: at_most(majority, holding.iter().filter_map(|(_, lease)| lease.ttl), unknown),
+        })
+    };
+    let shared: Vec<_> = leases().filter(|(_, lease)| lease.mode == LockMode::Shared).collect();
+    let largest = shared.iter().filter_map(|(_, lease)| lease.fence).max();
+    if let Some(fence) = largest.filter(|_| shared.len() >= majority.size()) {
+        // Each node has the largest fence of the holders that it knows.
+        return held(fence, &shared);
+    }
     for (_, LeaseInfo { fence, .. }) in leases() {
         let Some(fence) = *fence else { continue };
         let holding: Vec<_> = leases().filter(|(_, lease)| lease.fence == Some(fence)).collect();
         if holding.len() >= majority.size() {
-            let unknown = nodes.iter().filter(|answer| answer.is_err()).count();
-            return LockState::Held(HeldLock {
-                fence,
-                owner: most_named(&holding),
-                nodes: holding.iter().map(|&(node, _)| node).collect(),
-                at_most: at_most(
-                    majority,
-                    holding.iter().filter_map(|(_, lease)| lease.ttl),
-                    unknown,
-                ),
-            });
+            return held(fence, &holding);
         }
     }
     LockState::Unclear
+}
+
+/// The labels of the clients that hold the lock on any of these nodes. Clients with the same label
+/// are told apart where one node names several of them.
+fn owners(holding: &[(usize, &LeaseInfo)]) -> Vec<Option<String>> {
+    let on = |lease: &LeaseInfo, owner: &Option<String>| {
+        lease.owners.iter().filter(|other| *other == owner).count()
+    };
+    let all: BTreeSet<_> = holding.iter().flat_map(|(_, lease)| &lease.owners).collect();
+    let times = |owner: &&Option<String>| {
+        let most = holding.iter().map(|(_, lease)| on(lease, owner)).max().unwrap_or(0);
+        repeat_n((*owner).clone(), most)
+    };
+    let is_shared = holding.iter().any(|(_, lease)| lease.mode == LockMode::Shared);
+    if is_shared { all.iter().flat_map(times).collect() } else { vec![most_named(holding)] }
 }
 
 fn lease(answer: &Result<Option<LeaseInfo>, NodeError>) -> Option<&LeaseInfo> {
@@ -235,6 +274,29 @@ mod tests {
     fn node_whose_fence_is_ahead_does_not_count() {
         let held = held_by(&vec![held("a", 7, 900), held("a", 9, 900), held("a", 7, 800)]);
         assert_eq!(held.nodes, [0, 2]);
+    }
+
+    #[test]
+    fn shared_lock_has_the_holders_of_all_nodes() {
+        let shared = |owners: &[&str], fence| {
+            let answer = held(owners[0], fence, 100).map(|lease| {
+                lease.map(|lease| LeaseInfo {
+                    mode: LockMode::Shared,
+                    holders: u64::try_from(owners.len()).unwrap(),
+                    owners: owners.iter().map(|owner| Some((*owner).to_owned())).collect(),
+                    ..lease
+                })
+            });
+            answer
+        };
+        let lock = held_by(&vec![shared(&["b", "a"], 7), shared(&["a", "c", "a"], 9), FREE]);
+        let owners: Vec<_> = lock.owners.iter().map(|owner| owner.as_deref().unwrap()).collect();
+        assert_eq!((lock.mode, lock.holders, lock.fence.get()), (LockMode::Shared, 4, 9));
+        assert_eq!(owners, ["a", "a", "b", "c"], "two of them have one label");
+        assert_eq!(lock.nodes, [0, 1]);
+        // A writer of a minority, and readers of a minority.
+        let mixed = vec![shared(&["a"], 7), held("w", 8, 100), FREE];
+        assert_eq!(state(&mixed), LockState::Unclear);
     }
 
     #[test]
