@@ -4,7 +4,7 @@ use std::future::pending;
 use std::thread;
 use std::time::Duration;
 
-use quorlock_client::{ExtendError, Lock, Ownership, ReleaseError, Released};
+use quorlock_client::{ExtendError, Lock, NodeError, Ownership, ReleaseError, Released};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Confirmation, LockCheck};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -21,6 +21,7 @@ pub(crate) struct LockRenewer {
     confirmation: Confirmation,
     /// Why the last check did not confirm the lock.
     error: Option<ExtendError>,
+    is_revoked: bool,
 }
 
 /// The result of a check.
@@ -36,7 +37,7 @@ impl LockRenewer {
         lock.renew();
         let mut checks = interval(ttl / CHECKS_PER_TTL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { lock, checks, confirmation: Confirmation::default(), error: None }
+        Self { lock, checks, confirmation: Confirmation::default(), error: None, is_revoked: false }
     }
 
     /// The end of the validity.
@@ -74,8 +75,10 @@ impl LockRenewer {
                 say_later(format!("cannot confirm the lock, {left} left"));
             }
             Some(LockCheck::Revoked) => {
+                self.is_revoked = true;
+                let on = self.error.as_ref().map(revoked_on).unwrap_or_default();
                 say_later(format!(
-                    "an operator revoked the lock, {left} left: it cannot be extended"
+                    "an operator revoked the lock{on}: it ends in {left}, and the command is stopped before that"
                 ));
             }
             Some(LockCheck::Lost) => return LockState::Lost,
@@ -87,6 +90,8 @@ impl LockRenewer {
     /// Why the command was stopped.
     pub(crate) fn reason(&self) -> String {
         match &self.error {
+            // What the nodes say of it is out of date.
+            _ if self.is_revoked => "an operator revoked the lock".into(),
             Some(error) => error.to_string(),
             None => "the lock was not extended in time: was quorlock itself stopped?".into(),
         }
@@ -95,6 +100,14 @@ impl LockRenewer {
     pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
         self.lock.release().await
     }
+}
+
+/// ` on a, b`: the nodes that say so.
+fn revoked_on(error: &ExtendError) -> String {
+    let ExtendError::Revoked { nodes } = error else { return String::new() };
+    let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. }));
+    let names: Vec<_> = revoked.map(|(node, _)| node).collect();
+    format!(" on {}", names.join(", "))
 }
 
 /// Prints a message in the background: a blocked standard error must not delay extensions.

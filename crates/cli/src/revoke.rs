@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _, stderr, stdin};
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use crate::args::not_empty;
 use crate::inspect::{Kind, Summary};
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, escaped, table, time};
+use crate::shown::{self, count, escaped, table, time};
 use crate::signals::Signals;
 use crate::{exit, say};
 
@@ -69,6 +69,13 @@ const EXAMPLE: &str = "Example:
   quorlock revoke nightly-backup";
 
 pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
+    if !args.yes && !(stdin().is_terminal() && stderr().is_terminal()) {
+        bail!(
+            "nothing was revoked, because there is no terminal to ask on: add --yes after reading \
+             `quorlock inspect {}`",
+            escaped(args.key.as_bytes())
+        );
+    }
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
     let Some(inspection) = inspect(&quorum, &key).await? else {
@@ -81,9 +88,6 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     }
     say(consequence(&summary, args.now));
     if !args.yes {
-        if !(stdin().is_terminal() && stderr().is_terminal()) {
-            bail!("nothing was revoked, because there is no terminal to ask on: give --yes");
-        }
         if !is_confirmed().await? {
             bail!("nothing was revoked");
         }
@@ -132,6 +136,9 @@ async fn inspect(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspectio
 /// Says who is affected, and how.
 fn consequence(summary: &Summary<'_>, now: bool) -> String {
     let holder = match summary.held {
+        Some(held) if summary.is_shared() => {
+            format!("each of the {} that share it", count(held.holders, "client"))
+        }
         Some(held) => format!("{}, fence {},", shown::owner(held.owner.as_deref()), held.fence),
         None => "its holder".to_owned(),
     };
@@ -147,7 +154,10 @@ fn consequence(summary: &Summary<'_>, now: bool) -> String {
             "with --now the lock ends at once, but {holder} may run on beside the next holder{left}; {next}"
         )
     } else {
-        format!("{holder} can no longer extend it and must end{}; then {next}", left("within"))
+        format!(
+            "once revoked, {holder} can no longer extend it and must end{}; then {next}",
+            left("within")
+        )
     }
 }
 

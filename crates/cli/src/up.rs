@@ -41,12 +41,21 @@ pub(crate) struct Up {
     #[arg(long, value_name = "FILE")]
     server: Option<PathBuf>,
 
-    /// The module to load [default: libquorlock.so beside this program, or in ../lib/quorlock]
+    /// The module to load [default: see below]
     #[arg(long, value_name = "FILE")]
     module: Option<PathBuf>,
 }
 
-const HELP: &str = "Environment:
+const HELP: &str = "The module is the first of these that is there:
+  --module FILE
+  QUORLOCK_MODULE
+  libquorlock.so beside this program, as after `cargo build`
+  ../lib/quorlock/libquorlock.so from there, as after an installation:
+  /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so
+  target/release, then target/debug of the source that this program was built
+  from
+
+Environment:
   QUORLOCK_SERVER  read: the server to run, if --server does not name it
   QUORLOCK_MODULE  read: the module to load, if --module does not name it
 
@@ -75,7 +84,9 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
         Some(module) => existing(module)?,
-        None => module_path()?,
+        None => module_path().context(
+            "there is no module to load: name one with --module (`quorlock up --help` says where it is looked for)",
+        )?,
     };
     let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
     let is_again =
@@ -179,7 +190,9 @@ impl Folder {
 fn existing(module: PathBuf) -> anyhow::Result<PathBuf> {
     ensure!(
         module.is_file(),
-        "there is no module at {}: `cargo build --release -p quorlock` leaves it in target/release/libquorlock.so",
+        "--module names {}, which is not a file: the package quorlock-module installs \
+         /usr/lib/quorlock/libquorlock.so, and `cargo build --release -p quorlock` leaves it in \
+         target/release/libquorlock.so",
         module.display()
     );
     Ok(module)

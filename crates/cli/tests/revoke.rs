@@ -7,12 +7,13 @@
 
 mod common;
 
+use std::iter;
 use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, Running, becomes_free, code, has_key, holding, on, quorlock, revoked,
-    run_script, stderr, stdout,
+    Net, PATIENCE, Running, code, has_key, holding, on, quorlock, revoked, run_script, stderr,
+    stdout,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
@@ -76,6 +77,21 @@ fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running,
 }
 
 #[test]
+fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
+    // No node answers there: it is not asked.
+    let mut command = quorlock();
+    let output =
+        command.args(["revoke", "k", "--nodes", "redis+unix:///nowhere"]).output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (125, ""));
+    let said = stderr(&output);
+    assert!(
+        said.starts_with("quorlock: nothing was revoked, because there is no terminal"),
+        "{said}"
+    );
+    assert!(said.contains("add --yes") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
 fn revoked_command_is_stopped_before_the_next_holder_begins() {
     for script in [holder, stubborn] {
         let masters = Masters::start(3);
@@ -89,7 +105,15 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
         assert_eq!(stdout(&output).matches("revoked from ").count(), 3, "{}", stdout(&output));
         assert_eq!(waiter.line(), "alone");
         assert_eq!(code(waiter.end().status), 0);
-        says(&mut holder, "an operator revoked the lock");
+        let news = holder.error_line();
+        let at = masters[0].url();
+        let at = at.trim_start_matches("redis+unix://");
+        assert!(news.contains(" on ") && news.contains(at), "no {at} in {news}");
+        assert!(news.contains("the command is stopped before that"), "{news}");
+        // What the nodes said is out of date by then.
+        let last = "quorlock: the command was stopped: an operator revoked the lock";
+        let mut said = iter::from_fn(|| holder.try_error_line());
+        assert!(said.any(|line| line == last));
         assert_eq!(code(holder.end().status), 120);
     }
 }
@@ -241,15 +265,8 @@ fn interrupted_wait_leaves_the_lock_revoked() {
 }
 
 #[test]
-fn revocation_without_a_terminal_needs_yes() {
+fn free_lock_is_not_revoked() {
     let masters = Masters::start(3);
-    let held = common::Holder::start(&masters, &["--ttl", "30s"]);
-    let output = on(&masters, "revoke").arg("k").output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("give --yes"), "{}", stderr(&output));
-    assert_eq!(revoked(&masters), 0);
-    held.release();
-    becomes_free(&masters);
     let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (123, ""), "{}", stderr(&output));
     assert!(stderr(&output).contains("k is free"), "{}", stderr(&output));

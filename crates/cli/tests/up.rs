@@ -72,9 +72,9 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
         }
     };
     refused(&["--server", "/no/such/file"], None, &["/no/such/file", "--server"]);
-    refused(&["--module", "/no/such/file"], None, &["/no/such/file", "cargo build"]);
+    refused(&["--module", "/no/such/file"], None, &["--module names /no/such/file", "cargo build"]);
     refused(&[], Some("QUORLOCK_SERVER"), &["/no/such/file", "QUORLOCK_SERVER"]);
-    refused(&[], Some("QUORLOCK_MODULE"), &["/no/such/file", "QUORLOCK_MODULE"]);
+    refused(&[], Some("QUORLOCK_MODULE"), &["/no/such/file", "QUORLOCK_MODULE", "--module"]);
     let mut without_any = Command::new(QUORLOCK);
     without_any.env("PATH", "/nowhere").env_remove("QUORLOCK_SERVER").arg("up");
     let output = without_any.output().unwrap();
