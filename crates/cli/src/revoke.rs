@@ -69,7 +69,7 @@ const EXAMPLE: &str = "Example:
   quorlock revoke nightly-backup";
 
 pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
-    if !args.yes && !(stdin().is_terminal() && stderr().is_terminal()) {
+    if !(args.yes || stdin().is_terminal() && stderr().is_terminal()) {
         bail!(
             "nothing was revoked, because there is no terminal to ask on: add --yes after reading \
              `quorlock inspect {}`",

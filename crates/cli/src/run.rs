@@ -1,20 +1,24 @@
+use std::convert::Infallible;
+use std::future::pending;
 use std::io::{self, ErrorKind, IsTerminal as _, stderr};
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
+use quorlock_core::client::limits::WAIT_CHECK_EVERY;
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
+use tokio::time::sleep;
 
 use crate::args::{Run, long_enough};
 use crate::lock_renewer::{LockRenewer, LockState};
 use crate::process_tree::Group;
 use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, Watchdog};
-use crate::{advice, clock, exit, say};
+use crate::{advice, clock, exit, say, semaphore};
 
 /// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third
 /// of the ttl must leave time for several, and to stop the child after the last.
@@ -67,16 +71,23 @@ async fn run_locked(
     if let Some(limit) = args.node_limit {
         wanted = wanted.node_timeout(limit);
     }
+    let mut is_compared = false;
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::by(signal)),
         acquired = acquire(wanted, called, wait, args.verbose) => acquired,
+        never = compare_permits_later(quorum, &args, &mut is_compared) => match never {},
     };
     let lock = match acquired {
         Ok(lock) => lock,
         Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
         Err(error) => {
             say(format_args!("not acquired: {}", advice::shown(&error)));
+            if !is_compared
+                && matches!(error, AcquireError::Held { .. } | AcquireError::TimedOut { .. })
+            {
+                compare_permits(quorum, &args).await;
+            }
             return Ok(ExitCode::from(code_of(&error, args.conflict_exit_code)));
         }
     };
@@ -128,6 +139,23 @@ async fn run_locked(
         Err(error) => say(error),
     }
     Ok(exit::of(status))
+}
+
+/// Warns of a client that uses a larger number of permits, when all of ours are taken.
+async fn compare_permits(quorum: &Quorum, args: &Run) {
+    let Some(permits) = args.permits.map(usize::from) else { return };
+    let name = args.key.as_bytes();
+    if let Some(larger) = quorum.larger_permits(name, permits).await {
+        semaphore::warn(name, permits, larger);
+    }
+}
+
+/// The same during a wait that is not short.
+async fn compare_permits_later(quorum: &Quorum, args: &Run, is_compared: &mut bool) -> Infallible {
+    sleep(WAIT_CHECK_EVERY).await;
+    *is_compared = true;
+    compare_permits(quorum, args).await;
+    pending().await
 }
 
 /// Tries once, prints why the lock is not free, and waits for it until `wait` is over, which began

@@ -1,5 +1,6 @@
 //! `quorlock inspect --permits N NAME`: a semaphore as a whole.
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use quorlock_client::{InspectError, Inspection, Quorum, WaiterInfo};
@@ -42,13 +43,18 @@ pub(crate) async fn inspect(
         shown::print(&semaphore.text());
     }
     if let Some(larger) = semaphore.larger {
-        say(format_args!(
-            "warning: a client of {} uses at least {larger} permits, so that more than {permits} may be held: \
-             give the same number everywhere",
-            escaped(name)
-        ));
+        warn(name, permits.into(), larger);
     }
     Ok(ExitCode::from(semaphore.code()))
+}
+
+/// Warns of a client with a larger number of permits.
+pub(crate) fn warn(name: &[u8], permits: usize, larger: usize) {
+    say(format_args!(
+        "warning: another client of {} uses at least {larger} permits, so that more than {permits} may be \
+         held: give the same number everywhere",
+        escaped(name)
+    ));
 }
 
 impl<'a> Semaphore<'a> {
@@ -87,7 +93,8 @@ impl<'a> Semaphore<'a> {
             let queue: Vec<_> = self.queue.iter().map(|waiter| named(waiter)).collect();
             let hidden = self.waiters.saturating_sub(queue.len() as u64);
             let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
-            text += &format!("  waiting  {}: {}{more}\n", self.waiters, queue.join(", "));
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  waiting  {}: {}{more}", self.waiters, queue.join(", "));
         }
         let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];

@@ -5,14 +5,18 @@
 mod common;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{PATIENCE, connect, holding, quorum};
 use quorlock_client::{AcquireError, Lock, LockBuilder};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
     tokio::spawn(async move { builder.acquire().await.unwrap() })
@@ -46,6 +50,90 @@ fn calls(masters: &Masters, names: &[&str]) -> u64 {
 async fn until_waiting(masters: &Masters, count: u64) {
     eventually_async(PATIENCE, "clients wait", async || info(masters, "lock_waiters") == count)
         .await;
+}
+
+#[tokio::test]
+async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
+    let (masters, theirs) = quorum(3).await;
+    let ours = connect(masters.urls()).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(theirs.semaphore("s", 3).try_acquire().await.unwrap());
+    }
+    let warnings = Warnings::default();
+    let _listening = tracing::subscriber::set_default(warnings.clone());
+    let looked = || calls(&masters, &["lock.inspect"]);
+    let before = looked();
+    assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());
+    let of_theirs = looked() - before;
+    let asked = async |calls: u64| {
+        eventually_async(PATIENCE, "the nodes are asked", async || looked() >= before + calls)
+            .await;
+    };
+    asked(3 * 61).await;
+    assert!(of_theirs <= 3 * 61 && warnings.get().is_empty(), "{}", warnings.get());
+    for _ in 0..3 {
+        assert!(ours.semaphore("s", 2).try_acquire().await.is_err());
+    }
+    eventually_async(PATIENCE, "a warning", async || !warnings.get().is_empty()).await;
+    let warned = warnings.get();
+    assert_eq!(warned.matches("larger number of permits").count(), 1, "{warned}");
+    assert!(warned.contains("permits=2") && warned.contains("larger=3"), "{warned}");
+    assert_eq!(looked() - before, 3 * 61 + 3 * 62, "three calls look once");
+    assert_eq!(ours.larger_permits("s", 3).await, None);
+    assert_eq!(ours.larger_permits("s", 1).await, Some(3));
+}
+
+/// The warnings of `tracing` in this thread, as one text.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<String>>);
+
+impl Warnings {
+    fn get(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Fields(&mut self.0.lock().unwrap()));
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn attached_permit_has_its_slot() {
+    let (_masters, quorum) = quorum(3).await;
+    let mut permit = quorum.semaphore("s", 4).acquire().await.unwrap();
+    let slot = permit.slot();
+    assert!(slot.is_some());
+    for _ in 0..2 {
+        let text = permit.detach().to_secret_text();
+        permit = quorum.attach(text.parse().unwrap()).await.unwrap();
+        assert_eq!(permit.slot(), slot);
+    }
+    let plain = quorum.lock("s:slot1").acquire().await.unwrap().detach();
+    assert_eq!(quorum.attach(plain).await.unwrap().slot(), None);
 }
 
 #[tokio::test]
@@ -219,6 +307,6 @@ async fn a_lock_on_any_key_excludes_other_locks_on_that_key() {
     assert_eq!(east.key(), b"east");
     east.extend().await.unwrap();
     let attached = theirs.attach(east.detach()).await.unwrap();
-    assert_eq!((attached.key(), attached.slot()), (&b"east"[..], None));
+    assert_eq!((attached.key(), attached.slot()), (&b"east"[..], Some(0)));
     assert_eq!(holding(&masters, "west"), 3);
 }

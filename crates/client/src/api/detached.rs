@@ -11,6 +11,8 @@ use crate::driver::LockInner;
 const VERSION: &str = "quorlock1";
 /// Ends the text of a shared lock.
 const SHARED: &str = ":shared";
+/// Comes before the slot of a permit, at the end of its text.
+const SLOT: &str = ":slot";
 
 /// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
 /// [attach](crate::Quorum::attach).
@@ -26,6 +28,7 @@ pub struct DetachedLock {
     fence: Fence,
     until: SystemTime,
     mode: Mode,
+    slot: Option<usize>,
 }
 
 /// Why a text is not a [`DetachedLock`]. The error does not show the text, which may be a secret.
@@ -43,7 +46,12 @@ pub enum InvalidDetached {
 }
 
 impl DetachedLock {
-    pub(crate) fn new(lock: &LockInner, token: Token, remaining: Duration) -> Self {
+    pub(crate) fn new(
+        lock: &LockInner,
+        slot: Option<usize>,
+        token: Token,
+        remaining: Duration,
+    ) -> Self {
         Self {
             keys: lock.spec.keys.clone(),
             token,
@@ -51,6 +59,7 @@ impl DetachedLock {
             fence: lock.fence,
             until: SystemTime::now() + remaining,
             mode: lock.mode(),
+            slot,
         }
     }
 
@@ -93,8 +102,13 @@ impl DetachedLock {
         let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let keys: Vec<_> = self.keys().map(to_text).collect();
         let (keys, token) = (keys.join(","), self.token.as_str());
-        let mode = if self.mode == Mode::Shared { SHARED } else { "" };
-        format!("{VERSION}:{keys}:{token}:{}:{}:{until_ms}{mode}", self.ttl.ms(), self.fence)
+        let (ttl_ms, fence) = (self.ttl.ms(), self.fence);
+        let kind = match (self.mode, self.slot) {
+            (Mode::Shared, _) => SHARED.to_owned(),
+            (Mode::Exclusive, Some(slot)) => format!("{SLOT}{slot}"),
+            (Mode::Exclusive, None) => String::new(),
+        };
+        format!("{VERSION}:{keys}:{token}:{ttl_ms}:{fence}:{until_ms}{kind}")
     }
 
     pub(crate) fn token(&self) -> Token {
@@ -103,6 +117,10 @@ impl DetachedLock {
 
     pub(crate) fn mode(&self) -> Mode {
         self.mode
+    }
+
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.slot
     }
 
     pub(crate) fn core_ttl(&self) -> Ttl {
@@ -117,6 +135,11 @@ impl FromStr for DetachedLock {
         let (text, mode) = match text.trim().strip_suffix(SHARED) {
             Some(text) => (text, Mode::Shared),
             None => (text.trim(), Mode::Exclusive),
+        };
+        // A key has no colon in this text, and no time is a word.
+        let (text, slot) = match text.rsplit_once(SLOT) {
+            Some((text, slot)) => (text, Some(slot)),
+            None => (text, None),
         };
         let parts: Vec<_> = text.split(':').collect();
         let (Some(&version), [_, keys, token, ttl, fence, until]) =
@@ -141,6 +164,7 @@ impl FromStr for DetachedLock {
                 fence: Fence::new(fence.parse().ok()?)?,
                 until: UNIX_EPOCH.checked_add(until)?,
                 mode,
+                slot: slot.map(str::parse).transpose().ok()?,
             })
         };
         read().ok_or(InvalidDetached::NotDetached)
@@ -199,6 +223,7 @@ mod tests {
             fence: Fence::new(1_795_249_538_261_001).unwrap(),
             until: UNIX_EPOCH + Duration::from_millis(1_795_249_548_261),
             mode: Mode::Exclusive,
+            slot: None,
         }
     }
 
@@ -222,6 +247,19 @@ mod tests {
         assert_eq!(read.mode, Mode::Shared);
         let exclusive: DetachedLock = detached([b"k"]).to_secret_text().parse().unwrap();
         assert_eq!(exclusive.mode, Mode::Exclusive);
+    }
+
+    #[test]
+    fn permit_reads_back_with_its_slot() {
+        let permit = DetachedLock { slot: Some(7), ..detached([b"encoder:07"]) };
+        let text = permit.to_secret_text();
+        assert_eq!(text.parse::<DetachedLock>().unwrap().slot, Some(7));
+        assert_eq!(
+            detached([b"k:slot7"]).to_secret_text().parse::<DetachedLock>().unwrap().slot,
+            None
+        );
+        let broken = text.replace(":slot7", ":slotx").parse::<DetachedLock>();
+        assert_eq!(broken.unwrap_err(), InvalidDetached::NotDetached);
     }
 
     #[test]

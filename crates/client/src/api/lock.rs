@@ -21,6 +21,7 @@ use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseE
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
     inner: Option<Arc<LockInner>>,
+    slot: Option<usize>,
 }
 
 /// The number of nodes on which a lock is known to be held.
@@ -45,7 +46,13 @@ pub enum Released {
 
 impl Lock {
     pub(crate) fn new(inner: Arc<LockInner>) -> Self {
-        Self { inner: Some(inner) }
+        let slot = inner.spec.slot();
+        Self { inner: Some(inner), slot }
+    }
+
+    /// A lock that was detached, with the slot that it had.
+    pub(crate) fn attached(inner: Arc<LockInner>, slot: Option<usize>) -> Self {
+        Self { inner: Some(inner), slot }
     }
 
     /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
@@ -61,9 +68,9 @@ impl Lock {
     /// Of a [permit](crate::Quorum::semaphore), the number of its slot, from 0. Of a lock on [one
     /// of several keys](crate::Quorum::lock_any), the place of its key among them in byte order.
     ///
-    /// None for other locks, also for one that was attached.
+    /// None for other locks. A detached lock keeps it.
     pub fn slot(&self) -> Option<usize> {
-        self.inner().spec.slot()
+        self.slot
     }
 
     /// The fencing token: larger than that of every earlier holder of the key.
@@ -209,7 +216,7 @@ impl Lock {
         let inner = self.take();
         telemetry::detached(&inner);
         let (token, remaining) = inner.detach();
-        DetachedLock::new(&inner, token, remaining)
+        DetachedLock::new(&inner, self.slot, token, remaining)
     }
 
     /// Why the lock is lost, if it is.

@@ -1,13 +1,15 @@
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec};
-use tokio::time::Instant;
+use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec, limits};
+use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, Span};
 
 use super::run::run;
+use super::slots::{self, PERMITS_MAX};
 use crate::driver::{self, Shared};
 use crate::{AcquireError, AttachError, DetachedLock, Lock, LockWatch, RunError, telemetry};
 
@@ -15,9 +17,6 @@ use crate::{AcquireError, AttachError, DetachedLock, Lock, LockWatch, RunError, 
 const TTL: Duration = Duration::from_secs(10);
 /// The default wait.
 const WAIT: Duration = Duration::from_secs(10);
-
-/// How many permits a semaphore has at most: as many as `LOCK.ACQUIREANY` has keys.
-pub(crate) const PERMITS_MAX: usize = 64;
 
 /// Describes a lock and how to acquire it. Made by [`Quorum::lock`](crate::Quorum::lock),
 /// [`lock_all`](crate::Quorum::lock_all), [`lock_any`](crate::Quorum::lock_any) and
@@ -159,12 +158,58 @@ impl LockBuilder {
             Ok(spec) => {
                 let acquired = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
                 let waited = wait != Some(Duration::ZERO);
-                acquired.await.map(Lock::new).map_err(|failure| self.failed(&failure, waited))
+                let acquired = match self.kind {
+                    Kind::Permits(permits) => self.comparing(permits, acquired).await,
+                    Kind::All | Kind::Any => acquired.await,
+                };
+                acquired.map(Lock::new).map_err(|failure| self.failed(&failure, waited))
             }
             Err(reason) => Err(AcquireError::InvalidRequest { reason }),
         };
         span.in_scope(|| telemetry::acquired(&outcome, started));
         outcome
+    }
+
+    /// Acquires a permit. When all are taken, looks in the background for a client that uses a
+    /// larger number of permits.
+    async fn comparing<T>(
+        &self,
+        permits: usize,
+        acquiring: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let mut acquiring = pin!(acquiring);
+        let outcome = tokio::select! {
+            biased;
+            outcome = &mut acquiring => outcome,
+            () = sleep(limits::WAIT_CHECK_EVERY) => {
+                self.compare(permits);
+                return acquiring.await;
+            }
+        };
+        if matches!(&outcome, Err(failure) if failure.reason == Reason::Held) {
+            self.compare(permits);
+        }
+        outcome
+    }
+
+    fn compare(&self, permits: usize) {
+        let (Some(name), true) = (
+            slots::name_of(self.keys.first()),
+            self.shared.queues.compares_permits(&self.keys, Instant::now()),
+        ) else {
+            return;
+        };
+        let (name, shared) = (name.to_vec(), Arc::clone(&self.shared));
+        self.shared.spawn(async move {
+            if let Some(larger) = slots::larger(&shared, &name, permits).await {
+                tracing::warn!(
+                    semaphore = %String::from_utf8_lossy(&name),
+                    permits,
+                    larger,
+                    "another client uses a larger number of permits: use the same number everywhere"
+                );
+            }
+        });
     }
 
     fn failed(&self, failure: &Failure, waited: bool) -> AcquireError {
@@ -254,9 +299,10 @@ impl LockBuilder {
             let reason = "the detached lock has other keys: attach it with Quorum::attach";
             return Err(invalid(reason.into()));
         }
+        let slot = detached.slot();
         self.shared.fleet.fences.learn(detached.fence(), detached.fence());
         let failure = match driver::attach(&self.shared, spec, detached.token()).await {
-            Ok(inner) => return Ok(Lock::new(inner)),
+            Ok(inner) => return Ok(Lock::attached(inner, slot)),
             Err(failure) => failure,
         };
         let nodes = self.shared.report(failure.answers.iter());

@@ -12,6 +12,7 @@ mod quorum;
 mod quorum_builder;
 mod revocation;
 mod run;
+mod slots;
 mod watch;
 
 pub use detached::{DetachedLock, InvalidDetached};

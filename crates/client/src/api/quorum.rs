@@ -9,7 +9,8 @@ use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::lock_builder::{Kind, PERMITS_MAX};
+use super::lock_builder::Kind;
+use super::slots::{self, PERMITS_MAX, slot_key};
 use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
 use crate::{
     Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
@@ -150,7 +151,8 @@ impl Quorum {
     /// A permit is an ordinary lock, with a deadline, a majority and a fence of its own: on one of
     /// the keys `name:00`, `name:01` and so on, its [slot](crate::Lock::slot). A holder that dies
     /// loses it by its deadline. Fences grow for each slot, and say nothing about those of other
-    /// slots. All clients must use the same number: one with a larger number admits so many.
+    /// slots. All clients must use the same number: one with a larger number admits so many. A client
+    /// that finds the semaphore full looks for [such a client](Self::larger_permits), and warns.
     ///
     /// A call asks for a slot that is likely free. When that is taken, it waits on one node for any
     /// of them, in the order of arrival.
@@ -296,6 +298,19 @@ impl Quorum {
         slots.buffered(SLOTS_INSPECTED_AT_ONCE).try_collect().await
     }
 
+    /// The number of permits that another client of a [semaphore](Self::semaphore) uses at least, if
+    /// it is larger than `permits`: it holds a further slot, or waits for one.
+    ///
+    /// A client looks by itself when it finds a semaphore full, once a minute at most, and warns
+    /// with `tracing`. A smaller number is not noticed: it does no harm. One pipeline to each node
+    /// asks about all slots.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
+        slots::larger(&self.shared, name.as_ref(), permits).await
+    }
+
     /// The answers with the names of the nodes.
     fn name(
         &self,
@@ -439,11 +454,6 @@ impl Quorum {
             Err(_) => Err(FlushError { pending: self.shared.tasks.len() }),
         }
     }
-}
-
-/// The key of a slot of a semaphore.
-fn slot_key(name: &[u8], slot: usize) -> Vec<u8> {
-    [name, format!(":{slot:02}").as_bytes()].concat()
 }
 
 impl fmt::Debug for Quorum {

@@ -30,6 +30,17 @@ pub(crate) async fn inspect(
     join_all(asking).await
 }
 
+/// The last of these keys that is taken or waited for on any node that answers.
+pub(crate) async fn last_in_use(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
+    let routes = inspection_routes(&shared.view.load().topology);
+    let asking = routes.into_iter().enumerate().map(async |(node, route)| {
+        let ask = async |connection: &Connection| connection.in_use(keys).await;
+        let in_use = ask_in_time(shared, (node, route.ok()?), Duration::ZERO, ask).await.ok()?;
+        in_use.iter().rposition(|in_use| *in_use)
+    });
+    join_all(asking).await.into_iter().flatten().max()
+}
+
 /// Asks a node through this connection, within its time limit, or `at_least` if that is longer.
 pub(super) async fn ask_in_time<T>(
     shared: &Shared,

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quorlock_core::client::{Called, Entry, Keys, Mode, PlaceQueue, SlotMemory, limits};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::shared::SystemRandom;
 
@@ -28,6 +29,8 @@ struct Queue {
     contended: bool,
     /// Of a lock of one of several keys.
     slots: SlotMemory,
+    /// When it was last checked whether clients of a semaphore use different numbers of permits.
+    compared: Option<Instant>,
 }
 
 /// The permit of a call to use the network, or its place in the line for one. Dropping it passes
@@ -87,6 +90,18 @@ impl LocalQueues {
         queue_of(&mut self.shard(keys), keys).slots.freed(slot);
     }
 
+    /// Whether it is time to compare the number of permits with that of other clients. If so, it
+    /// is not time again for a while.
+    pub(crate) fn compares_permits(&self, keys: &Keys, now: Instant) -> bool {
+        let mut shard = self.shard(keys);
+        let compared = &mut queue_of(&mut shard, keys).compared;
+        let is_due = compared.is_none_or(|last| now - last >= limits::COMPARE_PERMITS_EVERY);
+        if is_due {
+            *compared = Some(now);
+        }
+        is_due
+    }
+
     /// Records whether other clients want this lock, too.
     pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
         queue_of(&mut self.shard(keys), keys).contended = contended;
@@ -102,6 +117,7 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
         called: HashMap::new(),
         contended: false,
         slots: SlotMemory::default(),
+        compared: None,
     })
 }
 

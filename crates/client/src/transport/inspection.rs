@@ -18,6 +18,18 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// Which of these keys are taken, or waited for.
+    pub(crate) async fn in_use(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, NodeError> {
+        let mut pipeline = Pipeline::with_capacity(keys.len());
+        for key in keys {
+            pipeline.cmd("LOCK.INSPECT").arg(key);
+        }
+        let replies = self.ask_all(pipeline).await?.into_iter();
+        replies.map(|reply| Ok(read_lease(reply)?.is_some())).collect()
+    }
+}
+
 fn read_inspection(replies: Result<Vec<Value>, NodeError>) -> Result<Option<LeaseInfo>, NodeError> {
     let Ok([lease, info]) = <[Value; 2]>::try_from(replies?) else {
         return Err(NodeError::UnexpectedReply);

@@ -279,15 +279,14 @@ mod tests {
     #[test]
     fn shared_lock_has_the_holders_of_all_nodes() {
         let shared = |owners: &[&str], fence| {
-            let answer = held(owners[0], fence, 100).map(|lease| {
+            held(owners[0], fence, 100).map(|lease| {
                 lease.map(|lease| LeaseInfo {
                     mode: LockMode::Shared,
                     holders: u64::try_from(owners.len()).unwrap(),
                     owners: owners.iter().map(|owner| Some((*owner).to_owned())).collect(),
                     ..lease
                 })
-            });
-            answer
+            })
         };
         let lock = held_by(&vec![shared(&["b", "a"], 7), shared(&["a", "c", "a"], 9), FREE]);
         let owners: Vec<_> = lock.owners.iter().map(|owner| owner.as_deref().unwrap()).collect();

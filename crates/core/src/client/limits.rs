@@ -2,46 +2,34 @@
 //! node's smoothed round trip, so that the same rules hold in one rack and across continents.
 //!
 //! | limit | value |
-//! |---|---|
-//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever
-//! is longer; never above ttl/4 |
+//! |---|---| | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever is longer; never above ttl/4 |
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
-//! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another
-//! |
-//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client leaves others to acquire
-//! or release the lock |
-//! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the releases of the last
-//! holder |
+//! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another |
+//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client leaves others to acquire or release the lock |
+//! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the releases of the last holder |
 //! | [`TIE_REPEATS`] | 3 repeated requests by the winner of a tie |
 //! | [`STAYS_MAX`] | 3 more waits on the queue node after later nodes refused |
 //! | [`PROBES_MAX`] | 3 requests for any key, by a call that does not wait |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
-//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE
-//! is repeated |
-//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, of repeating a RELEASE that may have overtaken
-//! its ACQUIRE or WAIT |
-//! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer
-//! connection |
-//! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to
-//! connect |
+//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE is repeated |
+//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, of repeating a RELEASE that may have overtaken its ACQUIRE or WAIT |
+//! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
+//! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
-//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a
-//! batch of at most 512 |
-//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is
-//! extended |
-//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a
-//! node is asked again |
+//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
+//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
+//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
 //! | [`LISTED_MAX`] | 100,000 locks of a list |
 //! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries of one LOCK.SCAN, and 2.5 s for its answer |
 //! | [`IDLE_PING_EVERY`] | 30 s between checks of an idle connection |
-//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected; then 50 ms and
-//! 4 round trips for the others |
+//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected; then 50 ms and 4 round trips for the others |
 //! | [`SEATS_MAX`] | 256 blocking connections to each node |
+//! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks, by a client that finds a semaphore full, for a larger number of permits |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
 
 use std::time::Duration;
@@ -104,6 +92,8 @@ pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
 /// How many blocking connections one client has to one node at most.
 pub const SEATS_MAX: usize = 256;
+/// How often a client checks whether others use a larger number of permits, while it waits for one.
+pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// For how many idle keys a client remembers whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
 /// Renewals that are due within this time, or 1/50 of the ttl if that is less, share a batch.
