@@ -88,8 +88,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies, at least 100ms; it is extended whenever a third
-    /// of that is over [default: 10s]
+    /// How long the lock lasts if this program dies, at least 100ms; it is extended whenever a
+    /// third of that is over [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
@@ -101,8 +101,8 @@ pub(crate) struct Run {
     #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
     wait_seconds: Option<Duration>,
 
-    /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s, or four times
-    /// --node-limit
+    /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s, or four
+    /// times --node-limit
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 

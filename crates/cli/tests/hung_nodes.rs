@@ -1,4 +1,4 @@
-//! Two of three masters hang: each verb keeps its time, and names those that do not answer.
+//! Two of three masters hang: each verb keeps its time, and names the masters that do not answer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
 

@@ -27,7 +27,7 @@ const NODE_COLUMNS: usize = 24;
 /// Between two columns.
 const GAP: u16 = 1;
 
-/// The columns of the nodes, each with its width, and the least width that is of use.
+/// The columns of the nodes, each with its width, and the least width that shows enough.
 const NODE_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
     ("NODE", Constraint::Min(20), 20),
     ("STATE", Constraint::Length(11), 11),

@@ -40,8 +40,9 @@ impl Quorum {
     /// - `redis+unix:///path?db=0&user=…&pass=…` is a unix socket.
     ///
     /// Returns shortly after a majority is connected, or when each node has been tried, after 5 s
-    /// at the latest ([`QuorumBuilder::connect_timeout`]). The client keeps trying to reach the other nodes in the background, since a
-    /// lock needs a majority only. [`Quorum::builder`] has more options.
+    /// at the latest ([`QuorumBuilder::connect_timeout`]). The client keeps trying to reach the
+    /// other nodes in the background, since a lock needs a majority only. [`Quorum::builder`] has
+    /// more options.
     ///
     /// # Errors
     /// [`ConnectError`]: a permanent error in the configuration.
@@ -151,8 +152,9 @@ impl Quorum {
     /// A permit is an ordinary lock, with a deadline, a majority and a fence of its own: on one of
     /// the keys `name:00`, `name:01` and so on, its [slot](crate::Lock::slot). A holder that dies
     /// loses it by its deadline. Fences grow for each slot, and say nothing about those of other
-    /// slots. All clients must use the same number: one with a larger number admits so many. A client
-    /// that finds the semaphore full looks for [such a client](Self::larger_permits), and warns.
+    /// slots. All clients must use the same number: one with a larger number admits so many. A
+    /// client that finds the semaphore full looks for [such a client](Self::larger_permits), and
+    /// warns.
     ///
     /// A call asks for a slot that is likely free. When that is taken, it waits on one node for any
     /// of them, in the order of arrival.
@@ -298,8 +300,8 @@ impl Quorum {
         slots.buffered(SLOTS_INSPECTED_AT_ONCE).try_collect().await
     }
 
-    /// The number of permits that another client of a [semaphore](Self::semaphore) uses at least, if
-    /// it is larger than `permits`: it holds a further slot, or waits for one.
+    /// The number of permits that another client of a [semaphore](Self::semaphore) uses at least,
+    /// if it is larger than `permits`: it holds a further slot, or waits for one.
     ///
     /// A client looks by itself when it finds a semaphore full, once a minute at most, and warns
     /// with `tracing`. A smaller number is not noticed: it does no harm. One pipeline to each node

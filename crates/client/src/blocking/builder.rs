@@ -54,6 +54,11 @@ impl QuorumBuilder {
         Self::new(self.builder.node_timeout(limit))
     }
 
+    /// How long connecting waits for a majority: see [`crate::QuorumBuilder::connect_timeout`].
+    pub fn connect_timeout(self, limit: Duration) -> Self {
+        Self::new(self.builder.connect_timeout(limit))
+    }
+
     /// The name of the nodes' set: see [`crate::QuorumBuilder::set`].
     pub fn set(self, name: impl Into<String>) -> Self {
         Self::new(self.builder.set(name))

@@ -99,6 +99,25 @@ impl Quorum {
         self.thread.thread.block_on(async move { quorum.inspect(key).await })
     }
 
+    /// Asks every node about the slots of a semaphore: see [`crate::Quorum::inspect_semaphore`].
+    ///
+    /// # Errors
+    /// [`InspectError::NoAnswer`] when no node answers.
+    pub fn inspect_semaphore(
+        &self,
+        name: impl AsRef<[u8]>,
+    ) -> Result<Vec<(Vec<u8>, Inspection)>, InspectError> {
+        let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
+        self.thread.thread.block_on(async move { quorum.inspect_semaphore(name).await })
+    }
+
+    /// The number of permits that another client uses at least, if it is larger: see
+    /// [`crate::Quorum::larger_permits`].
+    pub fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
+        let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
+        self.thread.thread.block_on(async move { quorum.larger_permits(name, permits).await })
+    }
+
     /// Takes the lock on `key` back from its holder: see [`crate::Quorum::revoke`].
     ///
     /// # Errors
