@@ -2,7 +2,8 @@
 //! node's smoothed round trip, so that the same rules hold in one rack and across continents.
 //!
 //! | limit | value |
-//! |---|---| | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever is longer; never above ttl/4 |
+//! |---|---|
+//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever is longer; never above ttl/4 |
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
