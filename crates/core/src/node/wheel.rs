@@ -8,9 +8,9 @@ use super::chunks::Chunks;
 /// A hierarchical timing wheel of leases.
 ///
 /// Each bucket is a doubly linked list, whose links are stored in the leases themselves. Adding or
-/// removing a lease changes only its two neighbours, however many leases there are. The lowest level
-/// resolves single microseconds, so that a lease is due exactly at its time. In this file, a slot is
-/// the index of a lease in its [`Chunks`].
+/// removing a lease changes only its two neighbours, however many leases there are. The lowest
+/// level resolves single microseconds, so that a lease is due exactly at its time. In this file, a
+/// slot is the index of a lease in its [`Chunks`].
 #[derive(Clone, Debug)]
 pub(super) struct Wheel {
     /// The time up to which all leases have been processed, in microseconds.
@@ -33,8 +33,8 @@ struct Level {
 /// The neighbours of a lease in its list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// The slot of the previous lease. The first lease of a list has no previous one, but a sentinel:
-    /// `IS_HEAD` with the level and the bucket, or `URGENT_HEAD`.
+    /// The slot of the previous lease. The first lease of a list has no previous one, but a
+    /// sentinel: `IS_HEAD` with the level and the bucket, or `URGENT_HEAD`.
     previous: u32,
     next: u32,
 }
@@ -163,8 +163,8 @@ impl Wheel {
     /// Returns the earliest occupied bucket: its level, its index, and when it starts. For a bucket
     /// that contains the cursor, that is the time of the cursor.
     fn first_bucket(&self) -> Option<(usize, usize, u64)> {
-        // An occupied bucket of a coarse level that contains the cursor comes first: its leases have
-        // not all been moved to finer levels yet.
+        // An occupied bucket of a coarse level that contains the cursor comes first: its leases
+        // have not all been moved to finer levels yet.
         for level in (1..LEVELS).rev() {
             let bucket = bucket_of(self.cursor_us, level);
             if self.levels[level].occupied & 1 << bucket != 0 {
