@@ -71,7 +71,7 @@ pub(crate) async fn measure_commands(
             "commands of {PROCESSES} processes that wait for a held lock, {NODES} masters"
         ),
         measured: format!(
-            "{rate_per_process:.2} commands per process and second, including those that renew the lock"
+            "{rate_per_process:.2} commands per process and second, including the renewal of the lock"
         ),
         target: "≤ 2 per process and second",
         met: rate_per_process <= COMMANDS_MAX,
