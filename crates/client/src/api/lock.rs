@@ -48,7 +48,8 @@ impl Lock {
         Self { inner: Some(inner) }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
+    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
+    /// order.
     pub fn key(&self) -> &[u8] {
         self.inner().spec.keys.first()
     }
@@ -58,10 +59,11 @@ impl Lock {
         self.inner().spec.keys.iter()
     }
 
-    /// Of a [permit](crate::Quorum::semaphore), the number of its slot, from 0. Of a lock on [one
-    /// of several keys](crate::Quorum::lock_any), the place of its key among them in byte order.
+    /// Returns which of several keys is locked. For a [permit](crate::Quorum::semaphore), this is
+    /// the number of its slot, from 0. For a lock on [one of several
+    /// keys](crate::Quorum::lock_any), it is the place of the locked key among them, in byte order.
     ///
-    /// None for other locks, also for one that was attached.
+    /// Returns `None` for other locks, and for a lock that was attached.
     pub fn slot(&self) -> Option<usize> {
         self.inner().spec.slot()
     }
@@ -145,7 +147,8 @@ impl Lock {
         self.extension().await
     }
 
-    /// The same as a future that does not borrow the lock, for another thread to await.
+    /// Extends the lock as [`extend`](Self::extend) does, with a future that does not borrow the
+    /// lock, for another thread to await.
     pub(crate) fn extension(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -188,7 +191,8 @@ impl Lock {
         self.downgrading().await
     }
 
-    /// The same, apart from the borrow of the lock.
+    /// Downgrades the lock as [`downgrade`](Self::downgrade) does, with a future that does not
+    /// borrow the lock.
     pub(crate) fn downgrading(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -221,11 +225,11 @@ impl Lock {
     }
 
     pub(crate) fn inner(&self) -> &Arc<LockInner> {
-        self.inner.as_ref().expect("taken only by what consumes the lock")
+        self.inner.as_ref().expect("the lock was used after a call that consumes it")
     }
 
     fn take(&mut self) -> Arc<LockInner> {
-        self.inner.take().expect("taken only by what consumes the lock")
+        self.inner.take().expect("the lock was used after a call that consumes it")
     }
 }
 
