@@ -256,7 +256,7 @@ struct Client {
 impl Client {
     fn connect(server: &Server) -> anyhow::Result<Self> {
         let url = server.url();
-        let address = url.strip_prefix("redis://").context("it listens on TCP")?;
+        let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?;
         let stream = TcpStream::connect(address.trim_end_matches('/'))?;
         stream.set_nodelay(true)?;
         let pid = server.pid();

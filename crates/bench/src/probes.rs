@@ -14,20 +14,20 @@ use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Largest duration that is told apart, in nanoseconds: far above any measurement.
+/// The longest duration that a histogram records, in nanoseconds. Longer ones count as this one.
 const LONGEST_NS: u64 = 60_000_000_000;
-/// Enough to tell 1.01 from 1.00.
+/// Enough to distinguish a ratio of 1.01 from 1.00.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
 /// The durations of one operation.
 pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
-    /// No durations.
+    /// Returns an empty histogram.
     pub(crate) fn new() -> Self {
         Self(
             Histogram::new_with_max(LONGEST_NS, SIGNIFICANT_DIGITS)
-                .expect("there are so many digits and so large numbers"),
+                .expect("a histogram supports this range and this precision"),
         )
     }
 
@@ -36,31 +36,32 @@ impl Latencies {
         self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// The median.
+    /// Returns the median.
     pub(crate) fn p50(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.5))
     }
 
-    /// The 99th percentile.
+    /// Returns the 99th percentile.
     pub(crate) fn p99(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.99))
     }
 
-    /// The longest duration.
+    /// Returns the longest duration.
     pub(crate) fn max(&self) -> Duration {
         Duration::from_nanos(self.0.max())
     }
 
-    /// The mean.
+    /// Returns the mean.
     pub(crate) fn mean(&self) -> Duration {
         Duration::from_secs_f64(self.0.mean() / 1e9)
     }
 }
 
-/// More than any answer has, and little, because there are thousands of buffers.
+/// The size of a read buffer: larger than any reply, and small because there are thousands of
+/// sockets.
 const BUFFER_BYTES: usize = 128;
 
-/// A blocking connection to a server without a client library.
+/// A blocking connection to a server, over a plain TCP socket and without a client library.
 pub(crate) struct Socket {
     reader: BufReader<TcpStream>,
     line: String,
@@ -70,18 +71,19 @@ impl Socket {
     /// Connects to a server that listens on TCP.
     pub(crate) fn connect(server: &Server) -> anyhow::Result<Self> {
         let url = server.url();
-        let address = url.strip_prefix("redis://").context("it listens on TCP")?;
+        let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?;
         let stream = TcpStream::connect(address.trim_end_matches('/'))?;
         stream.set_nodelay(true)?;
         Ok(Self { reader: BufReader::with_capacity(BUFFER_BYTES, stream), line: String::new() })
     }
 
-    /// Requests the one lock with a token of this client, without waiting for the answer.
+    /// Requests the lock `orders/42`, which all clients use, with the token of this client. Does
+    /// not read the reply.
     pub(crate) fn ask_for_the_lock(&mut self, client: usize) -> anyhow::Result<()> {
         self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} 60000 WAIT 60000\r\n"))
     }
 
-    /// Releases the lock, without waiting for the answer.
+    /// Releases the lock. Does not read the reply.
     pub(crate) fn release(&mut self, client: usize) -> anyhow::Result<()> {
         self.send(&format!("LOCK.RELEASE orders/42 {client:032x}\r\n"))
     }
@@ -102,10 +104,10 @@ impl Socket {
         Ok(self.reader.get_mut().write_all(command.as_bytes())?)
     }
 
-    /// Waits for an answer, which must be this line.
+    /// Reads a line of a reply, and fails if it is not `answer`.
     pub(crate) fn expect(&mut self, answer: &str) -> anyhow::Result<()> {
         self.read_line()?;
-        ensure!(self.line == answer, "the server answered {} and not {answer}", self.line);
+        ensure!(self.line == answer, "the server answered {:?} instead of {answer:?}", self.line);
         Ok(())
     }
 
@@ -128,33 +130,37 @@ pub(crate) fn lock_calls(masters: &Masters) -> anyhow::Result<u64> {
 }
 
 fn lock_calls_of(server: &Server) -> anyhow::Result<u64> {
-    let info: String = cmd("INFO").arg("commandstats").query(&mut server.try_connection()?)?;
-    let ours = info.lines().filter(|line| line.starts_with("cmdstat_lock."));
-    ours.map(|line| {
-        let calls = line.split_once("calls=").and_then(|(_, rest)| rest.split(',').next());
-        calls.context("no calls")?.parse::<u64>().context("not a number of calls")
-    })
-    .sum()
+    let stats: String = cmd("INFO").arg("commandstats").query(&mut server.try_connection()?)?;
+    let lock_commands = stats.lines().filter(|line| line.starts_with("cmdstat_lock."));
+    lock_commands
+        .map(|line| {
+            let calls = line.split_once("calls=").and_then(|(_, rest)| rest.split(',').next());
+            let calls = calls.with_context(|| format!("no field `calls` in {line:?}"))?;
+            calls.parse::<u64>().with_context(|| format!("`calls` is not a number in {line:?}"))
+        })
+        .sum()
 }
 
-/// Commands that take less are not recorded, in microseconds: `slowlog-log-slower-than`.
-const FROM_US: u64 = 100;
-/// More entries than any measurement makes between two reads: `slowlog-max-len`.
+/// The shortest duration that the slow log records, in microseconds: `slowlog-log-slower-than`.
+const SLOWLOG_THRESHOLD_US: u64 = 100;
+/// The size of the slow log: `slowlog-max-len`. No measurement makes as many entries between two
+/// reads.
 const ENTRIES_MAX: u32 = 10_000;
 
-/// Commands of the measurement itself.
-const OUR_OWN: [&str; 4] = ["INFO", "SLOWLOG", "CONFIG", "DEBUG"];
+/// Commands that the measurement itself sends, which are not counted.
+const IGNORED_COMMANDS: [&str; 4] = ["INFO", "SLOWLOG", "CONFIG", "DEBUG"];
 
 /// A command and its duration on the server; `None` when no command was recorded.
 pub(crate) type Slowest = Option<(String, Duration)>;
 
-/// An entry: number, time, duration in microseconds, arguments, client address, client name.
+/// An entry of the slow log: number, time, duration in microseconds, arguments, client address,
+/// client name.
 type Entry = (u64, u64, u64, Vec<String>, String, String);
 
-/// Starts to record, and drops earlier entries.
+/// Starts to record slow commands, and removes earlier entries.
 pub(crate) fn begin_slowlog(connection: &mut Connection) -> anyhow::Result<()> {
     let set = |name: &str, value: u64| cmd("CONFIG").arg("SET").arg(name).arg(value).take();
-    set("slowlog-log-slower-than", FROM_US).exec(connection)?;
+    set("slowlog-log-slower-than", SLOWLOG_THRESHOLD_US).exec(connection)?;
     set("slowlog-max-len", ENTRIES_MAX.into()).exec(connection)?;
     Ok(cmd("SLOWLOG").arg("RESET").exec(connection)?)
 }
@@ -165,14 +171,15 @@ pub(crate) fn take_slowest(connection: &mut Connection) -> anyhow::Result<Slowes
     cmd("SLOWLOG").arg("RESET").exec(connection)?;
     let commands = entries.into_iter().filter_map(|(_, _, us, mut args, ..)| {
         let name = args.swap_remove(0).to_uppercase();
-        (!OUR_OWN.contains(&name.as_str())).then_some((name, Duration::from_micros(us)))
+        (!IGNORED_COMMANDS.contains(&name.as_str())).then_some((name, Duration::from_micros(us)))
     });
     Ok(commands.max_by_key(|(_, duration)| *duration))
 }
 
-/// Returns an upper bound of the duration of the slowest command.
+/// Returns the duration of the slowest command, or, if none was recorded, the shortest duration
+/// that would have been recorded.
 pub(crate) fn slowest_duration(slowest: &Slowest) -> Duration {
-    slowest.as_ref().map_or(Duration::from_micros(FROM_US), |(_, duration)| *duration)
+    slowest.as_ref().map_or(Duration::from_micros(SLOWLOG_THRESHOLD_US), |(_, duration)| *duration)
 }
 
 /// Raises the limit of open files for this process and its children, and returns it.
@@ -184,21 +191,23 @@ pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
 
 /// Runs `measuring` on one processor and the servers on another, and unpins the servers afterwards.
 ///
-/// Their placement by the scheduler makes a larger difference than most measurements.
+/// Without that, the scheduler's choice of processors changes the results more than most effects
+/// that are measured.
 pub(crate) fn apart<T: Send>(
     servers: &[&Server],
     measuring: impl FnOnce() -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     let anywhere = sched_getaffinity(None)?;
-    let (ours, theirs) = two_processors(&anywhere)?;
+    let (for_measuring, for_servers) = two_processors(&anywhere)?;
     for server in servers {
-        run_on(server, &theirs)?;
+        run_on(server, &for_servers)?;
     }
     let pinned = move || {
-        sched_setaffinity(None, &ours)?;
+        sched_setaffinity(None, &for_measuring)?;
         measuring()
     };
-    let measured = thread::scope(|scope| scope.spawn(pinned).join().expect("it does not panic"));
+    let measured =
+        thread::scope(|scope| scope.spawn(pinned).join().expect("the measuring thread panicked"));
     for server in servers {
         run_on(server, &anywhere)?;
     }
@@ -207,23 +216,24 @@ pub(crate) fn apart<T: Send>(
 
 /// Returns how long the first thread of a process has run on any processor (Linux).
 ///
-/// The kernel updates this when the thread sleeps, so the end of one turn may count for the next.
+/// The kernel updates this time when the thread sleeps, so the end of one pass of the server's
+/// event loop may count for the next pass.
 pub(crate) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{pid}/task/{pid}/schedstat");
     let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
-    Ok(Duration::from_nanos(ns.with_context(|| format!("{path} is not as expected"))?))
+    Ok(Duration::from_nanos(ns.with_context(|| format!("{path} does not begin with a number"))?))
 }
 
 fn run_on(server: &Server, processors: &CpuSet) -> anyhow::Result<()> {
-    let pid = Pid::from_raw(server.pid().cast_signed()).context("a server has a number")?;
+    let pid = Pid::from_raw(server.pid().cast_signed()).context("the server has no process ID")?;
     Ok(sched_setaffinity(Some(pid), processors)?)
 }
 
 /// Returns two of these processors, or the only one twice.
 fn two_processors(all: &CpuSet) -> anyhow::Result<(CpuSet, CpuSet)> {
     let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
-    let first = usable.next().context("there is a processor")?;
+    let first = usable.next().context("no processor is available")?;
     let only = |cpu| {
         let mut set = CpuSet::new();
         set.set(cpu);

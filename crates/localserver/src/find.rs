@@ -16,9 +16,9 @@ const OUTPUT_TAIL_LINES: usize = 40;
 
 /// Returns the server program to start.
 ///
-/// It is the one that `QUORLOCK_SERVER` names, else `redis-server`, else `valkey-server` on `PATH`.
-/// The path is absolute. Its symbolic links are kept, because these programs act by the name under
-/// which they were called.
+/// The program is the one that `QUORLOCK_SERVER` names, else `redis-server`, else `valkey-server`
+/// on `PATH`. The path is absolute. Its symbolic links are kept, because these programs act by the
+/// name under which they were called.
 pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
     if let Some(named) = env::var_os(BINARY_VARIABLE).filter(|named| !named.is_empty()) {
         let path = PathBuf::from(named);
@@ -38,7 +38,7 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 
 /// Returns the path of the Quorlock module to load.
 ///
-/// It is the one that `QUORLOCK_MODULE` names, else the one beside the running program.
+/// The module is the one that `QUORLOCK_MODULE` names, else the one beside the running program.
 ///
 /// A test or program that runs where cargo put it uses the module of the same target directory and
 /// profile, since one of another profile may be older. A missing module is built. Any other program
@@ -47,7 +47,7 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 ///
 /// An existing module is used as it is, and never rebuilt.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
-    // Searched once: all servers of one program load the same module.
+    // The module is searched once: all servers of one program load the same one.
     static FOUND: OnceLock<Result<PathBuf, ModuleError>> = OnceLock::new();
     FOUND.get_or_init(find_or_build).clone()
 }
@@ -73,7 +73,7 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
             return Ok(module);
         }
         searched.push(module);
-        // /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so.
+        // An example is /usr/bin/quorlock with /usr/lib/quorlock/libquorlock.so.
         searched
             .extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
     }

@@ -8,7 +8,8 @@
 //! - [`StartHook`]: a change of the command, for programs that inject faults
 //! - [`holds_within`]: waits for a condition
 //!
-//! A value that is dropped takes along everything it started: processes, sockets and directories.
+//! When a value is dropped, everything that it started is removed: processes, sockets and
+//! directories.
 
 mod error;
 mod find;

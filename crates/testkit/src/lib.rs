@@ -1,14 +1,14 @@
-//! Faults for real servers, and a network between them that can fail.
+//! Faults for real servers and for the network in front of them.
 //!
-//! The servers are those of `quorlock-localserver`, which this crate exports too.
+//! The servers come from `quorlock-localserver`, which this crate also exports.
 //!
-//! - [`Proxy`]: a network before a server that delays, holds, drops or cuts traffic, and counts it
+//! - [`Proxy`]: a network in front of a server: delays, holds, drops, cuts and counts its traffic
 //! - [`WallClock`]: steps the wall clock of a running server (Linux)
-//! - [`PowerCut`]: kills a server and takes from its files what was not synced (Linux)
+//! - [`PowerCut`]: kills a server and removes from its files what was not synced (Linux)
 //! - [`Inject`]: starts a server with a wall clock or a power cut (Linux)
 //! - [`eventually`] and [`eventually_async`]: wait for a condition, never for a time
 //!
-//! A value that is dropped takes along everything it started: processes, threads, sockets and
+//! When a value is dropped, everything that it started is removed: processes, threads, sockets and
 //! directories.
 
 mod eventually;

@@ -15,7 +15,7 @@ use super::Effort;
 use super::clients::Kind;
 use super::handover::PROCESSES;
 use super::processes::{Behaviour, Crowd};
-use super::turns::{Account, Course};
+use super::timeline::{ClientReport, Timeline};
 use crate::probes::waiters;
 use crate::report::{Limit, Progress, readable};
 
@@ -25,7 +25,7 @@ const NODES: usize = 3;
 const HOLD: Duration = Duration::from_millis(5);
 /// Time before the node fails.
 const BEFORE: Duration = Duration::from_secs(1);
-/// Time for which it is down.
+/// Time for which the node has failed.
 const AFTER: Duration = Duration::from_secs(10);
 /// Longest allowed time without a grant.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
@@ -59,26 +59,26 @@ async fn lose(loss: Accident, effort: Effort) -> anyhow::Result<Limit> {
     fleet.masters[queue_node].inject(loss, 0)?;
     sleep(effort.time(AFTER)).await;
     let until = now();
-    // The measurement is over, and clients end when all nodes have confirmed their releases.
+    // The node recovers, because a client ends only when all nodes have confirmed its releases.
     fleet.masters[queue_node].recover(loss, 0)?;
-    let course = crowd.stop()?;
-    Ok(row(loss, &course, gone_at, until))
+    let timeline = crowd.stop()?;
+    Ok(row(loss, &timeline, gone_at, until))
 }
 
-fn row(loss: Accident, course: &Course, gone_at: Duration, until: Duration) -> Limit {
-    let stall = course.longest_stall_between(gone_at, until);
-    let served = course
-        .accounts
+fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) -> Limit {
+    let stall = timeline.longest_stall_between(gone_at, until);
+    let served = timeline
+        .reports
         .iter()
-        .filter(|account| account.turns.iter().any(|turn| turn.asked > gone_at));
-    let (served, double) = (served.count(), course.double_grants());
-    let waits = course.accounts.iter().flat_map(Account::waits);
+        .filter(|report| report.acquisitions.iter().any(|acquisition| acquisition.asked > gone_at));
+    let (served, double) = (served.count(), timeline.double_grants());
+    let waits = timeline.reports.iter().flat_map(ClientReport::waits);
     let mut measured = format!(
         "{served} of {PROCESSES} served, longest stall {}, longest wait {}, two holders {double} times",
         readable(stall),
         readable(waits.max().unwrap_or_default()),
     );
-    if let Some(failure) = course.first_failure() {
+    if let Some(failure) = timeline.first_failure() {
         measured = format!("{measured}; failed: {failure}");
     }
     Limit {
@@ -88,7 +88,7 @@ fn row(loss: Accident, course: &Course, gone_at: Duration, until: Duration) -> L
         met: served == PROCESSES
             && stall <= LONGEST_STALL
             && double == 0
-            && course.first_failure().is_none(),
+            && timeline.first_failure().is_none(),
     }
 }
 
@@ -112,13 +112,13 @@ fn queue_node(fleet: &Fleet) -> anyhow::Result<usize> {
     most.map(|(node, _)| node).filter(|&node| waiting[node] > 0).context("no node has waiters")
 }
 
-/// How often a client asks for a lock and waits.
+/// How many times the clients request a lock and wait, in total.
 const ROUNDS: u64 = 100_000;
 /// Number of clients.
 const CLIENTS: usize = 64;
 /// Number of locks.
 const KEYS: usize = 4;
-/// Longest allowed time for which a free key has a waiter.
+/// Longest allowed time for which a key is free although a client waits for it.
 const LONGEST_FREE: Duration = Duration::from_millis(50);
 
 pub(crate) async fn measure_stress(

@@ -18,8 +18,8 @@ use crate::server_time::COMPARE_AND_DELETE;
 
 /// Ttl of a lock that is not released, longer than any hold.
 const TTL: Duration = Duration::from_secs(20);
-/// Longest wait of a client, longer than any that occurs.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Limit of each wait, longer than any that occurs.
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// The kind of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Polling,
 }
 
-/// A client with connections of its own. All clients set `TCP_NODELAY`.
+/// A client with its own connections. All clients set `TCP_NODELAY`.
 #[derive(Clone)]
 pub(crate) enum Contender {
     Quorlock(Quorum),
@@ -40,7 +40,7 @@ pub(crate) enum Contender {
     Polling(Polling),
 }
 
-/// A lock of such a client.
+/// A lock that a [`Contender`] holds.
 pub(crate) enum Held {
     Quorlock(Box<Lock>),
     Rslock(LockGuard),
@@ -48,7 +48,7 @@ pub(crate) enum Held {
 }
 
 impl Contender {
-    /// Connects to all nodes, and acquires a lock there once.
+    /// Connects to all nodes, and acquires a lock on them once.
     pub(crate) async fn connect(kind: Kind, urls: &[String]) -> anyhow::Result<Self> {
         let contender = match kind {
             Kind::Quorlock => Self::Quorlock(Quorum::connect(urls).await?),
@@ -63,16 +63,16 @@ impl Contender {
     pub(crate) async fn acquire(&self, key: &str) -> anyhow::Result<Held> {
         Ok(match self {
             Self::Quorlock(quorum) => {
-                Held::Quorlock(Box::new(quorum.lock(key).ttl(TTL).wait(PATIENCE).acquire().await?))
+                Held::Quorlock(Box::new(quorum.lock(key).ttl(TTL).wait(WAIT_MAX).acquire().await?))
             }
-            Self::Rslock(manager) => {
-                Held::Rslock(manager.acquire(key, TTL).await.context("rslock")?)
-            }
+            Self::Rslock(manager) => Held::Rslock(
+                manager.acquire(key, TTL).await.context("rslock could not acquire the lock")?,
+            ),
             Self::Polling(polling) => Held::Polling(polling.acquire(key, TTL).await?),
         })
     }
 
-    /// Waits for releases in the background, where the client has a way to do so.
+    /// Waits until releases in the background have ended, if the client can do so.
     pub(crate) async fn close(self) {
         if let Self::Quorlock(quorum) = self {
             let _ = quorum.flush(Duration::from_secs(10)).await;
@@ -95,7 +95,7 @@ impl Held {
         match self {
             Self::Quorlock(lock) => match lock.release().await {
                 Ok(Released::Released) | Err(ReleaseError::NoQuorum { .. }) => {}
-                Ok(Released::AlreadyOver) => bail!("a lock had ended before it was released"),
+                Ok(Released::AlreadyOver) => bail!("the lock ended before it was released"),
                 Err(error) => return Err(error.into()),
             },
             Self::Rslock(guard) => guard.release().await,
@@ -120,14 +120,14 @@ const RETRY_DELAY_MS: u64 = 200;
 /// `node-redlock`'s `retryJitter`: the delay varies by this much.
 const RETRY_JITTER_MS: u64 = 100;
 
-/// One client and its connections.
+/// A client that polls, and its connections.
 #[derive(Clone)]
 pub(crate) struct Polling {
     nodes: Vec<MultiplexedConnection>,
     delete: Script,
 }
 
-/// A lock of such a client.
+/// A lock that a [`Polling`] client holds.
 pub(crate) struct Polled {
     client: Polling,
     key: String,
@@ -146,7 +146,8 @@ impl Polling {
         Ok(Self { nodes, delete })
     }
 
-    /// Asks all nodes, releases all nodes without a majority, waits about 200 ms, and asks again.
+    /// Requests the lock from all nodes. Without a majority, releases it on all nodes, waits about
+    /// 200 ms, and begins again.
     pub(crate) async fn acquire(&self, key: &str, ttl: Duration) -> anyhow::Result<Polled> {
         let ttl_ms = u64::try_from(ttl.as_millis()).context("the ttl is too large")?;
         loop {
@@ -173,13 +174,13 @@ impl Polling {
 }
 
 impl Polled {
-    /// Returns when all nodes have answered.
+    /// Releases the lock, and returns when all nodes have answered.
     pub(crate) async fn release(self) {
         let Self { client, key, token } = &self;
         let asked = client.nodes.iter().cloned().map(|mut node| async move {
             client.delete.key(key).arg(token).invoke_async::<u64>(&mut node).await
         });
-        // On a node that does not answer the key expires.
+        // The key expires on a node that does not answer.
         let _ = join_all(asked).await;
     }
 }

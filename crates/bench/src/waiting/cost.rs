@@ -20,14 +20,13 @@ const NODES: usize = 5;
 const PROCESSES: u32 = 64;
 /// Time for which the lock is held while commands are counted.
 const HELD_TIME: Duration = Duration::from_secs(30);
-/// Largest number of commands of a process in a second.
+/// Largest allowed number of commands that a waiting process causes per second.
 const COMMANDS_MAX: f64 = 2.0;
 
 /// Returns the number of all commands that the servers have executed.
-fn commands(masters: &Masters) -> anyhow::Result<u64> {
-    let of = |server: &quorlock_testkit::Server| {
-        info(&mut server.try_connection()?, "stats", "total_commands_processed")
-    };
+fn count_commands(masters: &Masters) -> anyhow::Result<u64> {
+    let of =
+        |server: &Server| info(&mut server.try_connection()?, "stats", "total_commands_processed");
     masters.iter().map(of).sum()
 }
 
@@ -55,104 +54,108 @@ pub(crate) async fn measure_commands(
         }
         sleep(Duration::from_millis(20)).await;
     }
-    // The first requests of the clients are over.
+    // Waits until the first requests of the clients are over.
     sleep(Duration::from_secs(2)).await;
-    let (began, before) = (Instant::now(), commands(&masters)?);
+    let (began, before) = (Instant::now(), count_commands(&masters)?);
     sleep(effort.time(HELD_TIME)).await;
-    // Two commands for each master belong to the counting.
-    let counted = commands(&masters)? - before - 2 * NODES as u64;
+    // The counting itself sends two commands to each master.
+    let counted = count_commands(&masters)? - before - 2 * NODES as u64;
     let seconds = began.elapsed().as_secs_f64();
     lock.release().await?;
     for done in clients.join_all().await {
-        done.context("a client that waited")?;
+        done.context("a waiting client failed")?;
     }
-    let each = f64::from(u32::try_from(counted)?) / seconds / f64::from(PROCESSES);
+    let rate_per_process = f64::from(u32::try_from(counted)?) / seconds / f64::from(PROCESSES);
     Ok(vec![Limit {
         case: format!(
             "commands of {PROCESSES} processes that wait for a held lock, {NODES} masters"
         ),
-        measured: format!("{each:.2} for each process and second, renewal of the lock included"),
-        target: "≤ 2 for each",
-        met: each <= COMMANDS_MAX,
+        measured: format!(
+            "{rate_per_process:.2} commands per process and second, including the renewal of the lock"
+        ),
+        target: "≤ 2 per process and second",
+        met: rate_per_process <= COMMANDS_MAX,
     }])
 }
 
 /// Number of waiters.
 const WAITERS: usize = 10_000;
-/// Other open files of this process and of the server's.
+/// Open files that are not connections of waiters, in this process and in the server.
 const OTHER_FILES: usize = 256;
 /// Time for the server to accept its clients before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Number of turns of the server with waiters, and of the one without.
+/// How many times each of the two servers is measured, in alternation.
 const ROUNDS: u64 = 300;
-/// Number of commands in a turn.
-const BLOCK: usize = 300;
-/// Commands before them: a server that was stopped catches up.
-const UNCOUNTED: usize = 30;
-/// Largest ratio for other commands.
+/// Number of measured commands to one server in a round.
+const COMMANDS_PER_ROUND: usize = 300;
+/// Number of commands that are sent before them and not measured. A server that was paused needs
+/// them to catch up.
+const WARM_UP_COMMANDS: usize = 30;
+/// Largest allowed ratio of the p99 of a GET with waiters to the p99 without waiters.
 const P99_RATIO_MAX: f64 = 1.2;
 
-pub(crate) async fn measure_many(
+pub(crate) async fn measure_many_waiters(
     effort: Effort,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Limit>> {
     progress.begin("10,000 waiters on one server");
-    let waiters = raise_file_limit()?.saturating_sub(OTHER_FILES).min(WAITERS);
+    let waiter_count = raise_file_limit()?.saturating_sub(OTHER_FILES).min(WAITERS);
     let start = || {
         let builder = Server::with_module().tcp().arg("maxclients", WAITERS + OTHER_FILES);
         builder.arg("lock.max-waiters", WAITERS).start()
     };
-    let (with, without) = (start()?, start()?);
+    let (server_with, server_without) = (start()?, start()?);
 
-    let connection = &mut with.connection();
-    let at_first = used_memory(connection)?;
+    let connection = &mut server_with.connection();
+    let memory_before = used_memory(connection)?;
     let mut sockets = Vec::new();
-    for _ in 0..=waiters {
-        sockets.push(Socket::connect(&with)?);
+    for _ in 0..=waiter_count {
+        sockets.push(Socket::connect(&server_with)?);
     }
-    wait_for(connection, "clients", "connected_clients", waiters + 2).await?;
-    let connected = used_memory(connection)?;
+    wait_for(connection, "clients", "connected_clients", waiter_count + 2).await?;
+    let memory_connected = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (beside_idle, alone_then) = gets(&with, &without, effort)?;
+    let (with_idle, without_1) = measure_gets(&server_with, &server_without, effort)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock(client)?;
         if client == 0 {
             socket.read_grant()?;
         }
     }
-    wait_for(connection, "lock", "lock_waiters", waiters).await?;
-    let waiting = used_memory(connection)?;
+    wait_for(connection, "lock", "lock_waiters", waiter_count).await?;
+    let memory_waiting = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (beside, alone) = gets(&with, &without, effort)?;
-    let drained = Instant::now();
+    let (with_waiters, without_2) = measure_gets(&server_with, &server_without, effort)?;
+    let drain_started = Instant::now();
     drain(&mut sockets)?;
-    let drained = drained.elapsed();
+    let drain_time = drain_started.elapsed();
 
-    let each = |from: u64, to: u64| to.saturating_sub(from) / waiters as u64 / 1024;
-    let ratio = beside.p99().as_secs_f64() / alone.p99().as_secs_f64();
-    let idle_ratio = beside_idle.p99().as_secs_f64() / alone_then.p99().as_secs_f64();
+    let kb_per_waiter = |from: u64, to: u64| to.saturating_sub(from) / waiter_count as u64 / 1024;
+    let ratio = with_waiters.p99().as_secs_f64() / without_2.p99().as_secs_f64();
+    let idle_ratio = with_idle.p99().as_secs_f64() / without_1.p99().as_secs_f64();
     Ok(vec![
         Limit {
-            case: format!("memory of each of {waiters} waiters on one server"),
+            case: format!("memory of each of {waiter_count} waiters on one server"),
             measured: format!(
-                "{} KB, besides {} KB for its connection; the lock went through all of their hands in {}",
-                each(connected, waiting),
-                each(at_first, connected),
-                readable(drained),
+                "{} KB, and {} KB for its connection; all waiters acquired and released the lock within {}",
+                kb_per_waiter(memory_connected, memory_waiting),
+                kb_per_waiter(memory_before, memory_connected),
+                readable(drain_time),
             ),
-            target: "printed",
-            met: waiters == WAITERS,
+            target: "none: for information",
+            met: waiter_count == WAITERS,
         },
         Limit {
-            case: "p99 of a GET beside them".into(),
+            case: format!("p99 of a GET on a server with {waiter_count} waiters"),
             measured: format!(
-                "{}, {ratio:.2} × {} without them; while the same connections were idle, {}, {idle_ratio:.2} × {}",
-                readable(beside.p99()),
-                readable(alone.p99()),
-                readable(beside_idle.p99()),
-                readable(alone_then.p99()),
+                "{}, {ratio:.2} × the {} without waiters; with as many idle connections {}, {idle_ratio:.2} × the {} \
+                 without",
+                readable(with_waiters.p99()),
+                readable(without_2.p99()),
+                readable(with_idle.p99()),
+                readable(without_1.p99()),
             ),
-            target: "≤ 1.2 × without them",
+            target: "≤ 1.2 × without waiters",
             met: ratio <= P99_RATIO_MAX,
         },
     ])
@@ -166,9 +169,9 @@ async fn wait_for(
     connection: &mut Connection,
     section: &str,
     field: &str,
-    n: usize,
+    at_least: usize,
 ) -> anyhow::Result<()> {
-    while info(connection, section, field)? < n as u64 {
+    while info(connection, section, field)? < at_least as u64 {
         sleep(Duration::from_millis(10)).await;
     }
     Ok(())
@@ -176,33 +179,38 @@ async fn wait_for(
 
 /// Measures GET on both servers, which share one processor.
 ///
-/// The server whose turn it is not is stopped, so that its own work delays only its own clients.
-fn gets(with: &Server, without: &Server, effort: Effort) -> anyhow::Result<(Latencies, Latencies)> {
+/// While one server is measured, the other one is paused, so that the work of one server cannot
+/// delay the clients of the other.
+fn measure_gets(
+    with: &Server,
+    without: &Server,
+    effort: Effort,
+) -> anyhow::Result<(Latencies, Latencies)> {
     let servers = [with, without];
-    let asking = || {
+    let measuring = || {
         let mut sockets = [Socket::connect(with)?, Socket::connect(without)?];
         let mut latencies = [Latencies::new(), Latencies::new()];
         for _ in 0..effort.count(ROUNDS) {
-            for turn in 0..servers.len() {
-                servers[1 - turn].pause();
-                for get in 0..UNCOUNTED + BLOCK {
+            for measured in 0..servers.len() {
+                servers[1 - measured].pause();
+                for command in 0..WARM_UP_COMMANDS + COMMANDS_PER_ROUND {
                     let started = Instant::now();
-                    sockets[turn].send("GET orders/43\r\n")?;
-                    sockets[turn].expect("$-1")?;
-                    if get >= UNCOUNTED {
-                        latencies[turn].record(started.elapsed());
+                    sockets[measured].send("GET orders/43\r\n")?;
+                    sockets[measured].expect("$-1")?;
+                    if command >= WARM_UP_COMMANDS {
+                        latencies[measured].record(started.elapsed());
                     }
                 }
-                servers[1 - turn].resume();
+                servers[1 - measured].resume();
             }
         }
         let [with, without] = latencies;
         anyhow::Ok((with, without))
     };
-    block_in_place(|| apart(&servers, asking))
+    block_in_place(|| apart(&servers, measuring))
 }
 
-/// Each client in turn is granted the lock and releases it, in the order of requests.
+/// Lets each client acquire and release the lock, in the order of their requests.
 fn drain(sockets: &mut [Socket]) -> anyhow::Result<()> {
     for client in 0..sockets.len() {
         sockets[client].release(client)?;

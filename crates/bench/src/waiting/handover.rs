@@ -1,5 +1,5 @@
-//! Handing a lock over: how fast on one node, beside a PING; how fast and at what cost between
-//! processes; and how fairly.
+//! Measures handovers of a lock: the time on one node compared with a PING, the time and the number
+//! of commands between processes, and fairness.
 
 use std::time::{Duration, Instant};
 
@@ -10,39 +10,41 @@ use tokio::time::sleep;
 
 use super::clients::{Contender, Kind};
 use super::processes::{Behaviour, Crowd};
-use super::turns::{Account, Course, Turn};
+use super::timeline::{Acquisition, ClientReport, Timeline};
 use super::{Effort, ratio};
 use crate::probes::{Latencies, Socket, lock_calls};
 use crate::report::{Limit, Progress, readable};
 
 /// Number of processes that compete.
 pub(crate) const PROCESSES: usize = 16;
-/// Time for which another client holds the lock first, until all processes wait.
-const ALL_WAIT: Duration = Duration::from_millis(300);
+/// Time for which another client holds the lock first, so that all processes are in the queue
+/// before it is released.
+const QUEUE_FILL_TIME: Duration = Duration::from_millis(300);
 /// Times for which the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
-/// Time before the measurement: processes that start at the same moment share one queue.
+/// Time before the measurement, until all processes that started at the same moment wait in one
+/// queue.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Duration of the measurement of each client.
+/// Duration of the measurement of each kind of client.
 const TIME: Duration = Duration::from_secs(4);
-/// Factor for clients whose handovers come at random.
+/// Factor of that duration for clients that poll, because their handovers vary at random.
 const POLLING_TIMES: u32 = 4;
 
 /// Longest allowed handover.
 const LIMIT: Duration = Duration::from_millis(5);
-/// Largest number of commands of a node for one lock.
+/// Largest allowed number of commands of a node for one lock.
 const COMMANDS_PER_NODE: f64 = 3.0;
 
-/// The behaviour of a crowd between two moments.
-pub(crate) struct Seen {
-    pub(crate) course: Course,
+/// What competing processes did between two moments.
+pub(crate) struct Competition {
+    pub(crate) timeline: Timeline,
     pub(crate) from: Duration,
     pub(crate) to: Duration,
     /// Number of lock commands that the nodes executed.
     calls: u64,
 }
 
-/// Measures both numbers of masters.
+/// Measures handovers on three and on five masters.
 pub(crate) async fn measure_between_processes(
     effort: Effort,
     progress: &Progress,
@@ -57,13 +59,13 @@ async fn measure_on(
     effort: Effort,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Limit>> {
-    progress.begin("handing over on masters, between processes");
+    progress.begin("handovers on masters, between processes");
     let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
     let mut commands = Vec::new();
     for hold in HOLDS {
-        let seen = see(&masters, Kind::Quorlock, hold, time).await?;
-        commands.push(seen.calls_per_lock());
+        let competition = compete(&masters, Kind::Quorlock, hold, time).await?;
+        commands.push(competition.calls_per_lock());
     }
     let mut p50 = Vec::new();
     for (kind, time) in [
@@ -95,64 +97,65 @@ async fn measure_on(
                 .map(|calls| format!("{calls:.1}"))
                 .collect::<Vec<_>>()
                 .join(", "),
-            target: "≤ 3 for each master",
+            target: "≤ 3 per master",
             met: commands.iter().all(|calls| *calls <= limit),
         },
     ])
 }
 
-/// Measures handovers from process to process, until each had the lock once; repeatedly.
+/// Measures handovers from process to process until each process has held the lock once. Repeats
+/// this for `time`.
 async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
     let behaviour = behaviour(masters, kind, Duration::ZERO)?;
-    let first = Contender::connect(kind, &behaviour.urls).await?;
+    let first_holder = Contender::connect(kind, &behaviour.urls).await?;
     let mut crowd = Crowd::start(PROCESSES, &behaviour)?;
     let mut latencies = Latencies::new();
     let until = Instant::now() + time;
     while Instant::now() < until {
         let asked = now();
-        let held = first.acquire(&behaviour.key).await?;
+        let held = first_holder.acquire(&behaviour.key).await?;
         let from = now();
         crowd.once()?;
-        sleep(ALL_WAIT).await;
+        sleep(QUEUE_FILL_TIME).await;
         let (key, fence) = (behaviour.key.clone(), held.fence());
         let grant = Grant { key, client: std::process::id(), from, to: now(), fence };
-        let turn = Turn { asked, grant };
+        let acquisition = Acquisition { asked, grant };
         held.release().await?;
-        let mut accounts = crowd.turns()?;
-        accounts.push(Account::of(turn));
-        let course = Course::new(accounts).require_no_failure()?;
-        course.handovers().for_each(|took| latencies.record(took));
+        let mut reports = crowd.reports()?;
+        reports.push(ClientReport::of(acquisition));
+        let timeline = Timeline::new(reports).require_no_failure()?;
+        timeline.handovers().for_each(|took| latencies.record(took));
     }
     crowd.stop()?;
     Ok(latencies)
 }
 
 /// Lets processes compete. Each requests the lock again as soon as it has released it.
-pub(crate) async fn see(
+pub(crate) async fn compete(
     masters: &Masters,
     kind: Kind,
     hold: Duration,
     time: Duration,
-) -> anyhow::Result<Seen> {
+) -> anyhow::Result<Competition> {
     let mut crowd = Crowd::start(PROCESSES, &behaviour(masters, kind, hold)?)?;
     crowd.go()?;
     sleep(WARM_UP).await;
     let (from, before) = (now(), lock_calls(masters)?);
     sleep(time).await;
     let (to, after) = (now(), lock_calls(masters)?);
-    let course = crowd.stop()?.require_no_failure()?;
-    Ok(Seen { course, from, to, calls: after - before })
+    let timeline = crowd.stop()?.require_no_failure()?;
+    Ok(Competition { timeline, from, to, calls: after - before })
 }
 
-/// Each kind and hold has a key of its own.
+/// Returns the behaviour of the processes. Each combination of kind and hold has its own key.
 fn behaviour(masters: &Masters, kind: Kind, hold: Duration) -> anyhow::Result<Behaviour> {
     let hold_us = u64::try_from(hold.as_micros())?;
     Ok(Behaviour { kind, key: format!("{kind}:{hold_us}"), hold_us, urls: masters.urls() })
 }
 
-impl Seen {
+impl Competition {
     fn calls_per_lock(&self) -> f64 {
-        let locks = self.course.grants_between(self.from, self.to);
+        let locks = self.timeline.grants_between(self.from, self.to);
         ratio(self.calls, locks)
     }
 }
@@ -163,9 +166,9 @@ const FAIRNESS_NODES: usize = 5;
 const FAIRNESS_HOLD: Duration = Duration::from_millis(5);
 /// Duration of the competition.
 const FAIRNESS_TIME: Duration = Duration::from_secs(60);
-/// Largest wait as a multiple of the mean.
+/// Largest allowed wait, as a multiple of the mean.
 const LARGEST_WAIT: u32 = 3;
-/// Largest ratio of the grants of two processes.
+/// Largest allowed ratio of the grants of two processes.
 const MOST_GRANTS: f64 = 1.2;
 
 pub(crate) async fn measure_fairness(
@@ -175,12 +178,17 @@ pub(crate) async fn measure_fairness(
     progress.begin("fairness");
     let masters = Masters::start_with(FAIRNESS_NODES, |_, builder| builder.tcp())?;
     let time = effort.time(FAIRNESS_TIME);
-    let seen = see(&masters, Kind::Quorlock, FAIRNESS_HOLD, time).await?;
+    let competition = compete(&masters, Kind::Quorlock, FAIRNESS_HOLD, time).await?;
 
     // Includes waits that were not served before the end.
     let mut waits = Latencies::new();
-    seen.course.accounts.iter().flat_map(Account::waits).for_each(|wait| waits.record(wait));
-    let grants = seen.course.accounts.iter().map(|account| account.turns.len() as u64);
+    competition
+        .timeline
+        .reports
+        .iter()
+        .flat_map(ClientReport::waits)
+        .for_each(|wait| waits.record(wait));
+    let grants = competition.timeline.reports.iter().map(|report| report.acquisitions.len() as u64);
     let (most, fewest) =
         (grants.clone().max().unwrap_or_default(), grants.min().unwrap_or_default());
     let spread = ratio(most, fewest);
@@ -196,7 +204,7 @@ pub(crate) async fn measure_fairness(
             met: largest <= mean * LARGEST_WAIT,
         },
         Limit {
-            case: "their grants".into(),
+            case: format!("grants of these {PROCESSES} processes"),
             measured: format!("{fewest} to {most}, {spread:.2} ×"),
             target: "most ≤ 1.2 × fewest",
             met: spread <= MOST_GRANTS,
@@ -206,22 +214,22 @@ pub(crate) async fn measure_fairness(
 
 /// Number of waiters.
 const ONE_NODE_WAITERS: usize = 16;
-/// Number of turns.
+/// Number of rounds.
 const ROUNDS: u64 = 400;
-/// Rounds that do not count.
+/// Number of rounds before these, which do not count.
 const WARM_UP_ROUNDS: u64 = 20;
-/// Number of handovers, or PINGs, in a turn.
-const BLOCK: usize = 64;
-/// Largest ratio of a handover to a PING.
+/// Number of handovers, and then of PINGs, in a round.
+const EVENTS_PER_ROUND: usize = 64;
+/// Largest allowed ratio of a handover to a PING.
 const PING_RATIO_MAX: f64 = 1.3;
-/// Largest difference between a handover and a PING.
+/// Largest allowed difference between a handover and a PING.
 const BEYOND_PING_MAX: Duration = Duration::from_micros(15);
 
 pub(crate) async fn measure_on_one_node(
     effort: Effort,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Limit>> {
-    progress.begin("handing over on one node");
+    progress.begin("handovers on one node");
     let server = Server::with_module().tcp().start()?;
     let mut pinging = Socket::connect(&server)?;
     let mut sockets = (0..=ONE_NODE_WAITERS)
@@ -238,7 +246,7 @@ pub(crate) async fn measure_on_one_node(
         if round == WARM_UP_ROUNDS {
             (handovers, pings) = (Latencies::new(), Latencies::new());
         }
-        for _ in 0..BLOCK {
+        for _ in 0..EVENTS_PER_ROUND {
             let next = (holder + 1) % sockets.len();
             let started = Instant::now();
             sockets[holder].release(holder)?;
@@ -250,7 +258,7 @@ pub(crate) async fn measure_on_one_node(
             pinging.ping()?;
             holder = next;
         }
-        for _ in 0..BLOCK {
+        for _ in 0..EVENTS_PER_ROUND {
             let started = Instant::now();
             pinging.ping()?;
             pings.record(started.elapsed());
@@ -269,7 +277,7 @@ pub(crate) async fn measure_on_one_node(
             met: ratio <= PING_RATIO_MAX,
         },
         Limit {
-            case: "the same, beyond a PING".into(),
+            case: "difference between that handover and a PING, p50".into(),
             measured: readable(beyond),
             target: "≤ 15 µs",
             met: beyond <= BEYOND_PING_MAX,

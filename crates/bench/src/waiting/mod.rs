@@ -2,12 +2,12 @@
 //! waiters when something fails.
 //!
 //! - [`handover`]: from holder to waiter, on one node and between processes
-//! - [`throughput`]: locks per second of one key, and a thousand tasks of one process
+//! - [`throughput`]: locks per second on one key, and a thousand tasks of one process
 //! - [`cost`]: what waiters cost the masters
 //! - [`accidents`]: a node that fails, and waiters that are killed, cut off or out of time
 //! - [`clients`]: the clients that compete
-//! - [`processes`]: clients in processes of their own
-//! - [`turns`]: who had the lock when
+//! - [`processes`]: clients in separate processes
+//! - [`timeline`]: which client held the lock at which time
 
 mod accidents;
 mod clients;
@@ -15,7 +15,7 @@ mod cost;
 mod handover;
 pub(crate) mod processes;
 mod throughput;
-mod turns;
+mod timeline;
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use clap::ValueEnum;
 
 use crate::report::{Limit, Progress};
 
-/// Options of this group.
+/// Options of the measurements of waiting.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Waiting {
     /// Measure waiting for a third of the time
@@ -42,13 +42,13 @@ enum Part {
     OneNode,
     /// Handovers between processes on three and five masters
     Masters,
-    /// Locks per second of one key
+    /// Locks per second on one key
     Throughput,
     /// What waiting processes cost while a lock is held
     Held,
     /// Fairness between processes
     Fairness,
-    /// A thousand tasks of one process
+    /// Locks per second of a thousand tasks of one process
     OneProcess,
     /// The queue node fails
     LostNode,
@@ -71,7 +71,7 @@ impl Waiting {
                 Part::Fairness => handover::measure_fairness(effort, &progress).await?,
                 Part::OneProcess => throughput::measure_one_process(effort, &progress).await?,
                 Part::LostNode => accidents::measure_lost_node(effort, &progress).await?,
-                Part::ManyWaiters => cost::measure_many(effort, &progress).await?,
+                Part::ManyWaiters => cost::measure_many_waiters(effort, &progress).await?,
                 Part::Stress => accidents::measure_stress(effort, &progress).await?,
             });
             progress.step();
@@ -89,7 +89,7 @@ impl Waiting {
     }
 }
 
-/// Returns the ratio of two counts.
+/// Returns `many / few`.
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
 fn ratio(many: u64, few: u64) -> f64 {
     many as f64 / few as f64

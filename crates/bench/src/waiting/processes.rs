@@ -1,8 +1,9 @@
-//! Clients in processes of their own, which compete for a lock.
+//! Clients in separate processes, which compete for a lock.
 //!
-//! A process prints `ready` when it is connected. At a line [`ONCE`] it acquires the lock once and
-//! reports it. At a line [`GO`] it acquires the lock again and again until its input ends, and then
-//! reports all of it. It ends with its input, and thus also when its parent has ended.
+//! A process prints `ready` when it is connected. When it reads the line [`ONCE`], it acquires the
+//! lock once and prints one line of its report. When it reads the line [`GO`], it acquires the lock
+//! repeatedly until its input ends, and then prints its whole report. The process ends when its
+//! input ends, and thus also when its parent has ended.
 
 use std::env;
 use std::io::{self, BufRead as _, Write as _};
@@ -18,17 +19,17 @@ use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use super::clients::{Contender, Held, Kind};
-use super::turns::{Account, Course, Told, Turn};
+use super::timeline::{Acquisition, ClientReport, ReportLine, Timeline};
 
 /// The subcommand of a process that competes.
 pub(crate) const NAME: &str = "worker";
 
-/// Delay of a report.
-const TELL_AFTER: Duration = Duration::from_millis(100);
+/// Delay between an acquisition and its report.
+const REPORT_DELAY: Duration = Duration::from_millis(100);
 
-/// Acquire the lock once.
+/// The order to acquire the lock once.
 pub(crate) const ONCE: &str = "once";
-/// Acquire the lock again and again.
+/// The order to acquire the lock repeatedly.
 pub(crate) const GO: &str = "go";
 
 /// What a client does: the command line of its process.
@@ -48,7 +49,7 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    /// Returns the arguments that parse to this.
+    /// Returns the arguments of the command line that parse to this value.
     pub(crate) fn args(&self) -> Vec<String> {
         let Self { kind, key, hold_us, urls } = self;
         let kind = format!("{kind:?}").to_lowercase();
@@ -60,46 +61,47 @@ impl Behaviour {
 }
 
 /// Acquires and releases the lock once.
-pub(crate) async fn take_turn(
+pub(crate) async fn acquire_once(
     contender: &Contender,
     behaviour: &Behaviour,
-) -> anyhow::Result<Turn> {
+) -> anyhow::Result<Acquisition> {
     let asked = now();
     let held = contender.acquire(&behaviour.key).await?;
     hold(held, asked, behaviour).await
 }
 
-/// Acquires and releases the lock until `stop` is done. A held lock is released first.
+/// Acquires and releases the lock repeatedly until `stop` is done. A lock that is held at that time
+/// is released first.
 pub(crate) async fn compete(
     contender: &Contender,
     behaviour: &Behaviour,
     stop: impl Future<Output = ()>,
-) -> Account {
-    let mut account = Account::default();
+) -> ClientReport {
+    let mut report = ClientReport::default();
     let mut stop = pin!(stop);
     loop {
         let asked = now();
         let held = tokio::select! {
             biased;
             () = &mut stop => {
-                account.add(Told::Unserved { asked, ended: now() });
-                return account;
+                report.add(ReportLine::Unserved { asked, ended: now() });
+                return report;
             }
             held = contender.acquire(&behaviour.key) => held,
         };
-        let turn = match held {
+        let acquisition = match held {
             Ok(held) => hold(held, asked, behaviour).await,
             Err(error) => Err(error),
         };
-        account.add(turn.map_or_else(
-            |error| Told::Failed { at: now(), what: format!("{error:#}") },
-            Told::Turn,
+        report.add(acquisition.map_or_else(
+            |error| ReportLine::Failed { at: now(), what: format!("{error:#}") },
+            ReportLine::Acquired,
         ));
     }
 }
 
 /// Holds the lock for a while, and releases it.
-async fn hold(held: Held, asked: Duration, behaviour: &Behaviour) -> anyhow::Result<Turn> {
+async fn hold(held: Held, asked: Duration, behaviour: &Behaviour) -> anyhow::Result<Acquisition> {
     let from = now();
     if behaviour.hold_us > 0 {
         sleep(Duration::from_micros(behaviour.hold_us)).await;
@@ -108,7 +110,7 @@ async fn hold(held: Held, asked: Duration, behaviour: &Behaviour) -> anyhow::Res
     let to = now();
     held.release().await?;
     let key = behaviour.key.clone();
-    Ok(Turn { asked, grant: Grant { key, client: std::process::id(), from, to, fence } })
+    Ok(Acquisition { asked, grant: Grant { key, client: std::process::id(), from, to, fence } })
 }
 
 /// Runs the process until its input ends.
@@ -119,15 +121,15 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
         say("ready")?;
         while let Some(order) = orders.recv().await {
             if order == ONCE {
-                let turn = take_turn(&contender, behaviour).await;
-                // Not while other processes hand the lock over.
-                sleep(TELL_AFTER).await;
-                let failed = |error| Told::Failed { at: now(), what: format!("{error:#}") };
-                say(&turn.map_or_else(failed, Told::Turn).to_string())?;
+                let acquisition = acquire_once(&contender, behaviour).await;
+                // A report must not delay other processes that hand the lock over.
+                sleep(REPORT_DELAY).await;
+                let failed = |error| ReportLine::Failed { at: now(), what: format!("{error:#}") };
+                say(&acquisition.map_or_else(failed, ReportLine::Acquired).to_string())?;
             } else {
-                let account =
+                let report =
                     compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
-                say(&account.told().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
+                say(&report.lines().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
             }
         }
         contender.close().await;
@@ -155,9 +157,9 @@ fn listen() -> mpsc::UnboundedReceiver<String> {
 }
 
 /// Time limit for a process to connect, to answer, or to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Processes that compete for one lock. They are killed when this is dropped.
+/// Processes that compete for one lock. They are killed when the `Crowd` is dropped.
 pub(crate) struct Crowd {
     processes: Vec<Process>,
 }
@@ -165,54 +167,56 @@ pub(crate) struct Crowd {
 impl Crowd {
     /// Starts `n` processes, and returns when all of them are connected.
     pub(crate) fn start(n: usize, behaviour: &Behaviour) -> anyhow::Result<Self> {
-        let program = env::current_exe().context("cannot tell what program this is")?;
+        let program = env::current_exe().context("cannot find the path of this program")?;
         let args = || [NAME.to_owned()].into_iter().chain(behaviour.args());
         let processes =
             (0..n).map(|_| Process::start(&program, args())).collect::<anyhow::Result<Vec<_>>>()?;
         block_in_place(|| {
             processes.iter().try_for_each(|process| {
-                let line = process.next_line(PATIENCE)?;
-                ensure!(line.as_deref() == Some("ready"), "a client could not connect");
+                let line = process.next_line(PROCESS_TIMEOUT)?;
+                ensure!(line.as_deref() == Some("ready"), "a client process did not connect");
                 Ok(())
             })
         })?;
         Ok(Self { processes })
     }
 
-    /// Lets each process acquire the lock again and again, until it is told to stop.
+    /// Lets each process acquire the lock repeatedly until [`Crowd::stop`].
     pub(crate) fn go(&mut self) -> anyhow::Result<()> {
         self.processes.iter_mut().try_for_each(|process| process.send(GO))
     }
 
-    /// Lets each process acquire the lock once; [`Crowd::turns`] waits for the results.
+    /// Lets each process acquire the lock once; [`Crowd::reports`] waits for the results.
     pub(crate) fn once(&mut self) -> anyhow::Result<()> {
         self.processes.iter_mut().try_for_each(|process| process.send(ONCE))
     }
 
-    /// Waits for what each process did at [`Crowd::once`].
-    pub(crate) fn turns(&mut self) -> anyhow::Result<Vec<Account>> {
-        let account = |process: &Process| {
-            let line = process.next_line(PATIENCE)?.context("a client has ended")?;
-            let mut account = Account::default();
-            account.add(line.parse()?);
-            Ok(account)
+    /// Waits for the report of each process after [`Crowd::once`].
+    pub(crate) fn reports(&mut self) -> anyhow::Result<Vec<ClientReport>> {
+        let report = |process: &Process| {
+            let line = process
+                .next_line(PROCESS_TIMEOUT)?
+                .context("a client process ended before it reported")?;
+            let mut report = ClientReport::default();
+            report.add(line.parse()?);
+            Ok(report)
         };
-        block_in_place(|| self.processes.iter().map(account).collect())
+        block_in_place(|| self.processes.iter().map(report).collect())
     }
 
-    /// Lets all processes end, and returns what they did.
-    pub(crate) fn stop(mut self) -> anyhow::Result<Course> {
+    /// Ends all processes, and returns what they did.
+    pub(crate) fn stop(mut self) -> anyhow::Result<Timeline> {
         self.processes.iter_mut().for_each(Process::end_input);
-        let account = |process: Process| {
-            let mut account = Account::default();
-            while let Some(line) = process.next_line(PATIENCE)? {
-                account.add(line.parse()?);
+        let report = |process: Process| {
+            let mut report = ClientReport::default();
+            while let Some(line) = process.next_line(PROCESS_TIMEOUT)? {
+                report.add(line.parse()?);
             }
             process.wait()?;
-            Ok(account)
+            Ok(report)
         };
-        let accounts: anyhow::Result<_> =
-            block_in_place(|| self.processes.into_iter().map(account).collect());
-        Ok(Course::new(accounts?))
+        let reports: anyhow::Result<_> =
+            block_in_place(|| self.processes.into_iter().map(report).collect());
+        Ok(Timeline::new(reports?))
     }
 }

@@ -1,9 +1,10 @@
-//! How soon all waiters of one key have had it, and a thousand tasks of one process.
+//! Measures the time until each of many waiters has acquired and released one lock, and the
+//! throughput of a thousand tasks of one process.
 //!
-//! All waiters run on one thread: the masters need the rest of the machine. Beside them, a thread
-//! hands the lock from one set of blocking sockets to the next, with the same number of commands,
-//! and does nothing else: it checks nothing, never retries, and reads what a client does not wait
-//! for while the requests of the next one are in flight.
+//! All waiters run on one thread, because the masters need the other processors. For comparison, a
+//! separate phase passes the lock between raw blocking sockets with the same number of commands. It
+//! does no checks and no retries, and reads the replies to a release only after the next client has
+//! sent its requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 
 use super::clients::{Contender, Kind};
-use super::processes::{Behaviour, take_turn};
+use super::processes::{Behaviour, acquire_once};
 use super::{Effort, ratio};
 use crate::probes::{Socket, waiters};
 use crate::report::{Limit, Progress};
@@ -28,84 +29,88 @@ use crate::report::{Limit, Progress};
 const NODES: usize = 5;
 /// Number of waiters, all in one process.
 const WAITERS: usize = 64;
-/// Time for which another client holds the lock first, until all wait for it.
-const ALL_WAIT: Duration = Duration::from_millis(500);
+/// Time for which another client holds the lock first, so that all waiters are in the queue before
+/// it is released.
+const QUEUE_FILL_TIME: Duration = Duration::from_millis(500);
 /// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(8);
-/// Smallest ratio to the peer's locks per second.
+/// Smallest allowed ratio of the locks per second to those of rslock.
 const RSLOCK_RATIO_MIN: f64 = 8.0;
 
-/// The waiters.
+/// How the waiters are connected.
 #[derive(Clone, Copy)]
-enum Who {
-    /// Clients with connections of their own.
-    Clients,
-    /// Tasks that share the connections of one client.
-    TasksOfOne,
+enum WaiterKind {
+    /// Each waiter is a client with its own connections.
+    OwnConnections,
+    /// The waiters are tasks that share the connections of one client.
+    SharedConnections,
 }
 
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("locks per second on one key, 64 waiters");
     let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
-    spawn_blocking(move || one_thread.block_on(measure_there(effort))).await?
+    spawn_blocking(move || one_thread.block_on(measure_on_one_thread(effort))).await?
 }
 
-async fn measure_there(effort: Effort) -> anyhow::Result<Vec<Limit>> {
+async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
-    let [clients, tasks] = [Who::Clients, Who::TasksOfOne];
-    let rslock = locks_per_second(&masters, Kind::Rslock, clients, time).await?;
-    let ours = locks_per_second(&masters, Kind::Quorlock, clients, time).await?;
-    let bare = bare_locks_per_second(&masters, time)?;
-    let rslock_tasks = locks_per_second(&masters, Kind::Rslock, tasks, time).await?;
-    let our_tasks = locks_per_second(&masters, Kind::Quorlock, tasks, time).await?;
-    let row = |who, ours, rslock, besides: &str| Limit {
+    let [own, shared] = [WaiterKind::OwnConnections, WaiterKind::SharedConnections];
+    let rslock = locks_per_second(&masters, Kind::Rslock, own, time).await?;
+    let ours = locks_per_second(&masters, Kind::Quorlock, own, time).await?;
+    let raw = raw_locks_per_second(&masters, time)?;
+    let rslock_tasks = locks_per_second(&masters, Kind::Rslock, shared, time).await?;
+    let our_tasks = locks_per_second(&masters, Kind::Quorlock, shared, time).await?;
+    let row = |waiters, ours, rslock, besides: &str| Limit {
         case: format!(
-            "locks per second of one key on {NODES} masters, until {WAITERS} {who} have had it"
+            "locks per second on one key, {NODES} masters, each of {WAITERS} {waiters} acquires it once"
         ),
         measured: format!("{ours:.0}, {:.1} × rslock 0.10's {rslock:.0}{besides}", ours / rslock),
         target: "≥ 8 × rslock's",
         met: ours / rslock >= RSLOCK_RATIO_MIN,
     };
-    let besides = format!("; through bare sockets {bare:.0}, {:.1} × rslock's", bare / rslock);
+    let besides = format!("; through raw sockets {raw:.0}, {:.1} × rslock's", raw / rslock);
     Ok(vec![
         row("clients", ours, rslock, &besides),
         row("tasks of one client", our_tasks, rslock_tasks, ""),
     ])
 }
 
-/// Measures from the release of another client to the last grant, repeatedly.
+/// Returns the locks per second, counted from the release of the first holder to the last grant.
+///
+/// Repeats this for `time`.
 async fn locks_per_second(
     masters: &Masters,
     kind: Kind,
-    who: Who,
+    waiters: WaiterKind,
     time: Duration,
 ) -> anyhow::Result<f64> {
     let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
-    let first = Contender::connect(kind, &behaviour.urls).await?;
+    let first_holder = Contender::connect(kind, &behaviour.urls).await?;
     let mut clients = vec![Contender::connect(kind, &behaviour.urls).await?];
     while clients.len() < WAITERS {
-        clients.push(match who {
-            Who::Clients => Contender::connect(kind, &behaviour.urls).await?,
-            Who::TasksOfOne => clients[0].clone(),
+        clients.push(match waiters {
+            WaiterKind::OwnConnections => Contender::connect(kind, &behaviour.urls).await?,
+            WaiterKind::SharedConnections => clients[0].clone(),
         });
     }
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
     let until = Instant::now() + time;
     while Instant::now() < until {
-        let held = first.acquire(&behaviour.key).await?;
+        let held = first_holder.acquire(&behaviour.key).await?;
         let mut tasks = JoinSet::new();
         for client in &clients {
             let (client, behaviour) = (client.clone(), behaviour.clone());
-            tasks.spawn(async move { take_turn(&client, &behaviour).await });
+            tasks.spawn(async move { acquire_once(&client, &behaviour).await });
         }
-        sleep(ALL_WAIT).await;
-        let released = now();
+        sleep(QUEUE_FILL_TIME).await;
+        let released_at = now();
         held.release().await?;
-        let turns = tasks.join_all().await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-        let last = turns.iter().map(|turn| turn.grant.from).max().unwrap_or(released);
-        took += last.saturating_sub(released);
-        locks += u32::try_from(turns.len())?;
+        let acquisitions =
+            tasks.join_all().await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let last_grant_at = acquisitions.iter().map(|acquisition| acquisition.grant.from).max();
+        took += last_grant_at.unwrap_or(released_at).saturating_sub(released_at);
+        locks += u32::try_from(acquisitions.len())?;
     }
     for client in clients {
         client.close().await;
@@ -114,24 +119,24 @@ async fn locks_per_second(
 }
 
 /// The connections of one waiter.
-struct Bare {
-    /// To each master.
-    shared: Vec<Socket>,
-    /// To the first master, on which all wait.
+struct RawClient {
+    /// One connection to each master.
+    command_sockets: Vec<Socket>,
+    /// A further connection to the first master, on which all clients wait for the lock.
     waiting: Socket,
 }
 
-impl Bare {
+impl RawClient {
     fn connect(masters: &Masters) -> anyhow::Result<Self> {
-        let shared = masters.iter().map(Socket::connect).collect::<anyhow::Result<_>>()?;
-        let first = masters.iter().next().context("there are masters")?;
-        Ok(Self { shared, waiting: Socket::connect(first)? })
+        let command_sockets = masters.iter().map(Socket::connect).collect::<anyhow::Result<_>>()?;
+        let first = masters.iter().next().context("no master runs")?;
+        Ok(Self { command_sockets, waiting: Socket::connect(first)? })
     }
 
-    /// Acquires the lock on the others once the first master has granted it.
+    /// Waits until the first master grants the lock, and then acquires it on the other masters.
     fn take(&mut self, client: usize) -> anyhow::Result<()> {
         self.waiting.read_grant()?;
-        let (_, others) = self.shared.split_first_mut().context("there are masters")?;
+        let (_, others) = self.command_sockets.split_first_mut().context("no master runs")?;
         for other in &mut *others {
             other.ask_for_the_lock(client)?;
         }
@@ -139,41 +144,41 @@ impl Bare {
     }
 
     fn release(&mut self, client: usize) -> anyhow::Result<()> {
-        self.shared.iter_mut().try_for_each(|master| master.release(client))
+        self.command_sockets.iter_mut().try_for_each(|master| master.release(client))
     }
 
-    /// Reads the answers to the release.
-    fn read_the_rest(&mut self) -> anyhow::Result<()> {
-        self.shared.iter_mut().try_for_each(|master| master.expect(":1"))
+    fn read_release_replies(&mut self) -> anyhow::Result<()> {
+        self.command_sockets.iter_mut().try_for_each(|master| master.expect(":1"))
     }
 }
 
-/// Measures as [`locks_per_second`] does, with nothing but the commands.
-fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
+/// Returns the same figure as [`locks_per_second`], for raw sockets that send only the lock
+/// commands.
+fn raw_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
     let mut clients =
-        (0..=WAITERS).map(|_| Bare::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
+        (0..=WAITERS).map(|_| RawClient::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
     let until = now() + time;
     while now() < until {
-        for (client, bare) in clients.iter_mut().enumerate() {
-            bare.waiting.ask_for_the_lock(client)?;
+        for (client, raw) in clients.iter_mut().enumerate() {
+            raw.waiting.ask_for_the_lock(client)?;
             if client == 0 {
-                bare.take(client)?;
+                raw.take(client)?;
             }
         }
-        thread::sleep(ALL_WAIT);
-        let released = now();
+        thread::sleep(QUEUE_FILL_TIME);
+        let released_at = now();
         clients[0].release(0)?;
-        let mut got = released;
+        let mut last_grant_at = released_at;
         for client in 1..=WAITERS {
             clients[client].take(client)?;
-            got = now();
+            last_grant_at = now();
             clients[client].release(client)?;
-            clients[client - 1].read_the_rest()?;
+            clients[client - 1].read_release_replies()?;
             locks += 1;
         }
-        took += got.saturating_sub(released);
-        clients[WAITERS].read_the_rest()?;
+        took += last_grant_at.saturating_sub(released_at);
+        clients[WAITERS].read_release_replies()?;
     }
     Ok(f64::from(locks) / took.as_secs_f64())
 }
@@ -182,18 +187,19 @@ fn bare_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f6
 const MANY: usize = 1000;
 /// Number of tasks for comparison.
 const FEW: usize = 16;
-/// Number of turns of the many, and of the few.
+/// How many times each number of tasks is measured.
 const ROUNDS: u64 = 6;
-/// Duration of a turn.
-const TURN: Duration = Duration::from_secs(1);
-/// Time for which another client holds the lock, so that a task has to wait on a server.
+/// Duration of one measurement of one number of tasks.
+const ROUND_TIME: Duration = Duration::from_secs(1);
+/// Time for which another client holds the lock, so that a task of this process must wait in the
+/// queue of a server.
 const OTHERS_HOLD: Duration = Duration::from_millis(200);
-/// Smallest throughput as a fraction of that of the few.
+/// Smallest allowed throughput of `MANY` tasks, as a fraction of the throughput of `FEW` tasks.
 const MANY_RATIO_MIN: f64 = 0.8;
-/// The key.
+/// The key for which all tasks compete.
 const KEY: &str = "orders/42";
-/// Longer than any wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit of each wait, longer than any that occurs.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) async fn measure_one_process(
     effort: Effort,
@@ -205,77 +211,77 @@ pub(crate) async fn measure_one_process(
     let other = Quorum::connect(masters.urls()).await?;
 
     let (mut many, mut few) = (Vec::new(), Vec::new());
-    let turn = effort.time(TURN);
+    let time = effort.time(ROUND_TIME);
     for _ in 0..ROUNDS {
-        few.push(locks(&quorum, FEW, turn).await?);
-        many.push(locks(&quorum, MANY, turn).await?);
+        few.push(count_locks(&quorum, FEW, time).await?);
+        many.push(count_locks(&quorum, MANY, time).await?);
     }
-    let waiting = most_waiting(&quorum, &other, &masters).await?;
+    let waiters_max = most_waiters(&quorum, &other, &masters).await?;
 
     let median = |mut locks: Vec<u64>| {
         locks.sort_unstable();
         locks[locks.len() / 2]
     };
     let (many, few) = (median(many), median(few));
-    let (part, seconds) = (ratio(many, few), turn.as_secs_f64());
+    let (fraction, seconds) = (ratio(many, few), time.as_secs_f64());
     let per_second = |locks| ratio(locks, 1) / seconds;
     Ok(vec![
         Limit {
             case: format!("locks per second, {MANY} tasks of one process on {NODES} masters"),
-            measured: format!("{:.0}, {part:.2} × those of {FEW} tasks", per_second(many)),
+            measured: format!("{:.0}, {fraction:.2} × those of {FEW} tasks", per_second(many)),
             target: "≥ 0.8 × those of 16 tasks",
-            met: part >= MANY_RATIO_MIN,
+            met: fraction >= MANY_RATIO_MIN,
         },
         Limit {
-            case: format!("the most connections on which {MANY} tasks wait on one master"),
-            measured: format!("{waiting}"),
+            case: format!("largest number of connections on which {MANY} tasks wait on one master"),
+            measured: format!("{waiters_max}"),
             target: "1",
-            met: waiting == 1,
+            met: waiters_max == 1,
         },
     ])
 }
 
-/// Counts the locks of this number of tasks.
-async fn locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<u64> {
-    let got = Arc::new(AtomicU64::new(0));
+/// Runs `tasks` tasks for `time`, and returns how many locks they acquired in total.
+async fn count_locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<u64> {
+    let acquired = Arc::new(AtomicU64::new(0));
     let mut running = JoinSet::new();
     let until = Instant::now() + time;
     for _ in 0..tasks {
-        let (quorum, got) = (quorum.clone(), Arc::clone(&got));
+        let (quorum, acquired) = (quorum.clone(), Arc::clone(&acquired));
         running.spawn(async move {
             while Instant::now() < until {
-                // Tasks that still wait at the end of a turn give up.
+                // Tasks that still wait at the end of a round give up.
                 let left = until.saturating_duration_since(Instant::now());
                 let Ok(lock) = quorum.lock(KEY).wait(left).acquire().await else { break };
-                got.fetch_add(1, Ordering::Relaxed);
+                acquired.fetch_add(1, Ordering::Relaxed);
                 lock.release().await?;
             }
             anyhow::Ok(())
         });
     }
     while let Some(done) = running.join_next().await {
-        done??;
+        done.context("a task panicked")??;
     }
-    Ok(got.load(Ordering::Relaxed))
+    Ok(acquired.load(Ordering::Relaxed))
 }
 
 /// Returns the largest number of waiters on one node while another client acquires the lock
 /// repeatedly.
-async fn most_waiting(quorum: &Quorum, other: &Quorum, masters: &Masters) -> anyhow::Result<u64> {
-    let over = Arc::new(AtomicBool::new(false));
+async fn most_waiters(quorum: &Quorum, other: &Quorum, masters: &Masters) -> anyhow::Result<u64> {
+    let stop = Arc::new(AtomicBool::new(false));
     let mut running = JoinSet::new();
     for _ in 0..MANY {
-        let (quorum, over) = (quorum.clone(), Arc::clone(&over));
+        let (quorum, stop) = (quorum.clone(), Arc::clone(&stop));
         running.spawn(async move {
-            while !over.load(Ordering::Relaxed) {
-                quorum.lock(KEY).wait(PATIENCE).acquire().await?.release().await?;
+            while !stop.load(Ordering::Relaxed) {
+                quorum.lock(KEY).wait(WAIT_MAX).acquire().await?.release().await?;
             }
             anyhow::Ok(())
         });
     }
     let mut most = 0;
     for _ in 0..5 {
-        let lock = other.lock(KEY).wait(PATIENCE).acquire().await?;
+        let lock = other.lock(KEY).wait(WAIT_MAX).acquire().await?;
         let until = Instant::now() + OTHERS_HOLD;
         while Instant::now() < until {
             for master in masters {
@@ -285,9 +291,9 @@ async fn most_waiting(quorum: &Quorum, other: &Quorum, masters: &Masters) -> any
         }
         lock.release().await?;
     }
-    over.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     while let Some(done) = running.join_next().await {
-        done.context("a task")??;
+        done.context("a task panicked")??;
     }
     Ok(most)
 }

@@ -63,7 +63,8 @@ impl DetachedLock {
         }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
+    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
+    /// order.
     pub fn key(&self) -> &[u8] {
         self.keys.first()
     }
@@ -181,7 +182,8 @@ impl fmt::Debug for DetachedLock {
     }
 }
 
-/// Bytes as one word: letters, digits and `-._/{}` as they are, all others as `%` and two digits.
+/// Writes bytes as one word: letters, digits and `-._/{}` stand for themselves, all other bytes are
+/// `%` and two digits.
 fn to_text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {

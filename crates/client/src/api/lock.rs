@@ -55,7 +55,8 @@ impl Lock {
         Self { inner: Some(inner), slot }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
+    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
+    /// order.
     pub fn key(&self) -> &[u8] {
         self.inner().spec.keys.first()
     }
@@ -65,10 +66,11 @@ impl Lock {
         self.inner().spec.keys.iter()
     }
 
-    /// Of a [permit](crate::Quorum::semaphore), the number of its slot, from 0. Of a lock on [one
-    /// of several keys](crate::Quorum::lock_any), the place of its key among them in byte order.
+    /// Returns which of several keys is locked. For a [permit](crate::Quorum::semaphore), this is
+    /// the number of its slot, from 0. For a lock on [one of several
+    /// keys](crate::Quorum::lock_any), it is the place of the locked key among them, in byte order.
     ///
-    /// None for other locks. A detached lock keeps it.
+    /// Returns `None` for other locks. A detached lock keeps its slot.
     pub fn slot(&self) -> Option<usize> {
         self.slot
     }
@@ -152,7 +154,8 @@ impl Lock {
         self.extension().await
     }
 
-    /// The same as a future that does not borrow the lock, for another thread to await.
+    /// Extends the lock as [`extend`](Self::extend) does, with a future that does not borrow the
+    /// lock, for another thread to await.
     pub(crate) fn extension(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -195,7 +198,8 @@ impl Lock {
         self.downgrading().await
     }
 
-    /// The same, apart from the borrow of the lock.
+    /// Downgrades the lock as [`downgrade`](Self::downgrade) does, with a future that does not
+    /// borrow the lock.
     pub(crate) fn downgrading(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -228,11 +232,11 @@ impl Lock {
     }
 
     pub(crate) fn inner(&self) -> &Arc<LockInner> {
-        self.inner.as_ref().expect("taken only by what consumes the lock")
+        self.inner.as_ref().expect("the lock was used after a call that consumes it")
     }
 
     fn take(&mut self) -> Arc<LockInner> {
-        self.inner.take().expect("taken only by what consumes the lock")
+        self.inner.take().expect("the lock was used after a call that consumes it")
     }
 }
 

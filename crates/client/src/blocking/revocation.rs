@@ -21,7 +21,7 @@ impl Revocation {
         Self { revocation: Some(revocation), thread }
     }
 
-    /// How far it is: see [`crate::Revocation::report`].
+    /// Returns the progress of the revocation: see [`crate::Revocation::report`].
     pub fn report(&self) -> RevocationReport {
         self.inner().report()
     }
@@ -39,10 +39,10 @@ impl Revocation {
     }
 
     fn inner(&self) -> &crate::Revocation {
-        self.revocation.as_ref().expect("it is here between calls")
+        self.revocation.as_ref().expect("an earlier call did not return the revocation")
     }
 
     fn take(&mut self) -> crate::Revocation {
-        self.revocation.take().expect("it is here between calls")
+        self.revocation.take().expect("an earlier call did not return the revocation")
     }
 }

@@ -43,7 +43,9 @@ impl Thread {
         self.handle.spawn(async move {
             let _ = done.send(work.await);
         });
-        awaited.recv().expect("the thread runs as long as there is a handle, and does not panic")
+        awaited
+            .recv()
+            .expect("the thread of the quorum ended or panicked before its last handle was dropped")
     }
 
     /// Runs a future on the thread before the thread ends.

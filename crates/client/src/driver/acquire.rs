@@ -14,7 +14,8 @@ use super::shared::Shared;
 use super::timers::{reach, sleep_until};
 use crate::transport::{InFlight, Outgoing, PooledConnection};
 
-/// The loop of an [`Acquire`]. Dropped before its end, it leaves the clean-up to the background.
+/// The loop of an [`Acquire`]. If it is dropped before its end, it leaves the clean-up to the
+/// background.
 struct Call {
     shared: Arc<Shared>,
     machine: Acquire,
@@ -50,7 +51,7 @@ pub(crate) async fn acquire(
         let spec = machine.spec();
         shared.queues.enter(spec.name(), spec.mode)
     });
-    // On the heap: it is large, and moved more often than it is used.
+    // The machine is on the heap, because it is large, and moved more often than it is used.
     Box::new(Call::new(shared, machine)).run(permit).await
 }
 
@@ -110,7 +111,7 @@ impl Call {
         outcome
     }
 
-    /// Of several keys, that which is likely free is asked for first.
+    /// Of several keys, requests the one that is likely free first.
     fn propose_slot(&mut self) {
         if let Some(keys) = &self.machine.spec().any {
             let slot = self.shared.queues.propose_slot(keys);

@@ -22,7 +22,7 @@ const WAKE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock: shared by its handle, its watches, and the rounds that extend it.
 pub(crate) struct LockInner {
-    /// Tells the locks of one program apart.
+    /// A number that distinguishes the locks of one program.
     pub(crate) id: u64,
     pub(crate) shared: Arc<Shared>,
     pub(crate) spec: Arc<Spec>,
@@ -36,9 +36,9 @@ pub(crate) struct LockInner {
     absorbed: Notify,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
-    /// Whether the lock is, or was, renewed.
+    /// Whether renewal of the lock has begun.
     renewed: AtomicBool,
-    /// Notifies of the end of the lock.
+    /// Notifies watches of the end of the lock.
     changed: Notify,
 }
 
@@ -115,7 +115,7 @@ impl LockInner {
     /// Handles the answers to ACQUIRE that arrived after the grant.
     pub(super) fn absorb_stragglers(self: &Arc<Self>) {
         loop {
-            // Unlocked before it is handled.
+            // The mutex is unlocked before the response is handled.
             let answered = self.stragglers().take_done();
             let Some(answered) = answered else { break };
             self.absorb(&answered);
@@ -183,7 +183,7 @@ impl LockInner {
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub(crate) fn ownership(&self) -> quorum::Ownership {
-        // In this order: a decision in between applies to a later moment.
+        // The clock is read first: a decision in between applies to a later moment.
         let now = clock::now();
         self.hold().ownership(now)
     }
@@ -204,7 +204,7 @@ impl LockInner {
         }
     }
 
-    /// What it is now: its mode is that of the machine.
+    /// Returns the spec of the lock as it is now: its mode is the present mode of the machine.
     pub(super) fn current_spec(&self) -> Arc<Spec> {
         Arc::clone(self.hold().spec())
     }
@@ -245,8 +245,8 @@ impl LockInner {
         self.hold().is_revoked()
     }
 
-    /// The time until the next extension is due, and how much earlier it may travel together with
-    /// those of other locks.
+    /// Returns the time until the next extension is due, and how much earlier it may be sent
+    /// together with extensions of other locks.
     pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
         let hold = self.hold();
         Some((hold.renew_in(clock::now())?, hold.renewal_window()))
@@ -393,11 +393,14 @@ mod tests {
         let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
         let watch = lock.watch();
         let waiting = tokio::spawn(async move { watch.lost().await });
-        // It has set its timer before the machine sleeps.
+        // The waiting task has set its timer before the host sleeps.
         tokio::task::yield_now().await;
         sleep_through(Duration::from_secs(30));
         assert_eq!(lock.ownership(), Ownership::Lost);
-        let lost = timeout(SOON, waiting).await.expect("it is noticed without the timer").unwrap();
+        let lost = timeout(SOON, waiting)
+            .await
+            .expect("the loss is not noticed without the timer")
+            .unwrap();
         assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     }
 

@@ -37,7 +37,7 @@ struct Supervisor {
     health: watch::Sender<Health>,
 }
 
-/// Prepares the loop that maintains the connections, and what it publishes.
+/// Prepares the loop that maintains the connections, and the state that the loop publishes.
 pub(crate) fn supervise(
     nodes: &[NodeInfo],
     expected_set: Option<String>,

@@ -11,12 +11,12 @@ use super::shared::SystemRandom;
 /// Into how many parts the keys are divided, so that calls for different locks rarely meet.
 const SHARDS: usize = 16;
 
-/// The calls of one program that want the same lock: one of them at a time is on the network, or
-/// all at the head of the queue that share the lock.
+/// The calls of one program for the same lock. Only one of them at a time uses the network, or all
+/// calls for the shared lock at the head of the queue.
 ///
-/// The same lock is the same key, or all of the same keys. Locks that only share a key meet on the
-/// servers: a call that blocked the others of a program on one key while it waits for another could
-/// wait for one of them.
+/// Calls are for the same lock if they have the same set of keys. Calls whose locks only share some
+/// keys compete on the servers: if a call blocked the program's other calls for one key while it
+/// waits for another key, it could wait for one of them.
 pub(crate) struct LocalQueues {
     shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
     hasher: std::hash::RandomState,
@@ -27,18 +27,18 @@ struct Queue {
     called: HashMap<u64, oneshot::Sender<()>>,
     /// Whether the last call on the network had to wait.
     contended: bool,
-    /// Of a lock of one of several keys.
+    /// Which slots the program holds, and which is likely free, for locks of one of several keys.
     slots: SlotMemory,
     /// When it was last checked whether clients of a semaphore use different numbers of permits.
     compared: Option<Instant>,
 }
 
-/// The permit of a call to use the network, or its place in the line for one. Dropping it passes
-/// the permit to the next call.
+/// The permit of a call to use the network, or the call's place in the queue for one. Dropping this
+/// passes the permit to the next call.
 pub(crate) struct Permit {
     queues: Arc<LocalQueues>,
     keys: Keys,
-    /// Its number in the line, until it is called.
+    /// The number of the call in the queue, until it receives the permit.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
     /// Whether the last call on the network before this one had to wait.
     contended: bool,
@@ -77,7 +77,7 @@ impl LocalQueues {
         Permit { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
-    /// Which of these keys to ask for first.
+    /// Returns which of these keys to request first.
     pub(super) fn propose_slot(&self, keys: &Keys) -> usize {
         queue_of(&mut self.shard(keys), keys).slots.propose(keys.len(), &mut SystemRandom)
     }
@@ -102,7 +102,7 @@ impl LocalQueues {
         is_due
     }
 
-    /// Records whether other clients want this lock, too.
+    /// Records whether other clients compete for this lock.
     pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
         queue_of(&mut self.shard(keys), keys).contended = contended;
     }
@@ -125,10 +125,10 @@ impl Permit {
     /// Waits for the permit. Returns whether the lock is contended.
     ///
     /// # Cancel safety
-    /// Dropping the future keeps the place in the line.
+    /// Dropping the future keeps the place in the queue.
     pub(crate) async fn called(&mut self) -> bool {
         if let Some((_, called)) = &mut self.in_line {
-            // The queue keeps the sender until it calls.
+            // The queue keeps the sender until it passes the permit.
             let _ = called.await;
             self.in_line = None;
             let shard = self.queues.shard(&self.keys);
@@ -162,8 +162,8 @@ impl Queue {
     fn call(&mut self, numbers: Called) {
         for number in numbers {
             if let Some(call) = self.called.remove(&number) {
-                // Its receiver lives until it has left the line, which takes the lock of this
-                // queue.
+                // The receiver lives until its call has left the queue, which takes the mutex of
+                // this queue.
                 let _ = call.send(());
             }
         }

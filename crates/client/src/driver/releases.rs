@@ -153,24 +153,24 @@ async fn wait_answer(wait: &mut Option<Wait>) -> (RequestId, Response) {
 
 /// The open releases, and the way to the task that checks them.
 pub(crate) struct Releases {
-    /// Owned by the task: releases hold the client, and must not outlive the runtime.
+    /// The releases are owned by the task: they hold the client, and must not outlive the runtime.
     open: Weak<Mutex<Open>>,
     bell: mpsc::Sender<()>,
 }
 
 #[derive(Default)]
 struct Open {
-    /// In the order of their checks.
+    /// The open releases, in the order of their checks.
     left: VecDeque<Left>,
-    /// Whether the task was told that there are some.
+    /// Whether the task was notified that there are open releases.
     is_watched: bool,
 }
 
 struct Left {
     releasing: Releasing,
-    /// Whether the task has checked it once.
+    /// Whether the task has checked the release once.
     is_checked: bool,
-    /// `flush` waits for it.
+    /// The tracker for which `flush` waits.
     _tracked: TaskTrackerToken,
 }
 
@@ -218,7 +218,7 @@ impl Releases {
             mem::replace(&mut open.is_watched, true)
         };
         if !is_watched {
-            // A full channel means that the task was told already.
+            // A full channel means that the task was notified already.
             let _ = self.bell.try_send(());
         }
     }
@@ -237,7 +237,7 @@ async fn watch(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
     }
 }
 
-/// Whether a release is open. If none is, the bell rings for the next one.
+/// Returns whether a release is open. If none is, the next one notifies the task.
 fn has_open(open: &Mutex<Open>) -> bool {
     let mut open = lock(open);
     open.is_watched = !open.left.is_empty();

@@ -24,7 +24,7 @@ pub(crate) struct Renewer {
 
 enum Command {
     Renew(Arc<LockInner>),
-    /// A round was decided, so that the time of the next one is known.
+    /// A round was decided, so that the time of the next round is known.
     Decided(u64),
     Forget(u64),
 }

@@ -25,7 +25,7 @@ pub(crate) struct Revoking {
 }
 
 impl Revoking {
-    /// Asks all nodes.
+    /// Sends the first requests to all nodes.
     pub(crate) fn start(shared: &Arc<Shared>, key: &[u8], mode: RevokeMode) -> Self {
         let machine = shared.with_context(|ctx| Revocation::new(mode, ctx));
         let mut this = Self {

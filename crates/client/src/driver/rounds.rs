@@ -145,7 +145,7 @@ impl Round {
         self.send(sends);
     }
 
-    /// Sends requests, those to one node in one pipeline.
+    /// Sends requests. All requests to one node share one pipeline.
     fn send(&mut self, sends: Vec<(usize, Send)>) {
         let mut by_connection: BTreeMap<(usize, u64), Vec<(usize, Send)>> = BTreeMap::new();
         for (index, send) in sends {

@@ -19,8 +19,8 @@ use super::renewer::Renewer;
 use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing};
 use crate::{NodeAnswer, Nodes, clock};
 
-/// The state that all handles and tasks of one client share. Its connections live as long as it
-/// does.
+/// The state that all handles and tasks of one client share. The connections live as long as this
+/// state.
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) fleet: Arc<Fleet>,
@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) view: Arc<ArcSwap<View>>,
     pub(crate) health: watch::Receiver<Health>,
     events: mpsc::UnboundedSender<LinkEvent>,
-    /// Closes the connections when it is dropped.
+    /// The guard that closes the connections when it is dropped.
     _links: DropGuard,
 }
 
@@ -165,7 +165,7 @@ impl Shared {
     }
 }
 
-/// Random numbers: of the operating system for tokens, and fast ones for pauses.
+/// Random numbers: from the operating system for tokens, and from a fast generator for pauses.
 pub(super) struct SystemRandom;
 
 impl Random for SystemRandom {

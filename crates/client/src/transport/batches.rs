@@ -57,7 +57,7 @@ impl Batches {
     /// Starts the task that sends through this connection.
     pub(super) fn start(wire: MultiplexedConnection) -> Self {
         let queue = Arc::new(Queue::default());
-        // All others wait for this task: it has no budget of its own.
+        // All other tasks wait for this one, so tokio's budget for a task does not apply to it.
         let task = tokio::spawn(unconstrained(run(wire, Closing(Arc::clone(&queue)))));
         Self { queue, _task: AbortOnDropHandle::new(task) }
     }
@@ -99,7 +99,7 @@ impl Drop for Closing {
             state.closed = true;
             mem::take(&mut state.waiting)
         };
-        // A dropped query has failed.
+        // A query that is dropped has failed.
         drop(waiting);
     }
 }
@@ -117,7 +117,8 @@ async fn run(wire: MultiplexedConnection, queue: Closing) {
                 while waiting.len() > 0 {
                     let batch = waiting.by_ref().take(BATCH_MAX).collect();
                     let mut sending = send(wire.clone(), batch).boxed();
-                    // Sent before any later one: a RELEASE must not overtake its ACQUIRE.
+                    // This batch is sent before any later one: a RELEASE must not overtake its
+                    // ACQUIRE.
                     match poll_fn(|cx| Poll::Ready(sending.poll_unpin(cx))).await {
                         Poll::Ready(answered) => queue.state().unanswered -= answered,
                         Poll::Pending => sent.push(sending),
@@ -180,7 +181,7 @@ fn finish(batch: Vec<Query>, replies: Result<Vec<Value>, RedisError>) {
 }
 
 impl Query {
-    /// The number of its commands, and of their replies.
+    /// Returns the number of commands of the request, which is also the number of replies.
     fn len(&self) -> usize {
         match self {
             Self::OfLock { outgoing, .. } => outgoing.len(),
@@ -256,7 +257,7 @@ mod tests {
     }
 
     async fn response(in_flight: &mut InFlight) -> Response {
-        timeout(SOON, in_flight.next()).await.expect("it is answered").response
+        timeout(SOON, in_flight.next()).await.expect("the request was not answered").response
     }
 
     fn reads(server: &Server) -> u64 {
@@ -295,7 +296,10 @@ mod tests {
         let ping = request("k", Command::Ping);
         let mut asked: Vec<_> =
             (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
-        let refused = ask(&connection, ping.clone()).take_done().expect("it has failed").response;
+        let refused = ask(&connection, ping.clone())
+            .take_done()
+            .expect("the request has not failed")
+            .response;
         assert!(matches!(refused, Response::Failed(NodeError::Down { .. })), "{refused:?}");
         for in_flight in &mut asked {
             assert_eq!(response(in_flight).await, Response::Yes);
@@ -311,7 +315,7 @@ mod tests {
         let ping = request("k", Command::Ping);
         let mut asked: Vec<_> =
             (0..2 * BATCH_MAX).map(|_| ask(&connection, ping.clone())).collect();
-        // Some of them are sent, and some are not.
+        // Some of the requests are sent, and some are not.
         tokio::task::yield_now().await;
         asked.extend((0..BATCH_MAX).map(|_| ask(&connection, ping.clone())));
         server.kill();
@@ -333,7 +337,7 @@ mod tests {
         drop(runtime);
         let mut after = ask(&connection, ping);
         for in_flight in [&mut before, &mut after] {
-            let response = in_flight.take_done().expect("it has failed").response;
+            let response = in_flight.take_done().expect("the request has not failed").response;
             assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
         }
         server.resume();

@@ -15,7 +15,7 @@ use super::{Endpoint, Outgoing};
 /// How many idle connections are kept for the next waits.
 const IDLE_MAX: usize = 16;
 
-/// The waiting connections to one node.
+/// The connections to one node that carry WAITs.
 pub(crate) struct BlockingPool {
     endpoint: Endpoint,
     state: Mutex<State>,
@@ -31,7 +31,7 @@ struct State {
 pub(crate) struct PooledConnection {
     connection: Option<MultiplexedConnection>,
     pool: Arc<BlockingPool>,
-    /// Its number in the line, until it has been called.
+    /// The number of the checkout in the queue for a place, until it receives one.
     in_line: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ impl BlockingPool {
     /// Waits for a place in the pool, and connects.
     ///
     /// # Cancel safety
-    /// Dropping the future releases the place in the pool or in the line.
+    /// Dropping the future releases the place in the pool or in the queue.
     pub(crate) async fn checkout(self: Arc<Self>) -> Result<PooledConnection, NodeError> {
         let (mut checkout, called) = {
             let mut state = self.state();
@@ -95,8 +95,8 @@ impl BlockingPool {
 }
 
 impl PooledConnection {
-    /// Sends the request, and keeps the connection for another one when it is answered. Dropped
-    /// before that, it closes the connection.
+    /// Sends the request, and keeps the connection for another request when the reply has arrived.
+    /// If the future is dropped before that, the connection is closed.
     pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
         let (Some(mut connection), Packet::One(command)) =
             (self.connection.take(), &outgoing.packet)

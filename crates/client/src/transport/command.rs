@@ -17,7 +17,7 @@ const OTHER_BYTES: usize = 160;
 pub(crate) struct Outgoing {
     pub(super) packet: Packet,
     command: Command,
-    /// The keys of a request for one of several.
+    /// The keys of a request for one of several keys.
     any: Option<Keys>,
 }
 
@@ -47,7 +47,7 @@ impl Outgoing {
         Self { packet, command: request.command, any }
     }
 
-    /// The number of its commands.
+    /// Returns the number of commands of this request.
     pub(super) fn len(&self) -> usize {
         match &self.packet {
             Packet::One(_) => 1,
@@ -55,7 +55,7 @@ impl Outgoing {
         }
     }
 
-    /// Adds its commands to a pipeline.
+    /// Adds the commands of this request to a pipeline.
     pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
         match &self.packet {
             Packet::One(command) => {
@@ -65,7 +65,7 @@ impl Outgoing {
         }
     }
 
-    /// Reads as many of these replies as it has commands.
+    /// Reads as many of these replies as this request has commands.
     pub(super) fn read_next(&self, replies: &mut impl Iterator<Item = Value>) -> Response {
         match &self.packet {
             Packet::One(_) => self.read(Ok(replies.next().unwrap_or(Value::Okay))),
@@ -109,7 +109,7 @@ impl Outgoing {
         }
     }
 
-    /// The grant of one of several keys: fence, time waited if it waited, key.
+    /// Reads the grant of one of several keys: fence, time waited if the client waited, key.
     fn read_any(&self, value: Value) -> Option<Response> {
         let (fence, waited_us, key) = if let Command::Wait { .. } = self.command {
             ::redis::from_redis_value::<(u64, u64, Vec<u8>)>(value).ok()?
@@ -126,7 +126,8 @@ impl Outgoing {
     /// failure.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut all = Response::No;
-        // All of them are taken from the replies, whatever they are.
+        // Reads all replies of this request, whatever they are, so that the next request gets its
+        // own.
         for response in replies.map(|reply| self.read(Ok(reply))).collect::<Vec<_>>() {
             match response {
                 Response::No => {}

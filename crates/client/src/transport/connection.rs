@@ -16,9 +16,9 @@ use super::in_flight::Ticket;
 /// Opens connections to one node.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// For shared connections. RESP3 reports the end of a connection.
+    /// The client for shared connections. RESP3 reports the end of a connection.
     shared: Client,
-    /// For exclusive connections.
+    /// The client for exclusive connections.
     exclusive: Client,
 }
 
@@ -68,7 +68,7 @@ impl Endpoint {
 }
 
 /// Connects to a node and reads its INFO. `closed` is called once when the connection has ended.
-/// Returns how long the last answer took, too.
+/// Also returns how long the last answer took.
 pub(crate) async fn open(
     endpoint: &Endpoint,
     number: u64,
@@ -78,7 +78,8 @@ pub(crate) async fn open(
         .set_connection_timeout(Some(limits::HANDSHAKE))
         // The machines have a time limit for every request.
         .set_response_timeout(None)
-        // More than there are batches: one that waits for a place may be overtaken by a later one.
+        // The queue is longer than the number of batches: a batch that waits for a place in the
+        // queue may be overtaken by a later one.
         .set_pipeline_buffer_size(UNANSWERED_MAX + 1)
         .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
             if push.kind == ::redis::PushKind::Disconnection {
@@ -156,7 +157,7 @@ impl Connection {
         answered.is_ok_and(|replies| !matches!(replies[..], [Value::ServerError(_)]))
     }
 
-    /// Sends several commands, likewise.
+    /// Sends several commands after all earlier ones.
     pub(crate) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
         let (reply, replied) = oneshot::channel();
         self.batches.add(Query::Several { commands, reply });

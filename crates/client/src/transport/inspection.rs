@@ -76,7 +76,7 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
                 has_fence_and_ttl.0 = true;
             }
             "ttl" => {
-                // Negative for a key without an expiry.
+                // The number is negative for a key without an expiry.
                 let ttl_ms: i64 = read(value)?;
                 lease.ttl = u64::try_from(ttl_ms).ok().map(Duration::from_millis);
                 has_fence_and_ttl.1 = true;

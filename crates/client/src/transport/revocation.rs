@@ -19,7 +19,7 @@ pub(crate) struct Slice {
 }
 
 impl Connection {
-    /// Revokes the lock on a key, or asks how its revocation stands.
+    /// Revokes the lock on a key, or asks for the state of its revocation.
     pub(crate) async fn revoke(
         &self,
         key: &[u8],

@@ -504,11 +504,11 @@ impl Leases {
     }
 
     /// When to call [`Self::step`] next.
-    pub(super) fn next_step(&self) -> Option<Monotonic> {
+    pub(super) fn next_step_at(&self) -> Option<Monotonic> {
         if self.is_sweeping() {
             return Some(Monotonic::default());
         }
-        self.wheel.next_step()
+        self.wheel.next_step_at()
     }
 
     /// Ends all leases of one database, or of all, on behalf of an operator.

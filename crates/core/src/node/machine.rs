@@ -170,7 +170,7 @@ impl Node {
     /// It does not while a mirror is missing, while the mirror of an ended lock is not removed yet,
     /// or while there are shared locks, whose mirrors do not name their holders.
     pub fn may_be_forgotten(&self, now: Monotonic) -> bool {
-        let is_due = self.leases.next_step().is_some_and(|at| at <= now);
+        let is_due = self.leases.next_step_at().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
         !self.lacks_mirrors()
             && !has_shared

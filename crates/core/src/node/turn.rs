@@ -298,7 +298,7 @@ impl Node {
             at_once
         } else {
             let check_at = self.queues.next_check().map(|(at, _)| at);
-            [check_at, self.leases.next_step()].into_iter().flatten().min()
+            [check_at, self.leases.next_step_at()].into_iter().flatten().min()
         };
         let work_at = [write_at, self.abstention.until()].into_iter().flatten().min();
         let work_at = work_at.map(|at| self.paused_until.map_or(at, |until| at.max(until)));

@@ -5,32 +5,36 @@
 use super::Monotonic;
 use super::chunks::Chunks;
 
-/// A hierarchical timing wheel of links between leases.
+/// A hierarchical timing wheel of leases.
 ///
-/// Adding or removing a lease changes only its two neighbours, however many leases there are. The
-/// lowest level resolves single microseconds, so that a lease is due exactly at its time.
+/// Each bucket is a doubly linked list, whose links are stored in the leases themselves. Adding or
+/// removing a lease changes only its two neighbours, however many leases there are. The lowest
+/// level resolves single microseconds, so that a lease is due exactly at its time. In this file, a
+/// slot is the index of a lease in its [`Chunks`].
 #[derive(Clone, Debug)]
 pub(super) struct Wheel {
-    /// All times up to here have been processed, in microseconds.
+    /// The time up to which all leases have been processed, in microseconds.
     cursor_us: u64,
-    /// The first item that was already due when it was added. Such items come before all others.
+    /// The head of the list of leases that were already due when they were added; the newest is the
+    /// head. These leases come before all others.
     urgent: u32,
     levels: [Level; LEVELS],
 }
 
-/// The buckets of one level: `BUCKETS` to the power of the level microseconds each.
+/// The buckets of one level. Each bucket of level `n` covers `BUCKETS^n` microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     /// One bit for each bucket that holds a lease.
     occupied: u64,
-    /// The first lease in each bucket.
+    /// The slot of the first lease in each bucket.
     heads: [u32; BUCKETS],
 }
 
-/// The place of a lease in the wheel.
+/// The neighbours of a lease in its list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// The lease before this one; for the first in a bucket `FIRST` and the bucket's number.
+    /// The slot of the previous lease. The first lease of a list has no previous one, but a
+    /// sentinel: `IS_HEAD` with the level and the bucket, or `URGENT_HEAD`.
     previous: u32,
     next: u32,
 }
@@ -41,9 +45,9 @@ impl Default for Link {
     }
 }
 
-/// An item that the wheel can order.
+/// A lease, as the wheel sees it.
 pub(super) trait Timed {
-    /// When it needs attention.
+    /// When the lease needs attention.
     fn at(&self) -> Monotonic;
     fn link(&mut self) -> &mut Link;
 }
@@ -53,9 +57,10 @@ const BUCKETS: usize = 1 << BITS;
 /// Enough for 570 years in microseconds.
 const LEVELS: usize = 9;
 const NONE: u32 = u32::MAX;
-const FIRST: u32 = 1 << 31;
-/// The place before the first urgent item. No bucket has this number.
-const URGENT: u32 = FIRST | 1 << 30;
+/// The flag of a sentinel, which is not a slot.
+const IS_HEAD: u32 = 1 << 31;
+/// The sentinel of the list of urgent leases. No bucket has this number.
+const URGENT_HEAD: u32 = IS_HEAD | 1 << 30;
 
 impl Default for Wheel {
     fn default() -> Self {
@@ -67,63 +72,63 @@ impl Default for Wheel {
 /// The result of [`Wheel::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The item in this slot is due. It stays until it is removed or moved.
+    /// The lease in this slot is due. It stays in the wheel until it is removed or moved.
     Due(u32),
-    /// One item was sorted into a finer level.
+    /// One lease was moved to a finer level.
     Sorted,
-    /// No item is due.
+    /// No lease is due.
     Idle,
 }
 
 impl Wheel {
-    pub(super) fn insert<T: Timed>(&mut self, items: &mut Chunks<T>, slot: u32) {
-        let at_us = items[slot].at().us();
+    pub(super) fn insert<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
+        let at_us = leases[slot].at().us();
         if at_us <= self.cursor_us {
-            return self.insert_urgent(items, slot);
+            return self.insert_urgent(leases, slot);
         }
         let highest_bit = ((at_us ^ self.cursor_us) | 1).ilog2();
         let level = ((highest_bit / BITS) as usize).min(LEVELS - 1);
         let bucket = bucket_of(at_us, level);
-        let heads = &mut self.levels[level];
-        let next = std::mem::replace(&mut heads.heads[bucket], slot);
-        heads.occupied |= 1 << bucket;
-        *items[slot].link() = Link { previous: first(level, bucket), next };
+        let Level { occupied, heads } = &mut self.levels[level];
+        let next = std::mem::replace(&mut heads[bucket], slot);
+        *occupied |= 1 << bucket;
+        *leases[slot].link() = Link { previous: head_sentinel(level, bucket), next };
         if next != NONE {
-            items[next].link().previous = slot;
+            leases[next].link().previous = slot;
         }
     }
 
-    fn insert_urgent<T: Timed>(&mut self, items: &mut Chunks<T>, slot: u32) {
+    fn insert_urgent<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
         let next = std::mem::replace(&mut self.urgent, slot);
-        *items[slot].link() = Link { previous: URGENT, next };
+        *leases[slot].link() = Link { previous: URGENT_HEAD, next };
         if next != NONE {
-            items[next].link().previous = slot;
+            leases[next].link().previous = slot;
         }
     }
 
-    pub(super) fn remove<T: Timed>(&mut self, items: &mut Chunks<T>, slot: u32) {
-        let Link { previous, next } = std::mem::take(items[slot].link());
+    pub(super) fn remove<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
+        let Link { previous, next } = std::mem::take(leases[slot].link());
         if next != NONE {
-            items[next].link().previous = previous;
+            leases[next].link().previous = previous;
         }
-        if previous & FIRST == 0 {
-            items[previous].link().next = next;
+        if previous & IS_HEAD == 0 {
+            leases[previous].link().next = next;
             return;
         }
-        if previous == URGENT {
+        if previous == URGENT_HEAD {
             self.urgent = next;
             return;
         }
-        let place = (previous & !FIRST) as usize;
-        let level = &mut self.levels[place / BUCKETS];
-        level.heads[place % BUCKETS] = next;
+        let number = (previous & !IS_HEAD) as usize;
+        let (level, bucket) = (&mut self.levels[number / BUCKETS], number % BUCKETS);
+        level.heads[bucket] = next;
         if next == NONE {
-            level.occupied &= !(1 << (place % BUCKETS));
+            level.occupied &= !(1 << bucket);
         }
     }
 
-    /// Takes one step towards the first item that is due by `now`.
-    pub(super) fn step<T: Timed>(&mut self, items: &mut Chunks<T>, now: Monotonic) -> Step {
+    /// Takes one step towards the first lease that is due by `now`.
+    pub(super) fn step<T: Timed>(&mut self, leases: &mut Chunks<T>, now: Monotonic) -> Step {
         if self.urgent != NONE {
             return Step::Due(self.urgent);
         }
@@ -140,24 +145,26 @@ impl Wheel {
             self.cursor_us = self.cursor_us.max(starts_us);
             return Step::Due(slot);
         }
-        self.remove(items, slot);
-        // An item that is due at the very start of the bucket joins the urgent ones.
+        self.remove(leases, slot);
+        // A lease that is due at the very start of the bucket joins the urgent ones.
         self.cursor_us = self.cursor_us.max(starts_us);
-        self.insert(items, slot);
+        self.insert(leases, slot);
         Step::Sorted
     }
 
-    /// When to call [`Wheel::step`] next. No item is due before then.
-    pub(super) fn next_step(&self) -> Option<Monotonic> {
+    /// Returns when to call [`Wheel::step`] next. No lease is due before then.
+    pub(super) fn next_step_at(&self) -> Option<Monotonic> {
         if self.urgent != NONE {
             return Some(Monotonic::default());
         }
         self.first_bucket().map(|(_, _, starts_us)| Monotonic::from_us(starts_us))
     }
 
-    /// The first occupied bucket by time, and its time.
+    /// Returns the earliest occupied bucket: its level, its index, and when it starts. For a bucket
+    /// that contains the cursor, that is the time of the cursor.
     fn first_bucket(&self) -> Option<(usize, usize, u64)> {
-        // A bucket that contains the cursor is being sorted into finer levels.
+        // An occupied bucket of a coarse level that contains the cursor comes first: its leases
+        // have not all been moved to finer levels yet.
         for level in (1..LEVELS).rev() {
             let bucket = bucket_of(self.cursor_us, level);
             if self.levels[level].occupied & 1 << bucket != 0 {
@@ -166,14 +173,14 @@ impl Wheel {
         }
         (0..LEVELS).find_map(|level| {
             let from = bucket_of(self.cursor_us, level);
-            let ahead = self.levels[level].occupied >> from << from;
-            if ahead == 0 {
+            let occupied_ahead = self.levels[level].occupied >> from << from;
+            if occupied_ahead == 0 {
                 return None;
             }
-            let bucket = ahead.trailing_zeros() as usize;
+            let bucket = occupied_ahead.trailing_zeros() as usize;
             let shift = shift_of(level);
-            let above = self.cursor_us >> shift >> BITS << BITS;
-            Some((level, bucket, (above | bucket as u64) << shift))
+            let cursor_prefix = self.cursor_us >> shift >> BITS << BITS;
+            Some((level, bucket, (cursor_prefix | bucket as u64) << shift))
         })
     }
 }
@@ -182,13 +189,14 @@ const fn bucket_of(at_us: u64, level: usize) -> usize {
     (at_us >> shift_of(level)) as usize % BUCKETS
 }
 
-/// The lowest bit of a time that a level distinguishes.
+/// Returns the index of the lowest bit of a time that a level distinguishes.
 const fn shift_of(level: usize) -> u32 {
     BITS * level as u32
 }
 
-const fn first(level: usize, bucket: usize) -> u32 {
-    FIRST | (level * BUCKETS + bucket) as u32
+/// Returns what the first lease of a bucket has as its previous one.
+const fn head_sentinel(level: usize, bucket: usize) -> u32 {
+    IS_HEAD | (level * BUCKETS + bucket) as u32
 }
 
 #[cfg(test)]
@@ -199,9 +207,9 @@ mod tests {
 
     use super::*;
 
-    struct Item(u64, Link);
+    struct Entry(u64, Link);
 
-    impl Timed for Item {
+    impl Timed for Entry {
         fn at(&self) -> Monotonic {
             Monotonic::from_us(self.0)
         }
@@ -211,13 +219,13 @@ mod tests {
         }
     }
 
-    /// Removes and returns all due items, in the order in which the wheel returns them.
-    fn due(wheel: &mut Wheel, items: &mut Chunks<Item>, now: Monotonic) -> Vec<u32> {
+    /// Removes and returns all due leases, in the order in which the wheel returns them.
+    fn due(wheel: &mut Wheel, leases: &mut Chunks<Entry>, now: Monotonic) -> Vec<u32> {
         let mut due = Vec::new();
         loop {
-            match wheel.step(items, now) {
+            match wheel.step(leases, now) {
                 Step::Due(slot) => {
-                    wheel.remove(items, slot);
+                    wheel.remove(leases, slot);
                     due.push(slot);
                 }
                 Step::Sorted => {}
@@ -228,29 +236,29 @@ mod tests {
 
     proptest! {
         #[test]
-        fn item_is_due_exactly_when_its_time_has_come(
-            steps in prop::collection::vec((0..5_u32, 0..1_u64 << 40, 0..1_u64 << 36), 1..200),
+        fn lease_is_due_exactly_when_its_time_has_come(
+            actions in prop::collection::vec((0..5_u32, 0..1_u64 << 40, 0..1_u64 << 36), 1..200),
         ) {
-            let (mut wheel, mut items) = (Wheel::default(), Chunks::default());
+            let (mut wheel, mut leases) = (Wheel::default(), Chunks::default());
             let mut model: BTreeSet<(u64, u32)> = BTreeSet::new();
             let mut now_us = 0_u64;
-            for (action, ahead_us, passed_us) in steps {
+            for (action, ahead_us, passed_us) in actions {
                 let ahead_us = ahead_us >> (ahead_us % 40);
                 match action {
                     0..=2 => {
                         let at = now_us + ahead_us;
-                        let slot = items.insert(Item(at, Link::default()));
-                        wheel.insert(&mut items, slot);
+                        let slot = leases.insert(Entry(at, Link::default()));
+                        wheel.insert(&mut leases, slot);
                         model.insert((at, slot));
                     }
                     3 => if let Some(&(at, slot)) = model.iter().nth(ahead_us as usize % (model.len() + 1)) {
-                        wheel.remove(&mut items, slot);
-                        items.remove(slot);
+                        wheel.remove(&mut leases, slot);
+                        leases.remove(slot);
                         model.remove(&(at, slot));
                     },
                     _ => {
                         now_us += passed_us >> (passed_us % 36);
-                        let slots: BTreeSet<_> = due(&mut wheel, &mut items, Monotonic::from_us(now_us))
+                        let slots: BTreeSet<_> = due(&mut wheel, &mut leases, Monotonic::from_us(now_us))
                             .into_iter()
                             .collect();
                         let expected: BTreeSet<_> =
@@ -258,14 +266,14 @@ mod tests {
                         prop_assert_eq!(&slots, &expected);
                         model.retain(|(at, _)| *at > now_us);
                         for slot in slots {
-                            items.remove(slot);
+                            leases.remove(slot);
                         }
                     }
                 }
                 let soonest = model.first().map(|&(at, _)| at);
-                let step = wheel.next_step().map(Monotonic::us);
-                prop_assert_eq!(soonest.is_some(), step.is_some());
-                prop_assert!(step <= soonest, "the wheel wakes no later than its first item");
+                let next_at = wheel.next_step_at().map(Monotonic::us);
+                prop_assert_eq!(soonest.is_some(), next_at.is_some());
+                prop_assert!(next_at <= soonest, "the wheel wakes no later than its first lease");
             }
         }
     }

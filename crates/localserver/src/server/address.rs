@@ -20,11 +20,12 @@ pub(super) enum Address {
     Unix(PathBuf),
     Tcp {
         port: u16,
-        /// The caller did not choose the port, so another may replace it until it is known.
+        /// Whether the caller left the choice of the port to the system. Until the address is
+        /// known, another port may then replace it.
         any: bool,
-        /// Bound and never listening. No other program gets the port while the server is down, and
-        /// the server can bind it, because both sockets allow the address to be reused. Only Linux
-        /// works this way.
+        /// A socket that is bound and never listens. No other program gets the port while the
+        /// server is down, and the server can bind it, because both sockets allow the address to be
+        /// reused. Only Linux works this way.
         _reserved: Option<TcpSocket>,
     },
 }
@@ -103,6 +104,6 @@ fn ping(mut stream: impl Read + Write) -> io::Result<bool> {
     stream.write_all(b"PING\r\n")?;
     let mut answer = [0; 5];
     stream.read_exact(&mut answer)?;
-    // A server with a password answers NOAUTH. It runs, and the caller has the password.
+    // A server with a password answers NOAUTH. The server runs, and the caller knows the password.
     Ok(matches!(&answer, b"+PONG" | b"-NOAU"))
 }

@@ -26,7 +26,7 @@ pub struct ServerBuilder {
 enum Module {
     #[default]
     None,
-    /// The module of [`module_path()`]. It is searched, and perhaps built, at the start.
+    /// The module of [`module_path()`], which is searched, and perhaps built, at the start.
     Quorlock,
     At(PathBuf),
 }
@@ -75,8 +75,8 @@ impl ServerBuilder {
 
     /// Sets a directive of redis.conf, given as `--name value`.
     ///
-    /// It replaces an earlier one of that name and the default. The address has setters of its own:
-    /// see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
+    /// Replaces an earlier directive of that name, and the default. The address has its own
+    /// setters: see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn arg(mut self, name: impl Into<String>, value: impl ToString) -> Self {
         self.directives.push((name.into(), value.to_string()));
@@ -105,7 +105,7 @@ impl ServerBuilder {
 
     /// Keeps the files of the server in this directory instead of a temporary one.
     ///
-    /// It is created when it does not exist, and stays when the server ends.
+    /// The directory is created if it does not exist, and stays when the server ends.
     pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());
         self
@@ -125,7 +125,8 @@ impl ServerBuilder {
 
     /// Starts the server, and returns when it answers a PING with PONG.
     ///
-    /// When it does not answer within 10 s, or ends before, the error quotes the end of its log.
+    /// If the server does not answer within 10 s, or ends before, the error quotes the end of its
+    /// log.
     pub fn start(self) -> Result<Server, StartError> {
         let binary = match self.binary {
             Some(path) => path,

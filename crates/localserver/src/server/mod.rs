@@ -31,7 +31,8 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// Attempts of a start whose port another program takes in between.
 const START_ATTEMPTS_MAX: u32 = 5;
 
-/// Longer than the ten seconds for which a server that ends waits for its replicas.
+/// Time limit for a server to end. It is longer than the ten seconds for which a server that ends
+/// waits for its replicas.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Time limit of each operation on a connection of [`Server::connection`].
@@ -39,12 +40,12 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A Redis or Valkey server that runs until it is dropped.
 ///
-/// It keeps its address and its directory over [`Server::kill`] and [`Server::restart`]. A server
-/// that is dropped is killed and reaped, and its temporary directory is removed.
+/// The server keeps its address and its directory over [`Server::kill`] and [`Server::restart`]. A
+/// server that is dropped is killed and reaped, and its temporary directory is removed.
 #[derive(Debug)]
 pub struct Server {
-    // Before the directory: fields are dropped in order, and the process writes there until it
-    // ends.
+    // This field precedes the directory: fields are dropped in order, and the process writes to the
+    // directory until it ends.
     process: Option<Process>,
     settings: Settings,
     address: Address,
@@ -62,7 +63,7 @@ impl Server {
 
     /// A server with the Quorlock module of [`module_path()`](crate::module_path()).
     ///
-    /// It votes at once, as is right for a brand-new server. After a restart that is wrong: see
+    /// The server votes at once, which is right only for a brand-new server. For a restart, see
     /// [`Server::set_arg`].
     pub fn with_module() -> ServerBuilder {
         ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
@@ -88,12 +89,13 @@ impl Server {
         server.launch().map(|()| server)
     }
 
-    /// Returns its address, running or not: `redis://127.0.0.1:port/` or `redis+unix:///path`.
+    /// Returns the address of the server, running or not: `redis://127.0.0.1:port/` or
+    /// `redis+unix:///path`.
     pub fn url(&self) -> String {
         self.address.url()
     }
 
-    /// Returns the id of its process.
+    /// Returns the id of the server's process.
     ///
     /// # Panics
     ///
@@ -103,12 +105,12 @@ impl Server {
         self.process().id()
     }
 
-    /// Returns the directory of its files.
+    /// Returns the directory of the server's files.
     pub fn dir(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Returns what all its processes have written so far, or the last 4 MiB of it.
+    /// Returns what all processes of this server have written to the log, or the last 4 MiB of it.
     pub fn log(&self) -> String {
         self.directory.log()
     }
@@ -135,7 +137,7 @@ impl Server {
         Ok(connection)
     }
 
-    /// Returns whether its process exists. A paused one does.
+    /// Returns whether the process of the server exists. A paused process does.
     pub fn is_running(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.has_exited())
     }
@@ -173,7 +175,8 @@ impl Server {
 
     /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
     ///
-    /// Returns whether it ended by itself. A process that has not ended within 15 s is killed.
+    /// Returns whether the process ended by itself. A process that has not ended within 15 s is
+    /// killed.
     pub fn shutdown(&mut self) -> bool {
         self.process.take().is_some_and(|process| process.terminate(SHUTDOWN_LIMIT))
     }

@@ -6,7 +6,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::holds_within;
 
-/// A signal takes effect within microseconds on an idle machine; this is for a busy one.
+/// Time limit for a signal to take effect. On an idle machine that takes microseconds; the limit is
+/// for a busy one.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 
 /// A child process that is killed and reaped when it is dropped.
@@ -24,7 +25,8 @@ impl Process {
         self.child.id()
     }
 
-    /// Checks without reaping, so that the id belongs to this child until it is dropped.
+    /// Returns whether the process has exited. Does not reap it, so that the id belongs to this
+    /// child until it is dropped.
     pub(super) fn has_exited(&self) -> bool {
         self.is_in_state(WaitIdOptions::EXITED)
     }
@@ -38,11 +40,11 @@ impl Process {
         });
         if !stopped {
             return Err(io::Error::other(format!(
-                "it did not stop within {} ms",
+                "the process did not stop within {} ms",
                 SIGNAL_LIMIT.as_millis()
             )));
         }
-        if self.has_exited() { Err(io::Error::other("it has ended")) } else { Ok(()) }
+        if self.has_exited() { Err(io::Error::other("the process has ended")) } else { Ok(()) }
     }
 
     pub(super) fn resume(&self) -> io::Result<()> {

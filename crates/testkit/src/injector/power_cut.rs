@@ -15,7 +15,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 /// Cuts the power of the servers that are started with it.
 ///
 /// Kills a server with SIGKILL, and removes what it has written and never synced. SIGKILL alone
-/// would leave that in the memory of the system, and so on the disk.
+/// would leave these bytes in the memory of the system, and so on the disk.
 ///
 /// Each file in the server's directory is cut back to its size when the last successful `fsync` or
 /// `fdatasync` of it began; a file that was never synced is left empty. Renaming a file does not
@@ -52,7 +52,7 @@ impl PowerCut {
 
     /// Cuts the power of a server, and returns the number of lost bytes.
     ///
-    /// The server must have been started with this, and can be restarted.
+    /// The server must have been started with this `PowerCut`, and can be restarted afterwards.
     ///
     /// # Panics
     ///
@@ -101,7 +101,7 @@ struct FileId {
 
 impl FileId {
     fn of(metadata: &Metadata) -> Self {
-        // Zero where the file system does not know it, as in the record.
+        // The birth is zero where the file system does not know it, as in the record.
         let birth = metadata.created().ok().and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
         Self { inode: metadata.ino(), birth_ns: birth.map_or(0, |birth| birth.as_nanos()) }
     }

@@ -26,10 +26,10 @@ const NS_PER_MS: i64 = 1_000_000;
 /// adds the processor's time stamp counter in between. A server uses the step when its `TIME` shows
 /// it.
 ///
-/// Stepped are the results of `clock_gettime` for `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and
+/// A step changes the results of `clock_gettime` for `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and
 /// `CLOCK_TAI`, of `gettimeofday`, `time` and `timespec_get`, for the program and the libraries
-/// that it was linked with. Not stepped are the monotonic clocks (`CLOCK_MONOTONIC`, `_RAW` and
-/// `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, and the clock inside the
+/// that it was linked with. A step does not change the monotonic clocks (`CLOCK_MONOTONIC`, `_RAW`
+/// and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, and the clock inside the
 /// kernel (the times of files, timers on `CLOCK_REALTIME`).
 ///
 /// Some servers load modules in a way that gives them the C library itself (Valkey, with
@@ -70,7 +70,7 @@ impl WallClock {
         self.ahead_ns.get().fetch_add(ms.saturating_mul(NS_PER_MS), Ordering::Relaxed);
     }
 
-    /// Sets the clock right again, which is a step too.
+    /// Sets the clock to the right time again, which is a step too.
     pub fn set_right(&self) {
         self.ahead_ns.get().store(0, Ordering::Relaxed);
     }
@@ -101,7 +101,7 @@ impl Default for WallClock {
 #[derive(Debug)]
 struct SharedNumber(NonNull<AtomicI64>);
 
-// SAFETY: a reference to an atomic number, valid in any thread until this is dropped.
+// SAFETY: this is a reference to an atomic number, valid in any thread until this is dropped.
 unsafe impl Send for SharedNumber {}
 // SAFETY: as above.
 unsafe impl Sync for SharedNumber {}
@@ -110,7 +110,8 @@ impl SharedNumber {
     fn map(preload: &Preload) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(preload.file())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the system chooses; it replaces none.
+        // SAFETY: the mapping is a new one at an address that the system chooses, and replaces
+        // none.
         let mapped = unsafe {
             mmap(ptr::null_mut(), size_of::<AtomicI64>(), access, MapFlags::SHARED, &file, 0)
         }?;
@@ -118,8 +119,8 @@ impl SharedNumber {
     }
 
     fn get(&self) -> &AtomicI64 {
-        // SAFETY: mapped, at the start of a page, until this is dropped. The file has eight bytes
-        // and is never shortened. Other processes only read it.
+        // SAFETY: the number is mapped, at the start of a page, until this is dropped. The file has
+        // eight bytes and is never shortened. Other processes only read it.
         unsafe { self.0.as_ref() }
     }
 }

@@ -18,7 +18,7 @@ pub enum Direction {
     ToClient,
 }
 
-/// All faults of a network; none by default.
+/// The faults of a network. There are none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
     pub(super) cut: bool,
@@ -58,8 +58,8 @@ impl Faults {
 
 const CHUNK_MAX_BYTES: usize = 16 * 1024;
 
-/// Limit of what is queued in one direction of one connection. Beyond it nothing is read, and the
-/// sender waits.
+/// Maximum number of bytes that are queued in one direction of one connection. While they are
+/// queued, the proxy reads nothing, and the sender waits.
 const QUEUE_MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// One direction of one connection: a queue of chunks, each with its time of arrival.
@@ -78,7 +78,8 @@ struct Chunk {
     arrived_at: Instant,
     bytes: Vec<u8>,
     written_bytes: usize,
-    /// From then on the chunk is forwarded in any case, and counted: a part of it may be written.
+    /// Whether a part of the chunk may have been written. If so, the chunk is forwarded in any
+    /// case, and counted.
     is_passing: bool,
 }
 
@@ -102,8 +103,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Forwards all that arrives, subject to the present faults, until the sender's end is
-    /// forwarded.
+    /// Forwards all bytes that arrive, subject to the present faults, until it has forwarded the
+    /// end of the connection.
     pub(super) async fn run(
         mut self,
         mut reader: impl AsyncRead + Unpin,
@@ -111,7 +112,8 @@ impl<'a> Lane<'a> {
     ) -> io::Result<()> {
         let mut buffer = vec![0; CHUNK_MAX_BYTES];
         loop {
-            // Read after each arrival: bytes that arrive after a fault was set are subject to it.
+            // The faults are read after each arrival: bytes that arrive after a fault was set are
+            // subject to it.
             let fault = self.faults.borrow_and_update().lane(self.direction);
             if fault.passage == Passage::Drop {
                 self.drop_waiting();
@@ -197,7 +199,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Writes some of `bytes`, or forwards the sender's end when there are none.
+/// Writes some of `bytes`, or forwards the end of the connection when there are none.
 ///
 /// Nothing is lost when the future is dropped.
 async fn write_or_end(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<usize> {
@@ -210,7 +212,7 @@ async fn write_or_end(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> i
 
 impl Drop for Lane<'_> {
     fn drop(&mut self) {
-        // What was in transit when a connection was cut is lost.
+        // Bytes that were in transit when the connection was cut are lost.
         self.drop_waiting();
     }
 }

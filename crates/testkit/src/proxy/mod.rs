@@ -1,4 +1,4 @@
-//! A network before one server that can fail.
+//! A proxy in front of one server, which simulates the faults of a network.
 //!
 //! - `lane`: one direction of a connection, and its faults
 //! - `meter`: the traffic
@@ -26,8 +26,8 @@ const CUT_LIMIT: Duration = Duration::from_secs(5);
 
 /// A TCP port on 127.0.0.1 that leads to a server, with faults that can be set at any time.
 ///
-/// It forwards all traffic at first. Faults apply to open and to new connections, until they are
-/// replaced or [healed](Proxy::heal). The proxy runs in a thread of its own, so it works in
+/// The proxy forwards all traffic at first. Faults apply to open and to new connections, until they
+/// are replaced or [healed](Proxy::heal). The proxy runs in a thread of its own, so it works in
 /// synchronous and in asynchronous tests. Dropping it closes its port and all connections.
 ///
 /// The end of a connection travels like its bytes: a server does not learn of a closed connection
@@ -54,7 +54,7 @@ impl Proxy {
     /// Starts a proxy for the server at `upstream_url`: `redis://host:port/` or
     /// `redis+unix:///path`.
     ///
-    /// The server need not run. While it does not, connections are reset.
+    /// The server need not run. While it is down, connections are reset.
     ///
     /// # Panics
     ///
@@ -76,14 +76,15 @@ impl Proxy {
         }
     }
 
-    /// Returns its address, in place of the server's: `redis://127.0.0.1:port/`.
+    /// Returns the address of the proxy, which clients use in place of the server's:
+    /// `redis://127.0.0.1:port/`.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
     /// Delays everything in this direction, in order and at the same rate.
     ///
-    /// The delay counts from the arrival at the proxy, also for what is in transit already.
+    /// The delay counts from the arrival at the proxy, also for bytes that are already in transit.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).delay = delay);
     }
@@ -95,14 +96,14 @@ impl Proxy {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Hold);
     }
 
-    /// Drops everything in this direction, and what was held or delayed so far.
+    /// Drops everything in this direction, also the bytes that were held or delayed so far.
     pub fn drop_bytes(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Drop);
     }
 
     /// Resets all connections, and new ones as soon as they open, until the proxy is healed.
     ///
-    /// When this returns no connection is open, and nothing is forwarded any more.
+    /// When this call returns, no connection is open, and nothing is forwarded any more.
     ///
     /// # Panics
     ///

@@ -15,7 +15,8 @@ use super::{Proxy, Shared};
 /// Time limit for a server to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Pause after the system had no descriptor for a connection. Nothing reports when one is free.
+/// Pause after the system had no file descriptor for a connection. The system does not report when
+/// one is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
@@ -33,7 +34,7 @@ pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// A connection that counts as open until this is dropped.
+/// A connection that counts as open until this value is dropped.
 struct Open(Arc<Shared>);
 
 impl Drop for Open {
@@ -52,7 +53,7 @@ async fn serve(mut client: TcpStream, open: Open) {
         Ok(()) => drop(client),
         Err(_) => reset(client),
     }
-    // Only now, so that a connection that is not counted is closed.
+    // The connection counts as open until here, so that a connection that is not counted is closed.
     drop(open);
 }
 

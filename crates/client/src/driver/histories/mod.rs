@@ -1,6 +1,6 @@
-//! The driver of this crate, replaying the histories that the simulator has recorded of its own.
+//! Replays in the driver of this crate the histories that the simulator recorded of its own driver.
 //!
-//! Nodes are unix sockets that answer what the history says. Everything runs on one thread under
+//! Nodes are unix sockets that answer as the history says. Everything runs on one thread under
 //! tokio's paused clock, and the machines read the same clock, so that time passes only where the
 //! history says so.
 
@@ -26,10 +26,10 @@ use super::{LockInner, NodeInfo, Shared, acquire, attach, extend};
 use crate::clock::tests::follow_the_runtime;
 use crate::transport::{BlockingPool, Endpoint};
 
-/// The client is at rest when its nodes see nothing after so many turns of the runtime. What
-/// follows from an event takes a few tasks one after the other, and each of them a turn.
+/// The client is idle when its nodes receive nothing during this many passes of the runtime. An
+/// event wakes a few tasks one after the other, and each of them needs one pass.
 const TURNS_AT_REST: u32 = 32;
-/// How far the clock goes at a time: tokio's timers have no finer one.
+/// The step by which the clock advances: tokio's timers have no finer resolution.
 const TICK: Duration = Duration::from_millis(1);
 
 #[test]
@@ -53,7 +53,7 @@ struct Stage {
     _folder: TempDir,
 }
 
-/// What the program has, and has learnt.
+/// The handles of the program, and the results that it received.
 #[derive(Clone, Default)]
 struct Program {
     locks: Arc<Mutex<BTreeMap<String, Arc<LockInner>>>>,
@@ -118,7 +118,8 @@ impl Stage {
                 });
             }
             Told::Attach { lock, detached } => {
-                let (spec, old) = self.detached.remove(detached).expect("it was detached");
+                let (spec, old) =
+                    self.detached.remove(detached).expect("the history detaches this lock");
                 let (shared, spec) = (self.shared(), Spec::clone(&spec));
                 self.call(lock, async move { attach(&shared, spec, old).await });
             }
@@ -193,7 +194,7 @@ impl Stage {
         self.calls.insert(name.to_owned(), task.abort_handle());
     }
 
-    /// Waits until nothing follows any more from what has happened.
+    /// Waits until the client is idle.
     async fn rest(&mut self) {
         loop {
             for _ in 0..TURNS_AT_REST {

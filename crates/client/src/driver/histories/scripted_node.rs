@@ -1,4 +1,4 @@
-//! A node that answers what it is told to.
+//! A node that gives the answers of a history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::history::{Answer, Connection, Done, run_id};
 
-/// The socket of a node. Nothing here waits: the test looks at it again.
+/// The socket of a node. Its functions never wait: the test calls them again.
 pub(super) struct ScriptedNode {
     index: usize,
     path: PathBuf,
@@ -44,7 +44,7 @@ impl ScriptedNode {
         self.listener = Some(listener);
     }
 
-    /// Accepts none any more.
+    /// Stops accepting connections.
     pub(super) fn refuse(&mut self) {
         self.listener = None;
         std::fs::remove_file(&self.path).unwrap();
@@ -76,12 +76,12 @@ impl ScriptedNode {
         lane.stream.write_all(reply.as_bytes()).unwrap();
     }
 
-    /// What the client has done here since the last call.
+    /// Returns what the client has done on this node since the last call.
     pub(super) fn take_done(&mut self) -> Vec<Done> {
         std::mem::take(&mut self.done)
     }
 
-    /// Takes what has arrived. Returns whether anything has.
+    /// Reads the bytes that have arrived. Returns whether there were any.
     pub(super) fn receive(&mut self) -> bool {
         let mut has_seen = false;
         while let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
@@ -145,7 +145,8 @@ impl Lane {
     }
 }
 
-/// A command, and what follows it; none while a part of it is missing.
+/// Splits off the first command: returns it and the bytes after it, or `None` while a part of the
+/// command is missing.
 fn read_command(text: &str) -> Option<(Vec<String>, &str)> {
     let (count, mut rest) = text.strip_prefix('*')?.split_once("\r\n")?;
     let mut command = Vec::new();

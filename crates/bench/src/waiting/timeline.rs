@@ -1,0 +1,293 @@
+//! Which client held a lock at which time, and the figures that follow from it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use quorlock_faults::harness::{Grant, disorders, overlaps};
+
+/// One acquisition of a lock, from the request to the release, as its client saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Acquisition {
+    /// A moment before the request.
+    pub(crate) asked: Duration,
+    /// From a moment after the grant to a moment before the release.
+    pub(crate) grant: Grant,
+}
+
+/// One line of the report that a client prints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReportLine {
+    Acquired(Acquisition),
+    /// The client was still waiting at the end.
+    Unserved {
+        asked: Duration,
+        ended: Duration,
+    },
+    /// An operation failed.
+    Failed {
+        at: Duration,
+        what: String,
+    },
+}
+
+/// What one client did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientReport {
+    pub(crate) acquisitions: Vec<Acquisition>,
+    /// The start and the end of a wait that was not served.
+    unserved: Option<(Duration, Duration)>,
+    failures: Vec<(Duration, String)>,
+}
+
+/// What all clients of one lock did, in the order of time.
+pub(crate) struct Timeline {
+    pub(crate) reports: Vec<ClientReport>,
+    /// The acquisitions of all clients, in the order of their grants.
+    acquisitions: Vec<Acquisition>,
+}
+
+impl ClientReport {
+    /// Returns the report of a client that held the lock once.
+    pub(crate) fn of(acquisition: Acquisition) -> Self {
+        Self { acquisitions: vec![acquisition], ..Self::default() }
+    }
+
+    pub(crate) fn add(&mut self, told: ReportLine) {
+        match told {
+            ReportLine::Acquired(acquisition) => self.acquisitions.push(acquisition),
+            ReportLine::Unserved { asked, ended } => self.unserved = Some((asked, ended)),
+            ReportLine::Failed { at, what } => self.failures.push((at, what)),
+        }
+    }
+
+    /// Returns the lines of this report.
+    pub(crate) fn lines(self) -> impl Iterator<Item = ReportLine> {
+        let Self { acquisitions, unserved, failures } = self;
+        let acquisitions = acquisitions.into_iter().map(ReportLine::Acquired);
+        let unserved = unserved.map(|(asked, ended)| ReportLine::Unserved { asked, ended });
+        let failures = failures.into_iter().map(|(at, what)| ReportLine::Failed { at, what });
+        acquisitions.chain(unserved).chain(failures)
+    }
+
+    /// Returns the duration of each wait, also of one that was not served.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = Duration> {
+        let served = self
+            .acquisitions
+            .iter()
+            .map(|acquisition| acquisition.grant.from.saturating_sub(acquisition.asked));
+        served.chain(self.unserved.map(|(asked, ended)| ended.saturating_sub(asked)))
+    }
+}
+
+impl Timeline {
+    pub(crate) fn new(reports: Vec<ClientReport>) -> Self {
+        let mut acquisitions: Vec<_> =
+            reports.iter().flat_map(|report| report.acquisitions.iter().cloned()).collect();
+        acquisitions.sort_unstable_by_key(|acquisition| acquisition.grant.from);
+        Self { reports, acquisitions }
+    }
+
+    /// Returns the first failure of any client.
+    pub(crate) fn first_failure(&self) -> Option<&str> {
+        self.reports
+            .iter()
+            .flat_map(|report| &report.failures)
+            .next()
+            .map(|(_, what)| what.as_str())
+    }
+
+    pub(crate) fn require_no_failure(self) -> anyhow::Result<Self> {
+        match self.first_failure() {
+            Some(failure) => bail!("a client failed: {failure}"),
+            None => Ok(self),
+        }
+    }
+
+    /// Returns the number of grants between two moments.
+    pub(crate) fn grants_between(&self, from: Duration, to: Duration) -> u64 {
+        self.acquisitions
+            .iter()
+            .filter(|acquisition| (from..to).contains(&acquisition.grant.from))
+            .count() as u64
+    }
+
+    /// Returns the duration of each handover, from the holder's release to the grant of the next
+    /// client.
+    ///
+    /// Counts only handovers to a client that already waited when the release began.
+    pub(crate) fn handovers(&self) -> impl Iterator<Item = Duration> {
+        self.pairs().filter(|(last, next)| next.asked < last.grant.to).map(Self::between)
+    }
+
+    /// Returns the longest time from a release to the next grant, of the grants between two
+    /// moments.
+    ///
+    /// The time from the last release to the second moment counts too.
+    pub(crate) fn longest_stall_between(&self, from: Duration, to: Duration) -> Duration {
+        let last = self.acquisitions.iter().rfind(|acquisition| acquisition.grant.from < to);
+        let at_the_end =
+            to.saturating_sub(last.map_or(from, |acquisition| acquisition.grant.to.max(from)));
+        let pairs = self
+            .pairs()
+            .filter(|(_, next)| (from..to).contains(&next.grant.from))
+            .map(Self::between);
+        pairs.chain([at_the_end]).max().unwrap_or_default()
+    }
+
+    /// Returns how often a client was granted the lock before the last holder began to release it,
+    /// or with a fence that is not larger than the last one. Clients without fences report the
+    /// fence 0, which is not compared.
+    pub(crate) fn double_grants(&self) -> usize {
+        let grants: Vec<_> =
+            self.acquisitions.iter().map(|acquisition| acquisition.grant.clone()).collect();
+        let fenced: Vec<_> = grants.iter().filter(|grant| grant.fence > 0).cloned().collect();
+        overlaps(&grants).len() + disorders(&fenced).len()
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&Acquisition, &Acquisition)> {
+        self.acquisitions.iter().zip(self.acquisitions.iter().skip(1))
+    }
+
+    fn between((last, next): (&Acquisition, &Acquisition)) -> Duration {
+        next.grant.from.saturating_sub(last.grant.to)
+    }
+}
+
+impl fmt::Display for ReportLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Acquired(Acquisition { asked, grant }) => {
+                write!(f, "acquired {} {grant}", asked.as_nanos())
+            }
+            Self::Unserved { asked, ended } => {
+                write!(f, "unserved {} {}", asked.as_nanos(), ended.as_nanos())
+            }
+            Self::Failed { at, what } => {
+                write!(f, "failed {} {}", at.as_nanos(), what.replace('\n', " "))
+            }
+        }
+    }
+}
+
+impl FromStr for ReportLine {
+    type Err = anyhow::Error;
+
+    fn from_str(line: &str) -> anyhow::Result<Self> {
+        let mut words = line.splitn(2, ' ');
+        let (what, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let numbers = || -> anyhow::Result<Vec<u64>> {
+            rest.split(' ')
+                .map(|word| word.parse().with_context(|| format!("not a number: {word}")))
+                .collect()
+        };
+        let time = Duration::from_nanos;
+        match what {
+            "acquired" => {
+                let (asked, grant) = rest
+                    .split_once(' ')
+                    .with_context(|| format!("no grant in the line: {line}"))?;
+                Ok(Self::Acquired(Acquisition {
+                    asked: time(asked.parse()?),
+                    grant: grant.parse()?,
+                }))
+            }
+            "unserved" => match numbers()?[..] {
+                [asked, ended] => Ok(Self::Unserved { asked: time(asked), ended: time(ended) }),
+                _ => bail!("not two numbers: {line}"),
+            },
+            "failed" => {
+                let (at, what) = rest
+                    .split_once(' ')
+                    .with_context(|| format!("no reason in the line: {line}"))?;
+                Ok(Self::Failed { at: time(at.parse()?), what: what.to_owned() })
+            }
+            _ => bail!("unexpected line of a client: {line}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acquisition(asked_ms: u64, got_ms: u64, releasing_ms: u64, fence: u64) -> Acquisition {
+        let [asked, from, to] = [asked_ms, got_ms, releasing_ms].map(Duration::from_millis);
+        Acquisition { asked, grant: Grant { key: "orders/42".into(), client: 1, from, to, fence } }
+    }
+
+    fn timeline(acquisitions: [&[Acquisition]; 2]) -> Timeline {
+        Timeline::new(
+            acquisitions
+                .map(|acquisitions| ClientReport {
+                    acquisitions: acquisitions.to_vec(),
+                    ..ClientReport::default()
+                })
+                .into(),
+        )
+    }
+
+    #[test]
+    fn displayed_lines_are_parsed_again() {
+        let at = Duration::from_nanos(7);
+        let told = [
+            ReportLine::Acquired(acquisition(1, 2, 3, 4)),
+            ReportLine::Unserved { asked: at, ended: at * 2 },
+            ReportLine::Failed { at, what: "no node answers".into() },
+        ];
+        for told in told {
+            assert_eq!(told.to_string().parse::<ReportLine>().unwrap(), told);
+        }
+        assert!("acquired 1 2 3".parse::<ReportLine>().is_err());
+        assert!("thread panicked".parse::<ReportLine>().is_err());
+    }
+
+    #[test]
+    fn handover_lasts_from_release_to_grant_of_a_waiter() {
+        let timeline = timeline([
+            &[acquisition(0, 1, 10, 1), acquisition(30, 31, 40, 3)],
+            &[acquisition(2, 12, 20, 2)],
+        ]);
+        assert_eq!(
+            timeline.handovers().collect::<Vec<_>>(),
+            [Duration::from_millis(2)],
+            "no client waited at 20"
+        );
+        let stall_between = |from, to| {
+            timeline.longest_stall_between(Duration::from_millis(from), Duration::from_millis(to))
+        };
+        assert_eq!(stall_between(0, 40), Duration::from_millis(11));
+        assert_eq!(stall_between(15, 30), Duration::from_millis(10), "free at the end");
+        assert_eq!(stall_between(50, 60), Duration::from_millis(10), "free all the time");
+        assert_eq!(timeline.double_grants(), 0);
+    }
+
+    #[test]
+    fn overlaps_and_fences_that_do_not_grow_are_noticed() {
+        assert_eq!(
+            timeline([&[acquisition(0, 1, 10, 1)], &[acquisition(0, 9, 20, 2)]]).double_grants(),
+            1
+        );
+        assert_eq!(
+            timeline([&[acquisition(0, 1, 10, 2)], &[acquisition(0, 11, 20, 2)]]).double_grants(),
+            1
+        );
+        assert_eq!(
+            timeline([&[acquisition(0, 1, 10, 0)], &[acquisition(0, 11, 20, 0)]]).double_grants(),
+            0,
+            "no fences"
+        );
+    }
+
+    #[test]
+    fn unserved_wait_counts_as_a_wait() {
+        let mut report =
+            ClientReport { acquisitions: vec![acquisition(0, 5, 6, 1)], ..ClientReport::default() };
+        report.add(ReportLine::Unserved {
+            asked: Duration::from_millis(6),
+            ended: Duration::from_millis(60),
+        });
+        assert_eq!(report.waits().max(), Some(Duration::from_millis(54)));
+    }
+}
