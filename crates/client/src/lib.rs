@@ -13,6 +13,8 @@
 //! - `axum.rs`: an HTTP service that ships an order under a lock, and answers 409 or 503 otherwise.
 //! - `workers.rs`: many workers share a list of jobs, and skip a job that another worker does.
 //! - `cron.rs`: a job that every machine starts at the same time, and one machine does.
+//! - `cache.rs`: a cache that many programs read under a shared lock, and one refreshes.
+//! - `encoders.rs`: at most four encoders in a fleet, by a semaphore.
 //! - `leader.rs`: leader election with a bounded term.
 //! - `inventory.rs`: a stock in a database that refuses the writes of an earlier holder.
 //! - `fence_sqlite.rs`: what happens to such a stock without a fence.

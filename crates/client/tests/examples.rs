@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+use std::collections::BTreeSet;
 use std::env;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -111,6 +112,33 @@ fn stock_is_counted_down_by_many_and_a_late_write_is_refused() {
 #[test]
 fn workers_do_each_job_once() {
     assert_eq!(run("workers", 1, &[]), ["12 jobs done by 4 workers\n"]);
+}
+
+#[test]
+fn cache_is_refreshed_once_and_read_whole_by_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let printed = run("cache", 6, &[directory.path()]).concat();
+    let (refreshes, reads): (Vec<_>, Vec<_>) =
+        printed.lines().partition(|line| *line == "refreshed");
+    assert_eq!((refreshes.len(), reads.len()), (1, 60), "{printed}");
+    let fence = reads[0].rsplit(' ').next().unwrap();
+    let whole = format!("prices of refresh {fence}, names of refresh {fence}");
+    assert!(reads.iter().all(|line| *line == whole), "{printed}");
+}
+
+#[test]
+fn encoders_of_a_fleet_use_four_slots_with_growing_fences() {
+    let directory = tempfile::tempdir().unwrap();
+    let printed = run("encoders", 6, &[directory.path(), Path::new("10")]).concat();
+    let mut used = BTreeSet::new();
+    for line in printed.lines() {
+        let slot = line.split("slot ").nth(1).unwrap().split(',').next().unwrap();
+        let fence = line.split("fence ").nth(1).unwrap().split(',').next().unwrap();
+        assert!(slot.parse::<usize>().unwrap() < 4, "{line}");
+        assert!(used.insert((slot, fence)), "a fence of a slot came twice: {line}");
+    }
+    assert_eq!(used.len(), 60, "each video was encoded: {printed}");
+    assert!(used.iter().any(|(slot, _)| *slot != used.first().unwrap().0), "{printed}");
 }
 
 #[test]
