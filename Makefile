@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose docs screens test-faults test-fences test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose docs screens test-faults test-fences test-kinds test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ test-fences: setup ## Runs 8 processes on 5 masters through a minute of accident
 	cargo build --package quorlock --package quorlock-faults
 	cargo run --quiet --package quorlock-faults -- --fences 60
 	cargo run --quiet --package quorlock-faults -- --fences 60 --unprotected
+
+test-kinds: setup ## Runs 32 readers and 4 writers, then 16 clients for 4 permits, through a minute of accidents: fails if too many hold a lock
+	cargo build --package quorlock --package quorlock-faults
+	cargo run --quiet --package quorlock-faults -- --kinds 60
+	cargo run --quiet --package quorlock-faults -- --kinds 60 --unprotected
 
 fuzz-node: setup ## Runs a real server and its model through the same steps, and compares them after each: SEED=… STEPS=… (100,000)
 	cargo build --package quorlock --package quorlock-faults

@@ -7,8 +7,9 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use quorlock_faults::harness::any_seed;
+use quorlock_faults::kinds::{Course, Kind};
 use quorlock_faults::scenarios::{expire_unreleased, table};
-use quorlock_faults::{Protected, exclusion, fences};
+use quorlock_faults::{Protected, exclusion, fences, kinds};
 use quorlock_testkit::find_server_binary;
 
 /// Longest time without a grant while single masters have accidents. Two may be down together.
@@ -36,6 +37,11 @@ struct Args {
     #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     random: Option<u64>,
 
+    /// Instead of the table: five masters, readers and writers of one key, then clients of a
+    /// semaphore: in peace, with one master less, and with accidents for this time
+    #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
+    kinds: Option<u64>,
+
     /// Decides which accidents happen [default: another seed each time]
     #[arg(long, requires = "run", value_name = "N")]
     seed: Option<u64>,
@@ -44,7 +50,9 @@ struct Args {
     ///
     /// With --random, masters vote at once after a restart: the run ends with the first lock that
     /// two clients hold. With --fences, nodes do not agree on fences: the run ends with the first
-    /// fence that is not larger than the one before.
+    /// fence that is not larger than the one before. With --kinds, a reader asks one node, and
+    /// a semaphore is a counter on each: the runs end with the first writer beside a reader, and with
+    /// the first holder too many.
     #[arg(long, requires = "run")]
     unprotected: bool,
 
@@ -72,6 +80,7 @@ fn main() -> ExitCode {
         Args { random: Some(seconds), .. } => {
             accidents(exclusion::Plan { seed, duration: Duration::from_secs(seconds), protected })
         }
+        Args { kinds: Some(seconds), .. } => kinds(seed, Duration::from_secs(seconds), protected),
         Args { rounds, .. } => faults(rounds),
     };
     match outcome {
@@ -158,6 +167,32 @@ fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<Str
             "no lock was granted for {} s; seed {seed}",
             report.longest_gap.as_secs()
         ));
+    }
+    Ok(complaints)
+}
+
+/// Runs readers and writers, then clients of a semaphore, and returns what is wrong.
+fn kinds(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
+    eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
+    let mut complaints = Vec::new();
+    for kind in [Kind::Shared, Kind::Semaphore] {
+        let parts = match protected {
+            Protected::Yes => &[
+                (Course::Calm, duration / 3),
+                (Course::OneDown, duration / 3),
+                (Course::OnePaused, duration / 3),
+                (Course::Accidents, duration),
+            ][..],
+            Protected::No => &[(Course::Calm, duration)],
+        };
+        for &(course, duration) in parts {
+            let plan = kinds::Plan { kind, course, seed, duration, protected };
+            let report = kinds::run(plan, |elapsed, holds| {
+                eprintln!("{} s: {holds} locks", elapsed.as_secs());
+            })?;
+            println!("{report}");
+            complaints.extend(report.complaints());
+        }
     }
     Ok(complaints)
 }

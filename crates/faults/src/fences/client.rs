@@ -11,12 +11,12 @@ use quorlock_client::{Lock, Quorum};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult, cmd};
+use redis::{RedisResult, cmd};
 use tokio::runtime;
 use tokio::time::sleep;
 
 use super::MAX_TTL;
-use crate::harness::{Grant, now};
+use crate::harness::{Grant, PlainNode, now};
 
 /// The subcommand of such a process.
 pub const NAME: &str = "fences-client";
@@ -114,7 +114,8 @@ async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
 
 /// Acquires each lock on a majority, without agreement on its fence.
 fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()> {
-    let mut nodes = urls.iter().map(|url| Plain::new(url)).collect::<RedisResult<Vec<_>>>()?;
+    let mut nodes =
+        urls.iter().map(|url| PlainNode::new(url, NODE_LIMIT)).collect::<RedisResult<Vec<_>>>()?;
     let ttl_ms = u64::try_from(MAX_TTL.as_millis())?;
     while !stop.load(Ordering::Relaxed) {
         let key = rng.random_range(0..KEYS);
@@ -150,32 +151,6 @@ fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -
         }
     }
     Ok(())
-}
-
-/// A connection to a node that is reopened when it is needed.
-struct Plain {
-    client: Client,
-    connection: Option<Connection>,
-}
-
-impl Plain {
-    fn new(url: &str) -> RedisResult<Self> {
-        Ok(Self { client: Client::open(url)?, connection: None })
-    }
-
-    fn call<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => self.client.get_connection_with_timeout(NODE_LIMIT)?,
-        };
-        connection.set_read_timeout(Some(NODE_LIMIT))?;
-        let answer = command.query(&mut connection);
-        // After a timeout, a late answer would be read as the answer to the next command.
-        if !answer.as_ref().is_err_and(|error: &redis::RedisError| error.is_io_error()) {
-            self.connection = Some(connection);
-        }
-        answer
-    }
 }
 
 fn name(key: usize) -> String {

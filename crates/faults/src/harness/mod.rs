@@ -4,12 +4,14 @@
 //! - `fleet`: masters, and the accidents that happen to them
 //! - `history`: who held which lock when, and what must never be in it
 //! - `node`: one master, and the commands of a lock
+//! - `plain`: a connection for clients that are not ours
 //! - `process`: clients in processes of their own
 
 mod accident;
 mod fleet;
 mod history;
 mod node;
+mod plain;
 mod process;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,6 +23,7 @@ pub use self::accident::{Accident, Disk, Times};
 pub use self::fleet::{Fleet, Incident, Injectors, Master};
 pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
 pub(crate) use self::node::{Answer, Held, Node, PATIENCE, Way, port};
+pub(crate) use self::plain::PlainNode;
 pub use self::process::Process;
 
 /// Interval between two reports of progress.

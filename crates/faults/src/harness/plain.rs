@@ -1,0 +1,31 @@
+use std::time::Duration;
+
+use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult};
+
+/// A blocking connection to a node that is reopened when it is needed.
+pub(crate) struct PlainNode {
+    client: Client,
+    connection: Option<Connection>,
+    limit: Duration,
+}
+
+impl PlainNode {
+    /// A node that has this long to connect, and to answer.
+    pub(crate) fn new(url: &str, limit: Duration) -> RedisResult<Self> {
+        Ok(Self { client: Client::open(url)?, connection: None, limit })
+    }
+
+    pub(crate) fn call<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.client.get_connection_with_timeout(self.limit)?,
+        };
+        connection.set_read_timeout(Some(self.limit))?;
+        let answer = command.query(&mut connection);
+        // After a timeout, a late answer would be read as the answer to the next command.
+        if !answer.as_ref().is_err_and(RedisError::is_io_error) {
+            self.connection = Some(connection);
+        }
+        answer
+    }
+}

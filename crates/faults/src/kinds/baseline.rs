@@ -1,0 +1,116 @@
+//! The same clients with simpler rules, which admit too many.
+//!
+//! - A reader asks one node. A writer that has a majority of the nodes need not meet it there.
+//! - A semaphore is a counter on each node, with a majority for each permit: five nodes that admit
+//!   four each have room for twenty, and six holders need only eighteen.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use redis::{Cmd, RedisResult, cmd};
+
+use super::client::Shared;
+use super::history::{Hold, Mode};
+use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
+use crate::harness::{Grant, PlainNode, now};
+
+/// Time limit of a node.
+const NODE_LIMIT: Duration = Duration::from_millis(100);
+/// Longest work of a holder.
+const WORK_MAX: Duration = Duration::from_millis(10);
+
+/// Adds a holder to the set of holders, unless it is full.
+const TAKE_PERMIT: &str = "
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then
+    return 0
+end
+return redis.call('ZADD', KEYS[1], now_ms + ARGV[3], ARGV[1])";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Reader,
+    Writer,
+    Semaphore,
+}
+
+/// Runs clients until they are told to stop.
+pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<Shared>) -> Result<()> {
+    let roles = match kind {
+        Kind::Shared => [vec![Role::Writer; WRITERS], vec![Role::Reader; READERS]].concat(),
+        Kind::Semaphore => vec![Role::Semaphore; SEMAPHORE_CLIENTS],
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..)
+            .zip(roles)
+            .map(|(id, role)| scope.spawn(move || role.compete(id, seed, urls, shared)))
+            .collect();
+        clients.into_iter().try_for_each(|client| {
+            client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
+}
+
+impl Role {
+    fn compete(self, id: u32, seed: u64, urls: &[String], shared: &Shared) -> Result<()> {
+        let mut rng = StdRng::seed_from_u64(seed ^ (u64::from(id) + 1) << 32);
+        let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_LIMIT));
+        let mut nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
+        let enough = if self == Self::Reader { 1 } else { urls.len() / 2 + 1 };
+        let mode = if self == Self::Writer { Mode::Exclusive } else { Mode::Shared };
+        while !shared.is_over() {
+            let token = rng.random::<u128>().to_string();
+            let asked = now();
+            // One after the other, so that chance decides which nodes grant it.
+            nodes.shuffle(&mut rng);
+            let mut granted = 0;
+            let tries = if self == Self::Reader { 1 } else { nodes.len() };
+            for node in &mut nodes[..tries] {
+                let grant: RedisResult<Option<u64>> = node.call(&self.acquire(&token));
+                granted += usize::from(grant.ok().flatten().is_some_and(|answer| answer > 0));
+                if granted == enough {
+                    break;
+                }
+            }
+            let from = now();
+            // Half of the ttl, for the drift of the clocks.
+            let until = asked + MAX_TTL / 2;
+            thread::sleep(rng.random_range(Duration::ZERO..=WORK_MAX));
+            if granted == enough && from < until {
+                let to = until.min(now());
+                let grant = Grant { key: KEY.into(), client: id, from, to, fence: 0 };
+                shared.record().holds.push(Hold { mode, grant });
+            }
+            for node in &mut nodes {
+                let _ = node.call::<u64>(&self.release(&token));
+            }
+        }
+        Ok(())
+    }
+
+    fn acquire(self, token: &str) -> Cmd {
+        let ttl_ms = MAX_TTL.as_secs() * 1000;
+        let mut acquire = cmd("LOCK.ACQUIRE");
+        match self {
+            Self::Writer => acquire.arg(KEY).arg(token).arg(ttl_ms),
+            Self::Reader => acquire.arg(KEY).arg(token).arg(ttl_ms).arg("SHARED"),
+            Self::Semaphore => {
+                acquire = cmd("EVAL");
+                acquire.arg(TAKE_PERMIT).arg(1).arg(KEY).arg(token).arg(PERMITS).arg(ttl_ms)
+            }
+        };
+        acquire
+    }
+
+    fn release(self, token: &str) -> Cmd {
+        let name = if self == Self::Semaphore { "ZREM" } else { "LOCK.RELEASE" };
+        cmd(name).arg(KEY).arg(token).take()
+    }
+}

@@ -1,0 +1,210 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Result;
+use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::history::{Hold, Mode};
+use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
+use crate::harness::{Grant, now};
+
+/// Readers that share the connections of one client.
+const READERS_PER_CLIENT: usize = 4;
+const TTL_MIN: Duration = Duration::from_millis(400);
+/// Time limit of a healthy node where a dozen programs share two processors.
+const NODE_LIMIT: Duration = Duration::from_millis(100);
+/// Longest work of most holders. It is short, so that there are many holds to compare.
+const WORK_MAX: Duration = Duration::from_millis(10);
+/// The fraction of holders that work for much longer, some of them for longer than they may.
+const LONG_WORK: f64 = 0.05;
+/// The fraction of holders that die instead of releasing the lock.
+const DEATHS: f64 = 0.005;
+/// The fraction of writers that become readers.
+const DOWNGRADES: f64 = 0.25;
+/// Longest wait where nothing fails: longer than any that occurs.
+const CALM_WAIT: Duration = Duration::from_secs(30);
+
+/// What all clients share.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) record: Mutex<Record>,
+    /// Tells the clients to finish.
+    pub(super) stop: AtomicBool,
+}
+
+/// What the clients saw.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Record {
+    pub(super) holds: Vec<Hold>,
+    /// Of writers, and of clients of the semaphore, from the call to the lock.
+    pub(super) waits: Vec<Duration>,
+    /// Calls that ended without a lock, by their reason.
+    pub(super) refusals: BTreeMap<&'static str, usize>,
+}
+
+impl Shared {
+    pub(super) fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Reader,
+    Writer,
+    Semaphore,
+}
+
+/// Runs the clients of this kind in all networks until they are told to stop.
+///
+/// Where `calm`, all of them work for a short time, release their locks, and wait for as long as it
+/// takes.
+pub(super) async fn run(
+    kind: Kind,
+    seed: u64,
+    calm: bool,
+    networks: Vec<Vec<String>>,
+    shared: &Arc<Shared>,
+) -> Result<()> {
+    let roles = match kind {
+        Kind::Shared => [
+            vec![vec![Role::Reader; READERS_PER_CLIENT]; READERS / READERS_PER_CLIENT],
+            vec![vec![Role::Writer]; WRITERS],
+        ]
+        .concat(),
+        Kind::Semaphore => vec![vec![Role::Semaphore]; SEMAPHORE_CLIENTS],
+    };
+    let mut quorums = Vec::new();
+    let mut clients = JoinSet::new();
+    let mut id = 0;
+    for (urls, roles) in networks.iter().cycle().zip(roles) {
+        let quorum = Quorum::connect(urls).await?;
+        for role in roles {
+            // Each has random numbers of its own, so that none depends on the luck of the others.
+            let rng = StdRng::seed_from_u64(seed ^ (u64::from(id) + 1) << 32);
+            let (quorum, shared) = (quorum.clone(), Arc::clone(shared));
+            clients.spawn(Client { id, role, rng, quorum, shared, calm }.run());
+            id += 1;
+        }
+        quorums.push(quorum);
+    }
+    while let Some(ended) = clients.join_next().await {
+        ended?;
+    }
+    for quorum in quorums {
+        // Locks that are still being released have ended by then.
+        let _ = quorum.flush(MAX_TTL).await;
+    }
+    Ok(())
+}
+
+struct Client {
+    id: u32,
+    role: Role,
+    rng: StdRng,
+    quorum: Quorum,
+    shared: Arc<Shared>,
+    calm: bool,
+}
+
+impl Client {
+    async fn run(mut self) {
+        while !self.shared.is_over() {
+            let asked = now();
+            match self.builder().acquire().await {
+                Ok(lock) => self.hold(lock, asked).await,
+                Err(error) => {
+                    let reason = match error {
+                        AcquireError::Held { .. } | AcquireError::TimedOut { .. } => "held",
+                        AcquireError::NoQuorum { .. } => "no quorum",
+                        AcquireError::InsufficientValidity { .. } => "too late",
+                        _ => "invalid",
+                    };
+                    *self.shared.record().refusals.entry(reason).or_default() += 1;
+                    sleep(self.up_to(WORK_MAX)).await;
+                }
+            }
+        }
+    }
+
+    fn builder(&mut self) -> LockBuilder {
+        let lock = match self.role {
+            Role::Reader => self.quorum.lock(KEY).shared(),
+            Role::Writer => self.quorum.lock(KEY),
+            Role::Semaphore => self.quorum.semaphore(KEY, PERMITS),
+        };
+        let ttl = self.rng.random_range(TTL_MIN..=MAX_TTL);
+        let lock = lock.ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+        lock.wait(if self.calm { CALM_WAIT } else { self.up_to(2 * ttl) })
+    }
+
+    async fn hold(&mut self, mut lock: Lock, asked: Duration) {
+        let from = now();
+        let mut until = held_until(&lock);
+        // In this order, so that the lock was certainly held at that time.
+        if until <= from {
+            return;
+        }
+        if self.role != Role::Reader {
+            self.shared.record().waits.push(from.saturating_sub(asked));
+        }
+        self.work().await;
+        if !self.calm && self.rng.random_bool(0.2) {
+            if lock.extend().await.is_ok() {
+                until = held_until(&lock);
+            }
+            self.work().await;
+        }
+        let mode = if self.role == Role::Reader { Mode::Shared } else { Mode::Exclusive };
+        let mut to = until.min(now());
+        self.add(&lock, mode, from, to);
+        if self.role == Role::Writer && self.rng.random_bool(DOWNGRADES) {
+            if lock.downgrade().await.is_ok() {
+                until = held_until(&lock);
+            }
+            self.work().await;
+            let from = to;
+            to = until.min(now());
+            self.add(&lock, Mode::Downgraded, from, to);
+        }
+        // Unconfirmed releases go on in the background, and the lock ends.
+        match self.rng.random_range(0.0..1.0) {
+            // As a client that dies: all others wait for its deadline.
+            ..DEATHS if !self.calm => std::mem::forget(lock),
+            ..0.1 => drop(lock),
+            _ => drop(lock.release().await),
+        }
+    }
+
+    fn add(&self, lock: &Lock, mode: Mode, from: Duration, to: Duration) {
+        let key = String::from_utf8_lossy(lock.key()).into_owned();
+        let grant = Grant { key, client: self.id, from, to, fence: lock.fence().get() };
+        self.shared.record().holds.push(Hold { mode, grant });
+    }
+
+    async fn work(&mut self) {
+        let is_long = !self.calm && self.rng.random_bool(LONG_WORK);
+        sleep(self.up_to(if is_long { MAX_TTL } else { WORK_MAX })).await;
+    }
+
+    fn up_to(&mut self, max: Duration) -> Duration {
+        self.rng.random_range(Duration::ZERO..=max)
+    }
+}
+
+/// Returns the end of the lock's validity.
+fn held_until(lock: &Lock) -> Duration {
+    // The clock is read first, so that the result is never later than the lock says.
+    let now = now();
+    now + lock.remaining()
+}

@@ -1,0 +1,480 @@
+//! Five masters, readers and writers of one key or clients of a semaphore, and accidents: no writer
+//! beside any other, no more holders than permits, and no two of a slot.
+//!
+//! - `baseline`: the same clients with simpler rules
+//! - `client`: the clients
+//! - `history`: what must never be in a history
+//! - `plan`: what happens, and how often
+//!
+//! The seed decides what is tried, and in what order. The machine decides at which step of which
+//! client it happens.
+
+mod baseline;
+mod client;
+mod history;
+mod plan;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use redis::cmd;
+use tokio::runtime;
+
+use self::client::Shared;
+pub use self::history::{Hold, Mode};
+use self::history::{begun, intrusions, misplaced, most_at_once};
+use self::plan::next_incident;
+use crate::harness::{
+    Accident, Disk, Fleet, Grant, Overlap, PROGRESS_INTERVAL, Protected, Times, disorders,
+    longest_gap, now, overlaps,
+};
+
+const MASTERS: usize = 5;
+/// Networks in front of each master. Each has clients of its own.
+const NETWORKS: usize = 2;
+/// The largest ttl, for which masters also abstain.
+const MAX_TTL: Duration = Duration::from_secs(1);
+/// So little that a master which starts again is ahead of the others for a part of the run only.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
+/// The key, and the name of the semaphore.
+const KEY: &str = "k";
+/// Readers of the key.
+pub const READERS: usize = 32;
+/// Writers of the key.
+pub const WRITERS: usize = 4;
+/// Permits of the semaphore.
+pub const PERMITS: usize = 4;
+/// Clients of the semaphore.
+pub const SEMAPHORE_CLIENTS: usize = 16;
+/// Longest sleep of the loop that lets accidents happen.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// Time limit for all clients to be at work, and for a master to vote.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Holds after which all clients are connected and at work.
+const AT_WORK: usize = 200;
+/// Interval at which the history of a baseline is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Longest wait of a writer without accidents, as a multiple of the mean.
+const WAIT_RATIO_MAX: f64 = 3.0;
+/// Least locks per second with one master less, as a fraction of those with all.
+const WITHOUT_ONE_MIN: f64 = 0.8;
+
+/// What the clients compete for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`READERS`] and [`WRITERS`] for one key.
+    Shared,
+    /// [`SEMAPHORE_CLIENTS`] for [`PERMITS`].
+    Semaphore,
+}
+
+/// What happens to the masters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// Nothing.
+    Calm,
+    /// Each is killed, and started again, for a fifth of the time: one at a time.
+    OneDown,
+    /// The same with SIGSTOP.
+    OnePaused,
+    /// Accidents at random.
+    Accidents,
+}
+
+/// A run.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// What the clients compete for.
+    pub kind: Kind,
+    /// What happens to the masters.
+    pub course: Course,
+    /// Decides what is done.
+    pub seed: u64,
+    /// How long it happens.
+    pub duration: Duration,
+    /// Whether readers ask a majority, and a permit is a lock on a slot. Otherwise a reader asks one
+    /// node, and a semaphore is a counter on each.
+    pub protected: Protected,
+}
+
+/// The result of a run. Displayed, it is a table in Markdown and some lines.
+#[derive(Debug)]
+pub struct Report {
+    /// The plan of the run.
+    pub plan: Plan,
+    /// The accidents that happened.
+    pub accidents: Times,
+    /// All holds.
+    pub holds: Vec<Hold>,
+    /// How long it took.
+    pub took: Duration,
+    /// Waits of writers, or of clients of the semaphore: the mean and the longest.
+    pub waits: (Duration, Duration),
+    /// Calls that ended without a lock.
+    pub refusals: BTreeMap<&'static str, usize>,
+    /// The longest time without a grant.
+    pub longest_gap: Duration,
+    /// The most readers, or holders of a permit, at the same time.
+    pub most_at_once: usize,
+    /// Two that held the same slot, or a writer beside another.
+    pub overlaps: Vec<Overlap>,
+    /// Fences that are out of order.
+    pub misplaced: Vec<String>,
+    /// For each master, the locks per second without it as a fraction of those with all.
+    pub without_one: Vec<f64>,
+}
+
+/// Runs a plan. Calls `progress` with the elapsed time and the number of holds.
+///
+/// # Errors
+/// When a master cannot be started, stopped or queried.
+pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> {
+    let shared = Arc::new(Shared::default());
+    let mut fleet = start()?;
+    let clients = thread::spawn({
+        let shared = Arc::clone(&shared);
+        let networks: Vec<_> = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
+        move || -> Result<()> {
+            if plan.protected == Protected::No {
+                return baseline::run(plan.kind, plan.seed, &networks[0], &shared);
+            }
+            let calm = plan.course != Course::Accidents;
+            let runtime =
+                runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            runtime.block_on(client::run(plan.kind, plan.seed, calm, networks, &shared))
+        }
+    });
+
+    let happened = happen(&mut fleet, plan, &shared, progress);
+    let (began, ended) = (happened.as_ref().map_or_else(|_| now(), |course| course.began), now());
+    shared.stop.store(true, Ordering::Relaxed);
+    let joined = clients.join();
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
+    let happened = happened?;
+    let record = shared.record().clone();
+    let grants: Vec<_> = record.holds.iter().map(|hold| hold.grant.clone()).collect();
+    let longest = record.waits.iter().max().copied().unwrap_or_default();
+    let mean = record.waits.iter().sum::<Duration>() / u32::try_from(record.waits.len().max(1))?;
+    Ok(Report {
+        plan,
+        accidents: happened.accidents,
+        took: ended.saturating_sub(began),
+        waits: (mean, longest),
+        refusals: record.refusals,
+        longest_gap: longest_gap(&grants, began, ended),
+        most_at_once: together(plan.kind, &record.holds),
+        overlaps: harm(plan.kind, &record.holds, &grants),
+        misplaced: out_of_order(plan, &record.holds, &grants),
+        without_one: happened.without_one,
+        holds: record.holds,
+    })
+}
+
+/// What has happened in a run.
+struct Happened {
+    began: Duration,
+    accidents: Times,
+    without_one: Vec<f64>,
+}
+
+fn happen(
+    fleet: &mut Fleet,
+    plan: Plan,
+    shared: &Shared,
+    mut progress: impl FnMut(Duration, usize),
+) -> Result<Happened> {
+    let started = Instant::now();
+    while shared.record().holds.len() < AT_WORK && !is_enough(plan, shared) {
+        ensure!(started.elapsed() < PATIENCE, "the clients are not at work");
+        thread::sleep(SLEEP_MAX);
+    }
+    // The first waits include the connections.
+    shared.record().waits.clear();
+    let began = now();
+    let (mut accidents, mut without_one) = (Times::default(), Vec::new());
+    match plan.course {
+        Course::Calm => while_calm(plan, shared),
+        Course::Accidents => accidents = have_accidents(fleet, plan, shared, &mut progress)?,
+        Course::OneDown => {
+            without_one =
+                stop_each(fleet, plan, Accident::Kill(Disk::Kept), shared, &mut accidents)?;
+        }
+        Course::OnePaused => {
+            without_one = stop_each(fleet, plan, Accident::Pause, shared, &mut accidents)?;
+        }
+    }
+    Ok(Happened { began, accidents, without_one })
+}
+
+/// Starts the masters. They are brand-new, and no longer so after a restart.
+fn start() -> Result<Fleet> {
+    let mut fleet = Fleet::start(MASTERS, NETWORKS, |_, builder| {
+        builder
+            .arg("lock.max-ttl", MAX_TTL.as_millis())
+            .arg("lock.max-clock-skew", MAX_CLOCK_SKEW.as_millis())
+            .arg("appendonly", "yes")
+            .arg("appendfsync", "no")
+    })?;
+    for master in &mut fleet.masters {
+        master.server.set_arg("lock.rejoin-delay", -1);
+    }
+    Ok(fleet)
+}
+
+fn while_calm(plan: Plan, shared: &Shared) {
+    let began = Instant::now();
+    while began.elapsed() < plan.duration && !is_enough(plan, shared) {
+        thread::sleep(CHECK_INTERVAL.min(plan.duration));
+    }
+}
+
+/// A baseline ends with the first harm.
+fn is_enough(plan: Plan, shared: &Shared) -> bool {
+    plan.protected == Protected::No && {
+        let holds = shared.record().holds.clone();
+        match plan.kind {
+            Kind::Shared => !intrusions(&holds).is_empty(),
+            Kind::Semaphore => most_at_once(holds.iter()) > PERMITS,
+        }
+    }
+}
+
+/// Lets accidents happen, and all masters recover at the end.
+fn have_accidents(
+    fleet: &mut Fleet,
+    plan: Plan,
+    shared: &Shared,
+    progress: &mut impl FnMut(Duration, usize),
+) -> Result<Times> {
+    let mut rng = StdRng::seed_from_u64(plan.seed);
+    let mut times = Times::default();
+    let began = Instant::now();
+    let (mut report_at, mut check_at) = (began + PROGRESS_INTERVAL, began);
+    let (apart, mut next) = next_incident(&mut rng);
+    let mut next_at = began + apart;
+    while began.elapsed() < plan.duration {
+        fleet.recover_until(Instant::now())?;
+        if Instant::now() >= next_at {
+            let (apart, incident) = next_incident(&mut rng);
+            let incident = std::mem::replace(&mut next, incident);
+            times.count(incident.accident, fleet.inject(incident)?);
+            next_at = Instant::now() + apart;
+        }
+        if Instant::now() >= check_at {
+            if is_enough(plan, shared) {
+                break;
+            }
+            check_at += CHECK_INTERVAL;
+        }
+        if Instant::now() >= report_at {
+            progress(began.elapsed(), shared.record().holds.len());
+            report_at += PROGRESS_INTERVAL;
+        }
+        let wake_at = fleet.next_recovery().into_iter().chain([next_at]).min();
+        let sleep = wake_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
+        thread::sleep(sleep.min(SLEEP_MAX));
+    }
+    fleet.recover_all()?;
+    Ok(times)
+}
+
+/// Stops one master after the other, and returns the locks per second meanwhile, as a fraction of
+/// those before.
+fn stop_each(
+    fleet: &mut Fleet,
+    plan: Plan,
+    accident: Accident,
+    shared: &Shared,
+    times: &mut Times,
+) -> Result<Vec<f64>> {
+    let part = plan.duration / u32::try_from(2 * MASTERS)?;
+    let per_part = |shared: &Shared| {
+        let from = now();
+        thread::sleep(part);
+        begun(&shared.record().holds, from, now())
+    };
+    let mut ratios = Vec::new();
+    for master in &mut fleet.masters {
+        let before = per_part(shared);
+        master.inject(accident, 0)?;
+        times.count(accident, 1);
+        let without = per_part(shared);
+        master.recover(accident, 0)?;
+        let recovered = Instant::now();
+        while !votes(&master.server)? {
+            ensure!(recovered.elapsed() < PATIENCE, "a master does not vote again");
+            thread::sleep(SLEEP_MAX);
+        }
+        ratios.push(ratio(without, before));
+    }
+    Ok(ratios)
+}
+
+fn votes(server: &quorlock_testkit::Server) -> Result<bool> {
+    let info: String = cmd("INFO").arg("lock").query(&mut server.try_connection()?)?;
+    Ok(info.contains("lock_state:voting"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
+fn ratio(part: usize, whole: usize) -> f64 {
+    part as f64 / whole as f64
+}
+
+fn together(kind: Kind, holds: &[Hold]) -> usize {
+    most_at_once(holds.iter().filter(|hold| kind == Kind::Semaphore || hold.mode == Mode::Shared))
+}
+
+fn harm(kind: Kind, holds: &[Hold], grants: &[Grant]) -> Vec<Overlap> {
+    match kind {
+        Kind::Shared => intrusions(holds),
+        Kind::Semaphore => overlaps(grants),
+    }
+}
+
+fn out_of_order(plan: Plan, holds: &[Hold], grants: &[Grant]) -> Vec<String> {
+    match plan.kind {
+        // A baseline has no fences.
+        _ if plan.protected == Protected::No => Vec::new(),
+        Kind::Shared => misplaced(holds).iter().map(ToString::to_string).collect(),
+        Kind::Semaphore => disorders(grants).iter().map(ToString::to_string).collect(),
+    }
+}
+
+impl Report {
+    /// Returns how many times the longest wait is as long as the mean.
+    pub fn wait_ratio(&self) -> f64 {
+        let (mean, longest) = self.waits;
+        longest.as_secs_f64() / mean.as_secs_f64()
+    }
+
+    /// Returns the mean of [`without_one`](Self::without_one).
+    #[expect(clippy::cast_precision_loss, reason = "there are few masters")]
+    pub fn mean_without_one(&self) -> f64 {
+        self.without_one.iter().sum::<f64>() / self.without_one.len() as f64
+    }
+
+    /// Returns the harm: what must not happen to clients, whatever happens to masters.
+    pub fn harm(&self) -> Vec<String> {
+        let mut harm: Vec<_> = self.overlaps.iter().map(ToString::to_string).collect();
+        if self.plan.kind == Kind::Semaphore && self.most_at_once > PERMITS {
+            harm.push(format!("{} held {PERMITS} permits at a time", self.most_at_once));
+        }
+        harm.extend(self.misplaced.iter().cloned());
+        harm
+    }
+
+    /// Returns what is wrong: harm, too little to show that there is none, and what must not happen
+    /// without accidents. Of a baseline, that it did no harm.
+    pub fn complaints(&self) -> Vec<String> {
+        let Plan { kind, course, seed, protected, .. } = self.plan;
+        let mut complaints = Vec::new();
+        let harm = self.harm();
+        match (protected, harm.first()) {
+            (Protected::Yes, Some(first)) => complaints.push(format!("{first}; seed {seed}")),
+            (Protected::No, None) => {
+                complaints.push("no harm without the protection, so that nothing is shown".into());
+            }
+            _ => {}
+        }
+        if protected == Protected::No {
+            return complaints;
+        }
+        if self.most_at_once < 2 {
+            complaints.push("never two at the same time, so that nothing is shown".into());
+        }
+        if course != Course::Accidents && !self.refusals.is_empty() {
+            complaints.push(format!("calls without a lock: {:?}", self.refusals));
+        }
+        if course == Course::Calm && kind == Kind::Shared && self.wait_ratio() > WAIT_RATIO_MAX {
+            complaints.push(format!("a writer waited {:.1} × the mean", self.wait_ratio()));
+        }
+        if !self.without_one.is_empty() && self.mean_without_one() < WITHOUT_ONE_MIN {
+            let ratio = self.mean_without_one();
+            complaints.push(format!("without one master only {ratio:.2} × the locks per second"));
+        }
+        complaints
+    }
+
+    /// Returns the number of holds of this mode.
+    pub fn count(&self, mode: Mode) -> usize {
+        self.holds.iter().filter(|hold| hold.mode == mode).count()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { plan, most_at_once, .. } = self;
+        let who = match plan.kind {
+            Kind::Shared => format!("{READERS} readers and {WRITERS} writers of one key"),
+            Kind::Semaphore => format!("{SEMAPHORE_CLIENTS} clients for {PERMITS} permits"),
+        };
+        let course = match plan.course {
+            Course::Calm => "no accidents",
+            Course::OneDown => "one master down at a time",
+            Course::OnePaused => "one master paused at a time",
+            Course::Accidents => "accidents",
+        };
+        let rule = match (plan.protected, plan.kind) {
+            (Protected::Yes, _) => "",
+            (Protected::No, Kind::Shared) => ", a reader asks one node",
+            (Protected::No, Kind::Semaphore) => ", a counter on each node",
+        };
+        let (seed, seconds) = (plan.seed, self.took.as_secs_f64());
+        writeln!(f, "{who}{rule}: {MASTERS} masters, {course}, {seconds:.0} s, seed {seed}\n")?;
+        if !self.accidents.is_empty() {
+            writeln!(f, "{}", self.accidents)?;
+        }
+        let (alone, beside) = match plan.kind {
+            Kind::Shared => {
+                let readers = self.count(Mode::Shared);
+                let downgraded = self.count(Mode::Downgraded);
+                (
+                    format!(
+                        "{} writers, {downgraded} of them downgraded, {readers} readers",
+                        self.count(Mode::Exclusive)
+                    ),
+                    "readers",
+                )
+            }
+            Kind::Semaphore => (format!("{} permits", self.holds.len()), "holders"),
+        };
+        writeln!(f, "{alone}, up to {most_at_once} {beside} at the same time")?;
+        let (mean, longest) = self.waits;
+        if !longest.is_zero() {
+            let of = if plan.kind == Kind::Shared { "a writer" } else { "a client" };
+            writeln!(
+                f,
+                "{of} waited {:.1} ms on average and {:.1} ms at most ({:.1} ×)",
+                mean.as_secs_f64() * 1e3,
+                longest.as_secs_f64() * 1e3,
+                self.wait_ratio()
+            )?;
+        }
+        if !self.without_one.is_empty() {
+            let each: Vec<_> = self.without_one.iter().map(|ratio| format!("{ratio:.2}")).collect();
+            writeln!(
+                f,
+                "locks per second with one master less: {:.2} × those with all ({})",
+                self.mean_without_one(),
+                each.join(", ")
+            )?;
+        }
+        writeln!(
+            f,
+            "calls without a lock: {:?}; longest time without a grant {} ms",
+            self.refusals,
+            self.longest_gap.as_millis()
+        )?;
+        let harm = self.harm();
+        writeln!(f, "{} times harm", harm.len())?;
+        harm.iter().take(10).try_for_each(|harm| writeln!(f, "  {harm}"))
+    }
+}
