@@ -13,6 +13,7 @@
 //!   back
 //! - [`bounds`]: the same while ten thousand clients wait
 //! - [`waiting`]: handing a lock over to waiters
+//! - [`kinds`]: shared locks and semaphores beside an exclusive lock
 //! - [`program`]: what `quorlock run` costs beside the command alone
 //! - [`probes`]: instruments: sockets, latencies, `INFO`, `SLOWLOG`, processors
 //! - [`report`]: progress on stderr, and tables on stdout
@@ -20,6 +21,7 @@
 mod bounds;
 mod faults;
 mod growth;
+mod kinds;
 mod plain;
 mod probes;
 mod program;
@@ -92,6 +94,8 @@ enum Group {
     Growth,
     /// The slowest command while ten thousand clients wait
     Bounds,
+    /// Shared locks and semaphores beside an exclusive lock
+    Kinds,
     /// Handing a lock over to waiters
     Waiting,
     /// `quorlock run` beside the command alone
@@ -124,6 +128,11 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
             Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
+            Group::Kinds => {
+                let (rows, of_throughput) = in_task(&runtime, kinds::measure(progress.clone()))?;
+                limits.extend(of_throughput);
+                rows
+            }
             Group::Growth => {
                 limits.extend(growth::measure(&progress)?);
                 continue;
@@ -163,7 +172,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Group {
     /// The groups in the table of the README.
-    const OF_THE_README: [Self; 7] = [
+    const OF_THE_README: [Self; 8] = [
         Self::ServerTime,
         Self::Plain,
         Self::Growth,
@@ -171,6 +180,7 @@ impl Group {
         Self::Quorum,
         Self::Throughput,
         Self::Faults,
+        Self::Kinds,
     ];
 
     /// Returns the number of steps of progress.
@@ -183,6 +193,7 @@ impl Group {
             Self::Faults => faults::STEPS,
             Self::Growth => growth::STEPS,
             Self::Bounds => bounds::STEPS,
+            Self::Kinds => kinds::STEPS,
             Self::Waiting => waiting.steps(),
             Self::Program => program::STEPS,
         }

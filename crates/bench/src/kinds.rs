@@ -1,0 +1,222 @@
+//! Shared locks and semaphores beside an exclusive lock, on five masters.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use futures_util::future::join_all;
+use quorlock_client::{Lock, LockBuilder, Quorum, Released};
+use quorlock_testkit::Masters;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::probes::{Latencies, lock_calls};
+use crate::report::{Limit, Progress, Row};
+
+/// Number of masters.
+const NODES: usize = 5;
+/// Number of permits.
+const PERMITS: usize = 4;
+/// Permits of another client, half of them.
+const TAKEN: usize = PERMITS / 2;
+/// A ttl longer than a measurement of latencies.
+const TTL: Duration = Duration::from_secs(60);
+/// Longer than any wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Number of turns of each kind.
+const ROUNDS: u64 = 400;
+/// Rounds that do not count: connections open.
+const WARM_UP_ROUNDS: u64 = 20;
+/// Number of locks in a turn.
+const BLOCK: usize = 10;
+/// Largest time of a permit, as a fraction of that of an exclusive lock.
+const PERMIT_TARGET: f64 = 1.15;
+/// Commands of a lock on each node: one acquires it, and one releases it.
+const COMMANDS: f64 = 2.0;
+/// Largest number of them, since a late answer of the last turn may be counted.
+const COMMANDS_MAX: f64 = 2.01;
+
+/// Clients that compete, each with connections of its own.
+const CLIENTS: usize = 64;
+/// Time for which each holds a lock.
+const HELD: Duration = Duration::from_millis(50);
+/// Duration of each measurement.
+const TIME: Duration = Duration::from_secs(6);
+/// Turns of each kind, of which the sum counts.
+const TURNS: u64 = 2;
+/// Least permits per second, as a multiple of exclusive locks.
+const PERMITS_RATIO_MIN: f64 = 3.5;
+
+/// Number of steps of [`Progress`].
+pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 3 * TURNS;
+
+/// Measures latencies, and then locks per second.
+pub(crate) async fn measure(progress: Progress) -> anyhow::Result<(Vec<Row>, Vec<Limit>)> {
+    progress.begin("shared locks and permits beside an exclusive lock");
+    let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
+    let (rows, counted) = latencies(&masters, &progress).await?;
+    progress.begin("64 clients, each of which holds a lock for 50 ms");
+    let mut limits = vec![counted];
+    limits.extend(throughput(&masters, &progress).await?);
+    Ok((rows, limits))
+}
+
+/// Measures each kind in turn, with half of the permits taken by another client.
+async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Vec<Row>, Limit)> {
+    let quorum = Quorum::connect(masters.urls()).await?;
+    let other = Quorum::connect(masters.urls()).await?;
+    let permits = |quorum: &Quorum| quorum.semaphore("encoder", PERMITS).ttl(TTL);
+    let mut taken = Vec::new();
+    for _ in 0..TAKEN {
+        let mut permit = permits(&other).acquire().await?;
+        permit.renew();
+        taken.push(permit);
+    }
+    let mut reading = other.lock("report").shared().ttl(TTL).acquire().await?;
+    reading.renew();
+
+    let kinds = [
+        quorum.lock("orders/42").ttl(TTL),
+        permits(&quorum),
+        quorum.lock("report").shared().ttl(TTL),
+    ];
+    let mut took = kinds.each_ref().map(|_| Latencies::new());
+    let mut commands = 0;
+    for round in 0..WARM_UP_ROUNDS + ROUNDS {
+        if round == WARM_UP_ROUNDS {
+            took = kinds.each_ref().map(|_| Latencies::new());
+        }
+        for (index, kind) in kinds.iter().enumerate() {
+            let is_permit = index == 1 && round >= WARM_UP_ROUNDS;
+            let before = if is_permit { settled_calls(masters).await? } else { 0 };
+            for _ in 0..BLOCK {
+                took[index].record(acquire_and_release(kind).await?);
+            }
+            if is_permit {
+                commands += settled_calls(masters).await? - before;
+            }
+        }
+        progress.step();
+    }
+    for lock in taken.into_iter().chain([reading]) {
+        lock.release().await?;
+    }
+    let [exclusive, permit, shared] = took.each_ref().map(Latencies::p50);
+    let row = |case: &str, ours, target| Row {
+        case: format!("{case}, {NODES} nodes"),
+        ours,
+        peer_name: "exclusive lock",
+        peer: exclusive,
+        target,
+    };
+    let rows = vec![
+        row(&format!("a permit while {TAKEN} of {PERMITS} are taken"), permit, Some(PERMIT_TARGET)),
+        row("a shared lock beside another reader", shared, None),
+    ];
+    let locks = u32::try_from(ROUNDS)? * u32::try_from(BLOCK * NODES)?;
+    let each = f64::from(u32::try_from(commands)?) / f64::from(locks);
+    let counted = Limit {
+        case: format!(
+            "commands on each of {NODES} nodes for a permit while {TAKEN} of {PERMITS} are taken"
+        ),
+        measured: format!("{each:.3}: to acquire and to release it"),
+        target: "2: one round trip each",
+        met: (COMMANDS..=COMMANDS_MAX).contains(&each),
+    };
+    Ok((rows, counted))
+}
+
+/// Returns the lock commands so far, when the nodes that nobody waits for have executed theirs.
+async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
+    let mut calls = lock_calls(masters)?;
+    loop {
+        sleep(Duration::from_micros(500)).await;
+        let now = lock_calls(masters)?;
+        if now == calls {
+            return Ok(now);
+        }
+        calls = now;
+    }
+}
+
+async fn acquire_and_release(kind: &LockBuilder) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let lock = kind.acquire().await?;
+    let released = lock.release().await?;
+    let took = started.elapsed();
+    ensure!(released == Released::Released, "a lock had ended before it was released");
+    Ok(took)
+}
+
+/// Measures permits and readers beside exclusive locks that are held as long.
+async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+    let clients: Vec<_> = join_all((0..CLIENTS).map(|_| Quorum::connect(masters.urls()))).await;
+    let clients: Vec<_> = clients.into_iter().collect::<Result<_, _>>()?;
+    let (mut exclusive, mut permits, mut readers) = (0.0, 0.0, 0.0);
+    for _ in 0..TURNS {
+        exclusive += locks_per_second(&clients, |quorum| quorum.lock("one")).await?;
+        progress.step();
+        permits += locks_per_second(&clients, |quorum| quorum.semaphore("four", PERMITS)).await?;
+        progress.step();
+        readers += locks_per_second(&clients, |quorum| quorum.lock("all").shared()).await?;
+        progress.step();
+    }
+    let (for_permits, for_readers) = (permits / exclusive, readers / exclusive);
+    #[expect(clippy::cast_precision_loss, reason = "there are few turns")]
+    let [exclusive, permits, readers] = [exclusive, permits, readers].map(|sum| sum / TURNS as f64);
+    let ms = HELD.as_millis();
+    Ok(vec![
+        Limit {
+            case: format!("{CLIENTS} clients for {PERMITS} permits, each held for {ms} ms"),
+            measured: format!(
+                "{permits:.1} per second, {for_permits:.2} × one exclusive lock's {exclusive:.1}"
+            ),
+            target: "≥ 3.5 × the exclusive lock's",
+            met: for_permits >= PERMITS_RATIO_MIN,
+        },
+        Limit {
+            case: format!("{CLIENTS} readers, each of which holds the lock for {ms} ms"),
+            measured: format!(
+                "{readers:.0} per second, {for_readers:.0} × one exclusive lock's {exclusive:.1}"
+            ),
+            target: "more than with as many permits",
+            met: for_readers > for_permits,
+        },
+    ])
+}
+
+/// Lets all clients compete for a while, and returns how many locks they had per second.
+async fn locks_per_second(
+    clients: &[Quorum],
+    of: impl Fn(&Quorum) -> LockBuilder,
+) -> anyhow::Result<f64> {
+    let began = Instant::now();
+    let until = began + TIME;
+    let mut running = JoinSet::new();
+    for quorum in clients {
+        let builder = of(quorum).wait(PATIENCE);
+        running.spawn(async move {
+            let mut locks = 0_u32;
+            while Instant::now() < until {
+                // Clients that still wait at the end give up.
+                let left = until.saturating_duration_since(Instant::now());
+                let Ok(lock) = builder.clone().wait(left).acquire().await else { break };
+                locks += 1;
+                hold(lock).await?;
+            }
+            anyhow::Ok(locks)
+        });
+    }
+    let mut locks = 0;
+    while let Some(done) = running.join_next().await {
+        locks += done??;
+    }
+    Ok(f64::from(locks) / began.elapsed().as_secs_f64())
+}
+
+async fn hold(lock: Lock) -> anyhow::Result<()> {
+    sleep(HELD).await;
+    // An unconfirmed release goes on in the background.
+    let _ = lock.release().await;
+    Ok(())
+}
