@@ -378,3 +378,39 @@ fn a_reader_hears_the_node_on_which_a_writer_waits() {
     assert!(!passes_a_waiting_writer(None));
     assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
 }
+
+/// The node on which a writer waits without a seat falls silent. Returns whether it asks the other
+/// nodes.
+fn leaves_its_line(world: &mut World) -> bool {
+    let spec = World::spec(Mode::Exclusive);
+    let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
+    acquire.handle_turn(true, &mut world.ctx());
+    let Some(Action::Wait { id }) = acquire.poll() else { panic!("it stands in line") };
+    let silent = NodeStatus {
+        link: Err(NodeError::timed_out(Duration::from_millis(400))),
+        ..world.topology.nodes()[id.node].clone()
+    };
+    let mut nodes = world.topology.nodes().to_vec();
+    nodes[id.node] = silent;
+    world.topology = Topology::new(nodes);
+    let mut has_left = false;
+    for _ in 0..300 {
+        world.pass_ms(10);
+        acquire.handle_timeout(&mut world.ctx());
+        while let Some(action) = acquire.poll() {
+            has_left |= matches!(action, Action::StopWaiting { id: left } if left == id);
+        }
+    }
+    has_left
+}
+
+#[test]
+fn a_writer_without_a_seat_leaves_a_node_that_falls_silent() {
+    assert!(leaves_its_line(&mut World::new(5)));
+    // It would wait for the node until the handshake of its connection is given up. Meanwhile
+    // readers on the other nodes hear of no writer.
+    break_rule(Some(Mutant::StaysInLineOfSilentNode));
+    let stays = !leaves_its_line(&mut World::new(5));
+    break_rule(None);
+    assert!(stays);
+}

@@ -1034,6 +1034,13 @@ impl Acquire {
             return;
         }
         if waiting.sent.is_none() {
+            if let Err(error) = ctx.topology.route_acquire(waiting.node)
+                && !is_broken(Mutant::StaysInLineOfSilentNode)
+            {
+                // A node that does not answer seats no waiter either. The attempt to connect would
+                // show that only at the end of the handshake's time limit.
+                return self.leave_node(Some(error), ctx);
+            }
             waiting.check_at = ctx.now.plus(ctx.jitter(limits::WAIT_CHECK_EVERY));
             if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
                 // A lock that one node has not released is no reason to poll for ever.

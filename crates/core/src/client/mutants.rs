@@ -23,6 +23,8 @@ pub enum Mutant {
     HeldOutOfTurn,
     /// A call without a seat on the queue node does not poll.
     NoPollWithoutSeat,
+    /// A call without a seat stays in line for one on a node that is known to be silent.
+    StaysInLineOfSilentNode,
     /// A call waits for slow nodes beyond its limit.
     NoDeadline,
     /// The winner of a tie does not repeat its request.
