@@ -126,7 +126,7 @@ async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Ve
     Ok((rows, counted))
 }
 
-/// Returns the lock commands so far, when the nodes that nobody waits for have executed theirs.
+/// Returns the lock commands so far, once the last releases have arrived on all nodes.
 async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
     let mut calls = lock_calls(masters)?;
     loop {

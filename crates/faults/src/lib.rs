@@ -6,8 +6,8 @@
 //! - [`exclusion`]: five masters, several clients, and accidents at random: does one client hold a
 //!   lock at a time?
 //! - [`fences`]: five masters, several processes, and accidents of single masters: do fences grow?
-//! - [`kinds`]: five masters, readers and writers or clients of a semaphore, and accidents: does the
-//!   right number of them hold the lock?
+//! - [`kinds`]: five masters, readers and writers or clients of a semaphore, and accidents: do too
+//!   many of them hold the lock?
 //! - [`stress`]: clients that wait on one server, and everything that can end a wait
 //! - [`fuzz`]: one server and the model of it, which must agree after each step
 //! - [`harness`]: the parts of which these are made, for other tests and benchmarks too

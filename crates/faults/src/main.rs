@@ -51,8 +51,8 @@ struct Args {
     /// With --random, masters vote at once after a restart: the run ends with the first lock that
     /// two clients hold. With --fences, nodes do not agree on fences: the run ends with the first
     /// fence that is not larger than the one before. With --kinds, a reader asks one node, and
-    /// a semaphore is a counter on each: the runs end with the first writer beside a reader, and with
-    /// the first holder too many.
+    /// a semaphore is a counter on each: the runs end with the first writer beside a reader, and
+    /// with the first holder too many.
     #[arg(long, requires = "run")]
     unprotected: bool,
 
@@ -180,7 +180,7 @@ fn kinds(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<Stri
             Protected::Yes => &[
                 (Course::Calm, duration / 3),
                 (Course::OneDown, duration / 3),
-                (Course::OnePaused, duration / 3),
+                (Course::OnePaused, duration),
                 (Course::Accidents, duration),
             ][..],
             Protected::No => &[(Course::Calm, duration)],

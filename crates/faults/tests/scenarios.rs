@@ -1,6 +1,8 @@
 //! Each accident does no harm, and would do harm without the protection.
 
-use quorlock_faults::scenarios::{clock, memory, module, operator, reload, restart};
+use quorlock_faults::scenarios::{
+    clock, memory, module, operator, permits, reload, restart, shared,
+};
 use quorlock_faults::{Baseline, Protected, Scenario, Tally};
 
 /// No harm with the protection; without it, what the scenario says.
@@ -161,4 +163,64 @@ fn reloaded_module_grants_no_held_lock() {
 #[test]
 fn module_that_alone_knows_of_a_lock_is_not_unloaded() {
     does_no_harm(&module::UNLOAD_WITHOUT_MIRRORS);
+}
+
+#[test]
+fn wall_clock_stepped_ahead_lets_no_writer_beside_readers() {
+    does_no_harm(&shared::STEPPED_AHEAD);
+}
+
+#[test]
+fn eviction_of_a_shared_key_ends_no_readers_lock() {
+    does_no_harm(&shared::EVICTION);
+}
+
+#[test]
+fn killed_node_without_its_data_grants_no_shared_lock_to_a_writer() {
+    does_no_harm(&shared::EMPTY_DISK);
+}
+
+#[test]
+fn killed_node_with_its_data_keeps_writers_out_until_the_last_reader() {
+    does_no_harm(&shared::KEPT_DISK);
+}
+
+#[test]
+fn restart_after_a_downgrade_leaves_no_token_that_ends_the_lock() {
+    does_no_harm(&shared::KILLED_AFTER_A_DOWNGRADE);
+}
+
+#[test]
+fn reload_without_a_shared_key_ends_no_readers_lock() {
+    does_no_harm(&shared::DEBUG_RELOAD);
+}
+
+#[test]
+fn operator_ends_a_lock_for_all_of_its_readers() {
+    does_no_harm(&shared::DEL_OR_SET);
+}
+
+#[test]
+fn module_that_alone_knows_the_readers_is_not_unloaded() {
+    does_no_harm(&shared::UNLOAD);
+}
+
+#[test]
+fn wall_clock_stepped_ahead_frees_no_permit() {
+    does_no_harm(&permits::STEPPED_AHEAD);
+}
+
+#[test]
+fn eviction_of_a_slot_frees_no_permit() {
+    does_no_harm(&permits::EVICTION);
+}
+
+#[test]
+fn killed_node_without_its_data_grants_no_held_permit() {
+    does_no_harm(&permits::EMPTY_DISK);
+}
+
+#[test]
+fn operator_ends_the_permit_of_one_slot_only() {
+    does_no_harm(&permits::DEL);
 }

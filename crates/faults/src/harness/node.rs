@@ -153,17 +153,69 @@ impl Node {
             Way::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
             Way::SetNx => cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ms).take(),
         };
+        self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: acquire {key}"))
+    }
+
+    /// Acquires a lock as a reader. Without the module, readers are a set that expires.
+    pub(crate) fn share(
+        &mut self,
+        way: Way,
+        key: &str,
+        token: &str,
+        ttl: Duration,
+    ) -> Result<Answer> {
+        const SCRIPT: &str = "
+            if redis.call('TYPE', KEYS[1]).ok == 'string' then return false end
+            redis.call('SADD', KEYS[1], ARGV[1])
+            return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
+        let ms = u64::try_from(ttl.as_millis())?;
+        let command = match way {
+            Way::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).arg("SHARED").take(),
+            Way::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(key).arg(token).arg(ms).take(),
+        };
+        self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: share {key}"))
+    }
+
+    /// Acquires a lock on one of these keys. Without the module, it tries them in turn.
+    pub(crate) fn acquire_any(
+        &mut self,
+        way: Way,
+        keys: &[&str],
+        token: &str,
+        ttl: Duration,
+    ) -> Result<Answer> {
+        if way == Way::SetNx {
+            for key in keys {
+                if let granted @ Answer::Granted(_) = self.acquire(way, key, token, ttl)? {
+                    return Ok(granted);
+                }
+            }
+            return Ok(Answer::Refused);
+        }
+        let ms = u64::try_from(ttl.as_millis())?;
+        let command = cmd("LOCK.ACQUIREANY").arg(keys.len()).arg(keys).arg(token).arg(ms).take();
+        self.ask(&command, "", token, ttl).context("acquire any")
+    }
+
+    fn ask(&mut self, command: &Cmd, key: &str, token: &str, ttl: Duration) -> Result<Answer> {
         let sent = Instant::now();
         let answer = command.query::<Value>(&mut self.connection);
-        let held =
-            Held { key: key.into(), token: token.into(), sent, answered: Instant::now(), ttl };
+        let answered = Instant::now();
+        let key = match &answer {
+            // One of several keys: its fence and which.
+            Ok(Value::Array(granted)) => match &granted[..] {
+                [_, Value::BulkString(key)] => String::from_utf8_lossy(key).into_owned(),
+                _ => bail!("an unexpected reply: {granted:?}"),
+            },
+            _ => key.into(),
+        };
         match answer {
             Ok(Value::Nil) => Ok(Answer::Refused),
-            Ok(_) => Ok(Answer::Granted(held)),
+            Ok(_) => Ok(Answer::Granted(Held { key, token: token.into(), sent, answered, ttl })),
             Err(error) if error.code() == Some("ABSTAIN") => {
                 Ok(Answer::Abstains(error.detail().unwrap_or_default().into()))
             }
-            Err(error) => Err(error).with_context(|| format!("{way:?}: acquire {key}")),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -64,6 +64,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest wait of a writer without accidents, as a multiple of the mean.
 const WAIT_RATIO_MAX: f64 = 3.0;
+/// Longest time without a grant while one master is down or paused.
+const STALL_MAX: Duration = Duration::from_secs(2);
+/// Longest wait of a client then.
+const STALLED_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Least locks per second with one master less, as a fraction of those with all.
 const WITHOUT_ONE_MIN: f64 = 0.8;
 
@@ -100,8 +104,8 @@ pub struct Plan {
     pub seed: u64,
     /// How long it happens.
     pub duration: Duration,
-    /// Whether readers ask a majority, and a permit is a lock on a slot. Otherwise a reader asks one
-    /// node, and a semaphore is a counter on each.
+    /// Whether readers ask a majority, and a permit is a lock on a slot. Otherwise a reader asks
+    /// one node, and a semaphore is a counter on each.
     pub protected: Protected,
 }
 
@@ -348,6 +352,12 @@ fn out_of_order(plan: Plan, holds: &[Hold], grants: &[Grant]) -> Vec<String> {
     }
 }
 
+impl Course {
+    fn stops_one(self) -> bool {
+        matches!(self, Self::OneDown | Self::OnePaused)
+    }
+}
+
 impl Report {
     /// Returns how many times the longest wait is as long as the mean.
     pub fn wait_ratio(&self) -> f64 {
@@ -396,7 +406,13 @@ impl Report {
         if course == Course::Calm && kind == Kind::Shared && self.wait_ratio() > WAIT_RATIO_MAX {
             complaints.push(format!("a writer waited {:.1} × the mean", self.wait_ratio()));
         }
-        if !self.without_one.is_empty() && self.mean_without_one() < WITHOUT_ONE_MIN {
+        if course.stops_one() && self.longest_gap > STALL_MAX {
+            complaints.push(format!("no client had a lock for {:?}", self.longest_gap));
+        }
+        if course.stops_one() && self.waits.1 > STALLED_WAIT_MAX {
+            complaints.push(format!("a client waited for {:?}", self.waits.1));
+        }
+        if course.stops_one() && self.mean_without_one() < WITHOUT_ONE_MIN {
             let ratio = self.mean_without_one();
             complaints.push(format!("without one master only {ratio:.2} × the locks per second"));
         }

@@ -27,30 +27,37 @@ pub static ALLKEYS_LRU: Scenario = Scenario {
 
 fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
-    // The more keys the server compares, the surer it evicts the one that its policy names.
-    let mut node = Node::start(|builder| {
-        builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64)
-    })?;
+    let mut node = start(policy)?;
     let held = node.take(way, "held", "holder", TTL)?;
-    let room_bytes = 1 << 20;
-    let limit_bytes = node.info("memory", "used_memory")? + room_bytes;
-    node.set_config("maxmemory", &limit_bytes.to_string())?;
-    fill_until_evicted(&mut node, way)?;
+    evict(&mut node, way, "held")?;
     tally.injected();
-    node.set_config("maxmemory", "0")?;
-
     is_its_holders(&mut node, way, &held, tally)
 }
 
+/// Starts a node that evicts keys by this policy.
+pub(super) fn start(policy: &str) -> Result<Node> {
+    // The more keys the server compares, the surer it evicts the one that its policy names.
+    Node::start(|builder| builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64))
+}
+
+/// Makes memory short until the key of a lock is evicted.
+pub(super) fn evict(node: &mut Node, way: Way, key: &str) -> Result<()> {
+    let room_bytes = 1 << 20;
+    let limit_bytes = node.info("memory", "used_memory")? + room_bytes;
+    node.set_config("maxmemory", &limit_bytes.to_string())?;
+    fill_until_evicted(node, way, key)?;
+    node.set_config("maxmemory", "0")
+}
+
 /// Writes filler keys until the lock's key is evicted.
-fn fill_until_evicted(node: &mut Node, way: Way) -> Result<()> {
+fn fill_until_evicted(node: &mut Node, way: Way, key: &str) -> Result<()> {
     const BATCHES_MAX: usize = 200;
     for batch in 0..BATCHES_MAX {
         let keys = (0..100).map(|n| format!("filler {batch} {n}"));
         node.set_all(keys, &"x".repeat(1000), Duration::from_secs(3600))?;
         let is_evicted = match way {
-            Way::Module => node.info("lock", "lock_saved_from_eviction")? == 1,
-            Way::SetNx => !node.exists("held")?,
+            Way::Module => node.info("lock", "lock_saved_from_eviction")? >= 1,
+            Way::SetNx => !node.exists(key)?,
         };
         if is_evicted {
             return Ok(());

@@ -4,15 +4,19 @@
 //! - `memory`: memory runs short, or is freed
 //! - `module`: an operator reconfigures or unloads the module
 //! - `operator`: an operator changes the key of a lock
+//! - `permits`: the same accidents to the permits of a semaphore
 //! - `reload`: a server replaces its data
 //! - `restart`: a server restarts, and has lost data
+//! - `shared`: the same accidents to a lock that readers share
 
 pub mod clock;
 pub mod memory;
 pub mod module;
 pub mod operator;
+pub mod permits;
 pub mod reload;
 pub mod restart;
+pub mod shared;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -51,6 +55,18 @@ pub static ALL: &[&Scenario] = &[
     &module::MAX_TTL,
     &module::UNLOAD_AND_LOAD,
     &module::UNLOAD_WITHOUT_MIRRORS,
+    &shared::STEPPED_AHEAD,
+    &shared::EVICTION,
+    &shared::EMPTY_DISK,
+    &shared::KEPT_DISK,
+    &shared::KILLED_AFTER_A_DOWNGRADE,
+    &shared::DEBUG_RELOAD,
+    &shared::DEL_OR_SET,
+    &shared::UNLOAD,
+    &permits::STEPPED_AHEAD,
+    &permits::EVICTION,
+    &permits::EMPTY_DISK,
+    &permits::DEL,
 ];
 
 /// The results of all scenarios, with the protection and without. Displayed, it is a table in

@@ -1,0 +1,142 @@
+//! Clients hold all permits of a semaphore when the accident happens.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::{Abstention, MINUTE_S, memory, module_or_set_nx};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
+
+/// The slots of the semaphore.
+const SLOTS: [&str; 2] = ["encoder:00", "encoder:01"];
+/// Much longer than a scenario takes.
+const TTL: Duration = Duration::from_secs(60);
+const SHORT_TTL: Duration = Duration::from_millis(800);
+const SET_NX: Baseline = Baseline::Harmed("SET NX PX of each slot");
+
+/// Ahead by a minute, which is longer than any permit lasts.
+pub static STEPPED_AHEAD: Scenario = Scenario {
+    fault: "wall clock +60 s while all permits are held",
+    baseline: SET_NX,
+    round: stepped_ahead,
+};
+
+fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = Node::start(|builder| builder)?;
+    let permits = take_all(&mut node, way, SHORT_TTL)?;
+    node.step_clock(MINUTE_S)?;
+    tally.injected();
+    let first_end = permits.iter().map(Held::must_last_until).min();
+    let until = permits[0].must_end_by() + PATIENCE;
+    let granted = loop {
+        let is_last = Instant::now() >= until;
+        match node.acquire_any(way, &SLOTS, "third", TTL)? {
+            Answer::Granted(held) => break Some(held),
+            _ if is_last => break None,
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    tally.must(granted.is_some(), || "no permit ended".into());
+    tally.must(first_end.is_some_and(|end| Instant::now() >= end), || {
+        "a third was granted one of two permits".into()
+    });
+    Ok(())
+}
+
+/// Evicts the slot that would expire soonest.
+pub static EVICTION: Scenario = Scenario {
+    fault: "eviction under volatile-ttl while all permits are held",
+    baseline: SET_NX,
+    round: evicted,
+};
+
+fn evicted(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = memory::start("volatile-ttl")?;
+    let permits = take_all(&mut node, way, TTL)?;
+    memory::evict(&mut node, way, SLOTS[0])?;
+    tally.injected();
+    are_held(&mut node, way, &permits, tally)
+}
+
+/// Killed, and restarted without any data.
+pub static EMPTY_DISK: Scenario = Scenario {
+    fault: "kill -9, restart on an empty disk while all permits are held",
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
+    round: empty_disk,
+};
+
+fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let abstention = Abstention::of(protected);
+    let max_ttl_ms = abstention.max_ttl.as_millis();
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
+    let permits = take_all(&mut node, Way::Module, abstention.max_ttl)?;
+    node.master.server.kill();
+    let killed_at = Instant::now();
+    node.restart(abstention.rejoin_delay_ms)?;
+    ensure!(!node.exists(SLOTS[0])?, "the disk was not empty");
+    tally.injected();
+    let third = node.acquire_any(Way::Module, &SLOTS, "third", abstention.max_ttl)?;
+    if killed_at.elapsed() < abstention.max_ttl {
+        tally.must(!matches!(third, Answer::Granted(_)), || {
+            "a third was granted one of two permits".into()
+        });
+    }
+    if protected == Protected::No {
+        return Ok(());
+    }
+    abstention.is_kept(&mut node, protected, &permits[1], killed_at, "start", tally)
+}
+
+/// An operator's command ends one permit, and no other.
+pub static DEL: Scenario = Scenario {
+    fault: "DEL of one slot while all permits are held",
+    baseline: Baseline::None("it is to end that permit"),
+    round: deleted,
+};
+
+fn deleted(_: Protected, tally: &mut Tally) -> Result<()> {
+    let mut node = Node::start(|builder| builder)?;
+    let way = Way::Module;
+    let permits = take_all(&mut node, way, TTL)?;
+    let _: u64 = node.call(&["DEL", SLOTS[1]])?;
+    tally.injected();
+    tally.must(node.extend(way, &permits[1])?.is_none(), || "it was still its holder's".into());
+    match node.acquire_any(way, &SLOTS, "third", TTL)? {
+        Answer::Granted(third) => {
+            tally.must(third.key == SLOTS[1], || "a third was granted the other slot".into());
+            are_held(&mut node, way, &[permits[0].clone(), third], tally)
+        }
+        other => {
+            tally.harm(format!("the slot was not free: {other:?}"));
+            Ok(())
+        }
+    }
+}
+
+/// Takes all permits, the slots in order.
+fn take_all(node: &mut Node, way: Way, ttl: Duration) -> Result<[Held; 2]> {
+    let mut take = |token| match node.acquire_any(way, &SLOTS, token, ttl)? {
+        Answer::Granted(held) => Ok(held),
+        other => bail!("a free permit was not granted: {other:?}"),
+    };
+    let permits = [take("first")?, take("second")?];
+    ensure!(permits.each_ref().map(|held| held.key.as_str()) == SLOTS, "other slots: {permits:?}");
+    Ok(permits)
+}
+
+/// Checks that there is no further permit, and that each holder extends and releases its own.
+fn are_held(node: &mut Node, way: Way, permits: &[Held], tally: &mut Tally) -> Result<()> {
+    let third = node.acquire_any(way, &SLOTS, "further", TTL)?;
+    tally.must(matches!(third, Answer::Refused), || {
+        format!("one more was granted a permit: {third:?}")
+    });
+    for permit in permits {
+        let extended = node.extend(way, permit)?;
+        tally.must(extended.is_some(), || "its holder could not extend a permit".into());
+        tally.must(node.release(way, permit)?, || "its holder could not release a permit".into());
+    }
+    Ok(())
+}

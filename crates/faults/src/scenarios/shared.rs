@@ -1,0 +1,251 @@
+//! Readers share a lock when the accident happens.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::{Abstention, MINUTE_S, memory, module_or_set_nx};
+use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::{Baseline, Scenario, Tally};
+
+/// How readers share a lock without the module.
+const A_SET: Baseline = Baseline::Harmed("a set of readers that expires");
+/// Much longer than a scenario takes.
+const TTL: Duration = Duration::from_secs(60);
+/// The end of the first of two readers, for which a scenario waits. That of the other is later.
+const SHORT_TTL: Duration = Duration::from_millis(600);
+
+/// Ahead by a minute, which is longer than any reader holds the lock.
+pub static STEPPED_AHEAD: Scenario = Scenario {
+    fault: "wall clock +60 s while readers share a lock",
+    baseline: A_SET,
+    round: stepped_ahead,
+};
+
+fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = Node::start(|builder| builder)?;
+    let first = share(&mut node, way, "first", SHORT_TTL)?;
+    let second = share(&mut node, way, "second", 2 * SHORT_TTL)?;
+    node.step_clock(MINUTE_S)?;
+    tally.injected();
+    let until = second.must_end_by() + PATIENCE;
+    let writer = node.acquire_until(way, &first.key, "writer", TTL, until)?;
+    let granted_by = Instant::now();
+    tally.must(writer.is_some(), || "the readers' locks did not end".into());
+    tally.must(granted_by >= second.must_last_until(), || {
+        "a writer was granted the lock beside a reader".into()
+    });
+    Ok(())
+}
+
+/// Evicts the key that would expire soonest: the lock's.
+pub static EVICTION: Scenario = Scenario {
+    fault: "eviction under volatile-ttl while readers share a lock",
+    baseline: A_SET,
+    round: evicted,
+};
+
+fn evicted(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = memory::start("volatile-ttl")?;
+    let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+    memory::evict(&mut node, way, &readers[0].key)?;
+    tally.injected();
+    is_shared(&mut node, way, &readers, tally)
+}
+
+/// Killed, and restarted without any data.
+pub static EMPTY_DISK: Scenario = Scenario {
+    fault: "kill -9, restart on an empty disk while readers share a lock",
+    baseline: Baseline::Harmed("lock.rejoin-delay 0"),
+    round: empty_disk,
+};
+
+fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let abstention = Abstention::of(protected);
+    let max_ttl_ms = abstention.max_ttl.as_millis();
+    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
+    share(&mut node, Way::Module, "first", abstention.max_ttl / 2)?;
+    let last = share(&mut node, Way::Module, "second", abstention.max_ttl)?;
+    node.master.server.kill();
+    let killed_at = Instant::now();
+    node.restart(abstention.rejoin_delay_ms)?;
+    ensure!(!node.exists(&last.key)?, "the disk was not empty");
+    tally.injected();
+    abstention.is_kept(&mut node, protected, &last, killed_at, "start", tally)
+}
+
+/// The key is on the disk, and no client knows its value: it keeps writers and readers out until
+/// the last reader's deadline, also without abstention.
+pub static KEPT_DISK: Scenario = Scenario {
+    fault: "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
+    baseline: Baseline::Unharmed("a set of readers that expires: it is loaded again"),
+    round: kept_disk,
+};
+
+fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = start_with_disk()?;
+    let first = share(&mut node, way, "first", PATIENCE)?;
+    // The last deadline counts, and the key has to show it.
+    let last = share(&mut node, way, "second", PATIENCE + SHORT_TTL)?;
+    node.master.server.kill();
+    node.restart(0)?;
+    ensure!(node.exists(&last.key)?, "the disk is empty");
+    tally.injected();
+    if way == Way::Module {
+        tally.must(node.extend(way, &first)?.is_none(), || {
+            "a reader's token passed for the holder of the key".into()
+        });
+        tally.must(!node.release(way, &first)?, || "a reader released the lock of both".into());
+        // The key does not say that its holders share it.
+        let reader = node.share(way, &last.key, "third", TTL)?;
+        tally.must(matches!(reader, Answer::Refused), || format!("a third got in: {reader:?}"));
+    }
+    refuses_writers(&mut node, way, &last, tally)
+}
+
+/// The lock was exclusive when its key was first written. Its former token must not end it for the
+/// readers that came since.
+pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
+    fault: "downgrade, a reader joins, kill -9, restart with the disk, release of the first",
+    baseline: Baseline::Harmed("the key keeps the token of the writer"),
+    round: killed_after_a_downgrade,
+};
+
+fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let mut node = start_with_disk()?;
+    let first = node.take(Way::Module, "key", "first", PATIENCE)?;
+    let (key, ms) = (first.key.as_str(), PATIENCE.as_millis().to_string());
+    let extended: Option<u64> = node.call(&["LOCK.EXTEND", key, "first", &ms, "SHARED"])?;
+    ensure!(extended.is_some(), "the lock was not downgraded");
+    let reader = share(&mut node, Way::Module, "second", PATIENCE)?;
+    let value = node.get(key)?;
+    tally.injected();
+    if protected == Protected::No {
+        // As a module would that writes the key once, when the lock is granted.
+        let _: String = node.call(&["SET", key, "first", "PX", &ms])?;
+    } else {
+        tally.must(value.is_some_and(|value| value != "first" && value != "second"), || {
+            "the key shows the token of one of the holders".into()
+        });
+    }
+    node.master.server.kill();
+    node.restart(0)?;
+    ensure!(node.exists(key)?, "the disk is empty");
+    let released = node.release(Way::Module, &first)?;
+    tally.must(!released, || "one of the holders ended the lock of both".into());
+    refuses_writers(&mut node, Way::Module, &reader, tally)
+}
+
+/// The server empties itself to load what it has just saved.
+pub static DEBUG_RELOAD: Scenario = Scenario {
+    fault: "wall clock +60 s, then DEBUG RELOAD while readers share a lock",
+    baseline: A_SET,
+    round: reloaded,
+};
+
+fn reloaded(protected: Protected, tally: &mut Tally) -> Result<()> {
+    let way = module_or_set_nx(protected);
+    let mut node = Node::start(|builder| builder)?;
+    let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+    node.step_clock(2 * MINUTE_S)?;
+    let _: String = node.call(&["DEBUG", "RELOAD"])?;
+    tally.injected();
+    is_shared(&mut node, way, &readers, tally)
+}
+
+/// An operator's command ends the lock for all readers.
+pub static DEL_OR_SET: Scenario = Scenario {
+    fault: "DEL, SET of the key of a lock that readers share",
+    baseline: Baseline::None("it is to end the lock"),
+    round: deleted_or_set,
+};
+
+fn deleted_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
+    for by_set in [false, true] {
+        let mut node = Node::start(|builder| builder)?;
+        let way = Way::Module;
+        let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+        if by_set {
+            let _: String = node.call(&["SET", "key", "old client", "PX", "60000"])?;
+        } else {
+            let _: u64 = node.call(&["DEL", "key"])?;
+        }
+        tally.injected();
+        for reader in &readers {
+            tally.must(node.extend(way, reader)?.is_none(), || "it was still a reader's".into());
+        }
+        let writer = node.acquire(way, "key", "writer", TTL)?;
+        tally.must(matches!(writer, Answer::Granted(_)) != by_set, || {
+            format!("a writer's answer: {writer:?}")
+        });
+    }
+    Ok(())
+}
+
+/// A module that alone knows the readers cannot be unloaded.
+pub static UNLOAD: Scenario = Scenario {
+    fault: "MODULE UNLOAD while readers share a lock",
+    baseline: Baseline::None("it is to be refused"),
+    round: unloaded,
+};
+
+fn unloaded(_: Protected, tally: &mut Tally) -> Result<()> {
+    let mut node = Node::start(|builder| builder)?;
+    let way = Way::Module;
+    let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+    let refused = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
+    tally.injected();
+    tally.must(refused.is_err(), || "it was unloaded".into());
+    is_shared(&mut node, way, &readers, tally)
+}
+
+/// Shares the one lock, which must be possible.
+fn share(node: &mut Node, way: Way, token: &str, ttl: Duration) -> Result<Held> {
+    match node.share(way, "key", token, ttl)? {
+        Answer::Granted(held) => Ok(held),
+        other => bail!("the lock was not shared: {other:?}"),
+    }
+}
+
+/// Starts a node whose writes are on the disk before they are answered.
+fn start_with_disk() -> Result<Node> {
+    Node::start(|builder| builder.arg("appendonly", "yes").arg("appendfsync", "always"))
+}
+
+/// Checks that a writer is refused, as long as it may be.
+fn refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tally) -> Result<()> {
+    let writer = node.acquire(way, &last.key, "writer", TTL)?;
+    if Instant::now() < last.must_last_until() {
+        tally.must(matches!(writer, Answer::Refused), || {
+            format!("a writer was not refused beside a reader: {writer:?}")
+        });
+    }
+    Ok(())
+}
+
+/// Checks that the readers share the lock: a writer is refused, and each of them extends and
+/// releases it. Then it is free.
+fn is_shared(node: &mut Node, way: Way, readers: &[Held], tally: &mut Tally) -> Result<()> {
+    refuses_writers(node, way, &readers[0], tally)?;
+    if way == Way::SetNx {
+        return Ok(());
+    }
+    let joined = node.share(way, &readers[0].key, "joined", TTL)?;
+    let Answer::Granted(joined) = joined else {
+        tally.harm(format!("another reader was not let in: {joined:?}"));
+        return Ok(());
+    };
+    for reader in readers.iter().chain([&joined]) {
+        tally.must(node.extend(way, reader)?.is_some(), || "a reader could not extend it".into());
+        refuses_writers(node, way, reader, tally)?;
+        tally.must(node.release(way, reader)?, || "a reader could not release it".into());
+    }
+    let writer = node.acquire(way, &joined.key, "writer", TTL)?;
+    tally.must(matches!(writer, Answer::Granted(_)), || {
+        format!("it was not free when all had released it: {writer:?}")
+    });
+    Ok(())
+}
