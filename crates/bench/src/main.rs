@@ -12,6 +12,7 @@
 //! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
 //!   back
 //! - [`bounds`]: the same while ten thousand clients wait
+//! - [`versions`]: server time of one build of the module beside another
 //! - [`waiting`]: handing a lock over to waiters
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
 //! - [`program`]: what `quorlock run` costs beside the command alone
@@ -29,8 +30,10 @@ mod quorum;
 mod report;
 mod server_time;
 mod throughput;
+mod versions;
 mod waiting;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, thread};
 
@@ -61,6 +64,14 @@ struct Args {
     /// Measure only this group; may be repeated. Without it, all groups but waiting and program
     #[arg(long, value_enum)]
     only: Vec<Group>,
+
+    /// Measure only the server time of this build of the module, beside that of --against
+    #[arg(long, value_name = "FILE", requires = "against", conflicts_with = "only")]
+    module: Option<PathBuf>,
+
+    /// The other build of the module, of an earlier version for example
+    #[arg(long, value_name = "FILE", requires = "module")]
+    against: Option<PathBuf>,
 
     #[command(flatten)]
     waiting: Waiting,
@@ -112,6 +123,9 @@ fn main() -> ExitCode {
 fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(Role::Worker(behaviour)) = args.role {
         return waiting::processes::run(&behaviour).map(|()| ExitCode::SUCCESS);
+    }
+    if let (Some(module), Some(against)) = (&args.module, &args.against) {
+        return compare_modules(module, against, args.check);
     }
     require_release_builds()?;
     warn_of_a_busy_machine();
@@ -198,6 +212,19 @@ impl Group {
             Self::Program => program::STEPS,
         }
     }
+}
+
+/// Prints the server time of one build of the module beside another.
+fn compare_modules(module: &Path, against: &Path, check: bool) -> anyhow::Result<ExitCode> {
+    warn_of_a_busy_machine();
+    let progress = Progress::new(versions::STEPS);
+    let mut limits = Limits::default();
+    limits.extend(versions::measure(module, against, &progress)?);
+    progress.finish();
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!("{}, load {}.\n\n{limits}", server_version()?, load.trim());
+    let fails = check && limits.misses_a_target();
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Measures in a spawned task, as in a program that serves requests.

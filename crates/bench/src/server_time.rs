@@ -25,10 +25,10 @@ const PIPELINED: usize = 500;
 const SERVERS: u32 = 3;
 /// The module checks once a second whether anything receives what it would propagate, and omits it
 /// otherwise, as the server does for its own commands.
-const WARM_UP: Duration = Duration::from_millis(1500);
+pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.
-const TTL_MS: u64 = 600_000;
+pub(crate) const TTL_MS: u64 = 600_000;
 
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (SIZES[0].rounds + SIZES[1].rounds) as u64;
@@ -66,7 +66,7 @@ struct Case {
 }
 
 /// One command for each key.
-struct Load {
+pub(crate) struct Load {
     keys: u32,
     /// Its name in the server's statistics.
     command: &'static str,
@@ -118,16 +118,14 @@ impl Size {
         Ok(cases.into_iter().map(row).collect())
     }
 
-    /// In this order, so that each lock is free at the end.
     fn cases(&self, delete: &str, expire: &str) -> [Case; 3] {
         let &Self { keys, targets: [acquire_target, extend_target, release_target], .. } = self;
+        let [acquire, extend, release] = our_loads(keys);
         let name = |command: &str| format!("server time of `{command}`, {keys} keys");
         [
             Case {
                 name: name("LOCK.ACQUIRE"),
-                ours: Load::new(keys, "lock.acquire", |key, token| {
-                    cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
-                }),
+                ours: acquire,
                 peer_name: "`SET NX PX`",
                 peer: Load::new(keys, "set", |key, token| {
                     cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
@@ -136,9 +134,7 @@ impl Size {
             },
             Case {
                 name: name("LOCK.EXTEND"),
-                ours: Load::new(keys, "lock.extend", |key, token| {
-                    cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
-                }),
+                ours: extend,
                 peer_name: "script",
                 peer: Load::new(keys, "evalsha", |key, token| {
                     cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
@@ -147,9 +143,7 @@ impl Size {
             },
             Case {
                 name: name("LOCK.RELEASE"),
-                ours: Load::new(keys, "lock.release", |key, token| {
-                    cmd("LOCK.RELEASE").arg(key).arg(token).take()
-                }),
+                ours: release,
                 peer_name: "script",
                 peer: Load::new(keys, "evalsha", |key, token| {
                     cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
@@ -158,6 +152,21 @@ impl Size {
             },
         ]
     }
+}
+
+/// Returns the commands of the module, in this order, so that each lock is free at the end.
+pub(crate) fn our_loads(keys: u32) -> [Load; 3] {
+    [
+        Load::new(keys, "lock.acquire", |key, token| {
+            cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
+        }),
+        Load::new(keys, "lock.extend", |key, token| {
+            cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
+        }),
+        Load::new(keys, "lock.release", |key, token| {
+            cmd("LOCK.RELEASE").arg(key).arg(token).take()
+        }),
+    ]
 }
 
 /// Acquires, extends and releases all locks with Quorlock and then with the peer.
@@ -190,7 +199,7 @@ impl Load {
     }
 
     /// Runs the command for each key, and returns the cost of a call to the server.
-    fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
+    pub(crate) fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
         let before = spent(connection, self.command)?;
         for pipeline in &self.pipelines {
             let answers: Vec<Value> = pipeline.query(connection)?;

@@ -1,0 +1,108 @@
+//! What a command costs the server with one build of the module, beside another build.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use quorlock_testkit::Server;
+use redis::Connection;
+
+use crate::report::{Limit, Progress, readable};
+use crate::server_time::{Load, TTL_MS, WARM_UP, our_loads};
+
+/// Number of keys that are locked, extended and released in a round.
+const KEYS: u32 = 20_000;
+/// Pairs of servers, because the memory layout differs from server to server.
+const ALTERNATIONS: usize = 20;
+/// Rounds of each server in a pair, in turn. The best counts: other processes can only make a round
+/// slower.
+const ROUNDS: usize = 10;
+/// Largest median of the ratios.
+const RATIO_MAX: f64 = 1.05;
+
+/// Number of steps of [`Progress`].
+pub(crate) const STEPS: u64 = ALTERNATIONS as u64;
+
+/// A server with one of the builds.
+struct Candidate {
+    connection: Connection,
+    /// The smallest cost of a call, for each command.
+    best: [Duration; 3],
+    _server: Server,
+}
+
+/// Measures both builds in turn.
+pub(crate) fn measure(
+    module: &Path,
+    against: &Path,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Limit>> {
+    progress.begin("server time per call, two builds of the module");
+    let loads = our_loads(KEYS);
+    let mut pairs = Vec::new();
+    for alternation in 0..ALTERNATIONS {
+        let mut ours = Candidate::start(module)?;
+        let mut theirs = Candidate::start(against)?;
+        let warm_at = Instant::now() + WARM_UP;
+        while Instant::now() < warm_at {
+            ours.run(&loads)?;
+            theirs.run(&loads)?;
+        }
+        (ours.best, theirs.best) = ([Duration::MAX; 3], [Duration::MAX; 3]);
+        for round in 0..ROUNDS {
+            let mut turn = [&mut ours, &mut theirs];
+            if (alternation + round) % 2 == 1 {
+                turn.reverse();
+            }
+            for candidate in turn {
+                candidate.run(&loads)?;
+            }
+        }
+        pairs.push((ours.best, theirs.best));
+        progress.step();
+    }
+    let row = |(command, name): (usize, &str)| {
+        let ours = median(pairs.iter().map(|(ours, _)| ours[command].as_secs_f64()));
+        let theirs = median(pairs.iter().map(|(_, theirs)| theirs[command].as_secs_f64()));
+        let ratio = median(
+            pairs
+                .iter()
+                .map(|(ours, theirs)| ours[command].as_secs_f64() / theirs[command].as_secs_f64()),
+        );
+        let [ours, theirs] = [ours, theirs].map(|time| readable(Duration::from_secs_f64(time)));
+        Limit {
+            case: format!("server time of `{name}`, {KEYS} keys, beside another build"),
+            measured: format!(
+                "{ratio:.3}, the median of {ALTERNATIONS} ratios; {ours} beside {theirs}"
+            ),
+            target: "≤ 1.05",
+            met: ratio <= RATIO_MAX,
+        }
+    };
+    let names = ["LOCK.ACQUIRE", "LOCK.EXTEND", "LOCK.RELEASE"];
+    Ok(names.into_iter().enumerate().map(row).collect())
+}
+
+impl Candidate {
+    fn start(module: &Path) -> anyhow::Result<Self> {
+        let server = Server::with_module().module(module).arg("lock.max-ttl", TTL_MS).start()?;
+        Ok(Self { connection: server.connection(), best: [Duration::MAX; 3], _server: server })
+    }
+
+    fn run(&mut self, loads: &[Load; 3]) -> anyhow::Result<()> {
+        for (load, best) in loads.iter().zip(&mut self.best) {
+            *best = (*best).min(load.run(&mut self.connection)?);
+        }
+        Ok(())
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) {
+        f64::midpoint(values[middle - 1], values[middle])
+    } else {
+        values[middle]
+    }
+}
