@@ -96,7 +96,7 @@ test-server: setup ## Runs the server's own tests without and with the module (2
 	cargo build --release --package quorlock
 	@scripts/test-server $(UNITS)
 
-bench: setup ## Measures the tables of docs/benchmarks.md: server time, growth, waiters, locks per quorum, and a failing node, with peers
+bench: setup ## Measures the tables of docs/benchmarks.md: server time, growth, waiters, locks per quorum, kinds of lock, and a failing node, with peers
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 
