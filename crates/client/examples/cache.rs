@@ -1,9 +1,9 @@
 //! A cache that many programs read, and that one of them refreshes when it is out of date.
 //!
 //! The cache is two files that belong together. Programs read them at the same time under the
-//! shared lock, and one writes them under the exclusive lock, so that no program reads the prices of
-//! one refresh and the names of another. A file checks no fence: the refresh stops when its lock is
-//! lost, and `inventory.rs` has a resource that refuses a late write.
+//! shared lock, and one writes them under the exclusive lock, so that no program reads the prices
+//! of one refresh and the names of another. A file checks no fence: the refresh stops when its lock
+//! is lost, and `inventory.rs` has a resource that refuses a late write.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example cache -- DIRECTORY`
 
