@@ -132,7 +132,10 @@ fn take(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<
 
 fn connect(server: &Server) -> anyhow::Result<Vec<TcpStream>> {
     let url = server.url();
-    let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?.trim_end_matches('/');
+    let address = url
+        .strip_prefix("redis://")
+        .context("the server does not listen on TCP")?
+        .trim_end_matches('/');
     let connect = |_| {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
