@@ -1,25 +1,46 @@
-//! Runs fleets: `quorlock-sim [--seeds N] [--from SEED]`, or `quorlock-sim --seed SEED [--trace]`.
-//!
-//! With `--no-faults` no seed draws faults, and with `--mutant NAME` a rule is broken.
-//! `quorlock-sim --compare` prints what each rule about waiting achieves. `quorlock-sim --mutants
-//! [--seeds N]` finds the first seed that catches each mutant.
+//! Runs fleets: [`HELP`] has the options.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quorlock_sim::fleet::{Comparison, Mixed, Mutant, Plan, Report, comparisons, mixed, run};
+use quorlock_sim::fleet::{Comparison, Kind, Mixed, Mutant, Plan, Report, comparisons, mixed, run};
+
+const HELP: &str = "\
+Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
+
+quorlock-sim [--seeds N] [--from SEED] [--kind KIND]   runs N seeds (1000) of each kind of lock
+quorlock-sim --seed SEED [--kind KIND] [--trace]       runs one seed, of exclusive locks by default
+quorlock-sim --mutants [--seeds N] [--from SEED]       finds the first seed that catches each mutant
+quorlock-sim --compare                                 prints what each rule about waiting achieves
+
+--kind KIND     exclusive: locks of one key, and of several at once
+                shared: readers and writers of the same keys, and writers that become readers
+                permits: semaphores and locks of one of several keys, beside locks of these keys
+--no-faults     draws no faults
+--mutant NAME   breaks a rule, which the checkers must notice";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| ["--help", "-h"].contains(&arg.as_str())) {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
     let has = |name: &str| args.iter().any(|arg| arg == name);
     let number = |name: &str| {
         let at = args.iter().position(|arg| arg == name)?;
         args.get(at + 1)?.parse::<u64>().ok()
     };
-    let name = args.iter().position(|arg| arg == "--mutant").and_then(|at| args.get(at + 1));
-    let mutant = name.map(|name| {
+    let text = |name: &str| {
+        let at = args.iter().position(|arg| arg == name)?;
+        args.get(at + 1)
+    };
+    let kind = text("--kind").map(|name| {
+        let is_named = |kind: &Kind| kind.name() == name;
+        Kind::ALL.into_iter().find(is_named).unwrap_or_else(|| panic!("there is no kind {name}"))
+    });
+    let mutant = text("--mutant").map(|name| {
         let is_named = |mutant: &Mutant| mutant.name() == *name;
         Mutant::all().find(is_named).unwrap_or_else(|| panic!("there is no mutant {name}"))
     });
@@ -30,8 +51,8 @@ fn main() -> ExitCode {
         compare();
         return ExitCode::SUCCESS;
     }
-    let plan = |seed| {
-        let plan = Plan::draw(seed);
+    let plan = |kind, seed| {
+        let plan = Plan::draw_of(kind, seed);
         let plan = if has("--no-faults") { plan.without_faults() } else { plan };
         match mutant {
             Some(mutant) => plan.with_mutant(mutant),
@@ -39,13 +60,16 @@ fn main() -> ExitCode {
         }
     };
     if let Some(seed) = number("--seed") {
-        let report = run(&plan(seed), has("--trace"));
+        let report = run(&plan(kind.unwrap_or(Kind::Exclusive), seed), has("--trace"));
         print!("{}", report.trace);
         let is_bad = report.violation.is_some();
         println!("{:#?}", Report { trace: String::new(), ..report });
         return if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    run_all(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000), &plan)
+    let (from, seeds) = (number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000));
+    let kinds = kind.map_or(Kind::ALL.to_vec(), |kind| vec![kind]);
+    let bad = kinds.into_iter().filter(|&kind| !all_pass(kind, from, seeds, &plan)).count();
+    if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Prints what each rule about waiting achieves, and what locks of several keys cost the others.
@@ -92,8 +116,8 @@ fn first_seeds(from: u64, seeds: u64) -> ExitCode {
     if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs these seeds on all processors.
-fn run_all(from: u64, seeds: u64, plan: &(impl Fn(u64) -> Plan + Sync)) -> ExitCode {
+/// Runs these seeds of a kind on all processors. Returns whether none of them found a violation.
+fn all_pass(kind: Kind, from: u64, seeds: u64, plan: &(impl Fn(Kind, u64) -> Plan + Sync)) -> bool {
     let next = AtomicU64::new(from);
     let [bad, commands, locks] = [const { AtomicU64::new(0) }; 3];
     let began = Instant::now();
@@ -105,12 +129,16 @@ fn run_all(from: u64, seeds: u64, plan: &(impl Fn(u64) -> Plan + Sync)) -> ExitC
                     if seed >= from + seeds {
                         return;
                     }
-                    let report = run(&plan(seed), false);
+                    let report = run(&plan(kind, seed), false);
                     commands.fetch_add(report.commands, Ordering::Relaxed);
                     locks.fetch_add(report.locks(), Ordering::Relaxed);
                     if let Some(what) = report.violation {
                         bad.fetch_add(1, Ordering::Relaxed);
-                        println!("seed {seed}: {}", what.chars().take(200).collect::<String>());
+                        println!(
+                            "{} {seed}: {}",
+                            kind.name(),
+                            what.chars().take(200).collect::<String>()
+                        );
                     }
                 }
             });
@@ -119,8 +147,9 @@ fn run_all(from: u64, seeds: u64, plan: &(impl Fn(u64) -> Plan + Sync)) -> ExitC
     let seconds = began.elapsed().as_secs().max(1);
     let (bad, commands, locks) = (bad.into_inner(), commands.into_inner(), locks.into_inner());
     println!(
-        "{seeds} seeds, {} a minute: {locks} locks, {commands} commands, {bad} violations",
+        "{}: {seeds} seeds, {} a minute: {locks} locks, {commands} commands, {bad} violations",
+        kind.name(),
         seeds * 60 / seconds
     );
-    if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    bad == 0
 }

@@ -44,7 +44,10 @@ enum State {
 #[derive(Clone, Debug)]
 struct Errand {
     held_for: Ns,
+    /// How often it is extended, counting a downgrade.
     extends: u32,
+    /// The extension that makes it shared, counted from the last.
+    downgrade: Option<u32>,
     end: End,
     /// Whether it waits without a limit.
     waits_for_ever: bool,
@@ -157,6 +160,7 @@ impl Process {
             } else {
                 0
             },
+            downgrade: None,
             end: match this.rng.random_range(0..100) {
                 n if n < habits.detach_percent => End::Detach,
                 n if n < habits.detach_percent + habits.drop_percent => End::Drop,
@@ -177,12 +181,26 @@ impl Process {
         let cancels = this.chance(habits.cancel_percent);
         let min_validity = if this.chance(80) { ttl.duration() / 2 } else { Duration::ZERO };
         let cancel_after = this.between((1, 2 * habits.hold.1 + 10 * plan.round_trip));
-        this.errand = Some(Errand { waits_for_ever: wait.is_none(), ..errand });
+        let may_share = habits.share_percent > 0 && plan.members[keys].len() == 1;
+        let mode = if may_share && this.chance(habits.share_percent) {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        };
+        let downgrades =
+            may_share && mode == Mode::Exclusive && this.chance(habits.downgrade_percent);
+        let (extends, downgrade) = if downgrades {
+            (errand.extends + 1, Some(this.rng.random_range(0..=errand.extends)))
+        } else {
+            (errand.extends, None)
+        };
+        let waits_for_ever = wait.is_none();
+        this.errand = Some(Errand { waits_for_ever, extends, downgrade, ..errand });
         let spec = Arc::new(Spec {
             keys: plan.key_sets[keys].clone(),
             ttl,
-            mode: Mode::Exclusive,
-            any: None,
+            mode,
+            any: plan.any.contains(&keys).then(|| plan.key_sets[keys].clone()),
             min_validity,
             node_timeout: None,
             max_hold: None,
@@ -248,8 +266,13 @@ impl Process {
             && errand.extends > 0
         {
             errand.extends -= 1;
+            let begin = if errand.downgrade == Some(errand.extends) {
+                Process::downgrade
+            } else {
+                Process::extend
+            };
             this.state = State::Extending(lock);
-            if self.extend(lock, world) {
+            if begin(self, lock, world) {
                 return;
             }
         }
@@ -306,6 +329,10 @@ impl Process {
 
 impl Caller {
     fn keys(&mut self, plan: &Plan) -> usize {
+        let first = plan.habits.first_set_percent;
+        if first > 0 && self.chance(first) {
+            return 0;
+        }
         self.only.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
     }
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Reason, Token};
+use quorlock_core::client::{Mode, Reason, Spec};
 use quorlock_core::quorum::{End, ExtensionVerdict, Majority, Ownership};
 
-use super::claims::Kind;
+use super::claims::{Claim, Kind};
 use super::clock::{MS, Ns, SECOND};
-use super::plan::Plan;
-use super::process::{Lock, Machine, Process};
+use super::plan::{FaultKind, Kind as LockKind, Plan};
+use super::process::{Call, Lock, Machine, Process};
 use super::world::{Note, World};
 
 /// Interval between two checks of the whole fleet.
@@ -21,11 +21,15 @@ pub(super) struct Checks {
     majority: Majority,
     /// The locks that may be held.
     held: Vec<(usize, u64)>,
-    /// The last fence of each key, and the time of its grant.
+    /// The largest fence of each key, that of an exclusive lock, and the time of the last grant.
     fences: Vec<Fence>,
+    exclusive: Vec<Fence>,
     granted: Vec<Ns>,
-    /// The time since which no call has had a reason to wait for its lock.
-    unhindered: BTreeMap<(usize, u64), Ns>,
+    /// The time since which no call has had a reason to wait for its lock, of several keys for each
+    /// of its choices.
+    unhindered: BTreeMap<(usize, u64, usize), Ns>,
+    /// The time since which readers must give way to the call of a writer.
+    writers: BTreeMap<(usize, u64), Ns>,
     /// Number of grants since the last meeting of the callers.
     met: u64,
 }
@@ -36,6 +40,8 @@ impl Checks {
             majority: Majority::of(plan.nodes).expect("a fleet has nodes"),
             held: Vec::new(),
             fences: vec![Fence::ZERO; plan.names.len()],
+            exclusive: vec![Fence::ZERO; plan.names.len()],
+            writers: BTreeMap::new(),
             granted: vec![0; plan.names.len()],
             unhindered: BTreeMap::new(),
             met: 0,
@@ -49,7 +55,9 @@ impl Checks {
                 Note::Granted { process, machine } => {
                     self.fence_grows(process, machine, world, processes);
                     self.excludes_others(process, machine, world, processes);
+                    self.gives_way(process, machine, world, processes);
                     self.held.push((process, machine));
+                    self.are_no_more_than_permits(process, machine, world, processes);
                     self.met += 1;
                     self.is_held_on_majority(process, machine, world, processes);
                 }
@@ -59,16 +67,17 @@ impl Checks {
                     self.excludes_others(process, machine, world, processes);
                     self.is_held_on_majority(process, machine, world, processes);
                 }
-                Note::Released { process, call, keys, ownership, renewed, call_started } => {
+                Note::Released { process, call, members, ownership, renewed, call_started } => {
                     self.forget(process, call);
                     if let (Ownership::Lost(end), true) = (ownership, renewed) {
-                        self.was_lost_for_a_reason(process, call, end, (keys, call_started), world);
+                        let lock = (&members[..], call_started);
+                        self.was_lost_for_a_reason(process, call, end, lock, world);
                     }
                 }
                 Note::Detached { process, call } => self.forget(process, call),
-                Note::Failed { process, call, keys, reason, attached, started, looks } => {
+                Note::Failed { process, call, keys, mode, reason, attached, started, looks } => {
                     if reason == Reason::Held && !attached {
-                        self.was_taken(process, call, keys, (started, looks), world);
+                        self.was_taken(process, call, (keys, mode), (started, looks), world);
                     }
                 }
             }
@@ -80,22 +89,29 @@ impl Checks {
         self.held.retain(|&held| held != (process, machine));
     }
 
-    /// Checks that fences grow in the order of grants.
+    /// Checks that fences grow in the order of grants. Those of readers that may read together are
+    /// in no order.
     fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         // The fence shows to the resource that an operator ended the lock.
         if was_ended(world, lock) {
             return;
         }
-        let fence = lock.hold.fence();
-        for &key in &world.plan.members[lock.keys].clone() {
-            if fence <= self.fences[key] {
-                let before = self.fences[key];
+        let (fence, mode) = (lock.hold.fence(), lock.hold.mode());
+        for &key in &lock.members {
+            let before = match mode {
+                Mode::Exclusive => self.fences[key],
+                Mode::Shared => self.exclusive[key],
+            };
+            if fence <= before {
                 world.violate(format!(
                     "p{process}/{machine} has fence {fence} for key {key}, after {before}"
                 ));
             }
-            self.fences[key] = fence;
+            self.fences[key] = self.fences[key].max(fence);
+            if mode == Mode::Exclusive {
+                self.exclusive[key] = fence;
+            }
             self.granted[key] = world.now;
         }
     }
@@ -120,7 +136,8 @@ impl Checks {
         }
     }
 
-    /// Checks that no two locks that share a key are held at the same time.
+    /// Checks that no two locks that have a key in common are held at the same time, unless both
+    /// are shared.
     fn excludes_others(
         &mut self,
         process: usize,
@@ -137,14 +154,90 @@ impl Checks {
                 continue;
             }
             let Some(other) = lock_of(all, other_process, other_machine) else { continue };
-            let overlaps = world.plan.overlap(lock.keys, other.keys);
-            if overlaps && is_held(all, other_process, other, world.now) && !was_ended(world, other)
+            let overlaps = lock.members.iter().any(|key| other.members.contains(key));
+            let may_share = lock.hold.mode() == Mode::Shared && other.hold.mode() == Mode::Shared;
+            if overlaps
+                && !may_share
+                && is_held(all, other_process, other, world.now)
+                && !was_ended(world, other)
             {
                 world.violate(format!(
                     "two holders: p{process}/{machine} and p{other_process}/{other_machine}"
                 ));
             }
         }
+    }
+
+    /// Checks that a semaphore has no more holders than permits, and counts holders.
+    fn are_no_more_than_permits(
+        &self,
+        process: usize,
+        machine: u64,
+        world: &mut World,
+        all: &[Process],
+    ) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        let of_set = |&&(process, machine): &&(usize, u64)| {
+            lock_of(all, process, machine).is_some_and(|other| {
+                other.keys == lock.keys
+                    && is_held(all, process, other, world.now)
+                    && !was_ended(world, other)
+            })
+        };
+        let together = self.held.iter().filter(of_set).count();
+        world.most_together = world.most_together.max(together);
+        let set = &world.plan.members[lock.keys];
+        if world.plan.any.contains(&lock.keys) && together > set.len() {
+            let permits = set.len();
+            world.violate(format!("{together} holders of a semaphore with {permits} permits"));
+        }
+    }
+
+    /// Checks that a reader does not overtake a writer that began to wait long before its call.
+    fn gives_way(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, process, machine) else { return };
+        if lock.hold.mode() == Mode::Exclusive {
+            return;
+        }
+        let plan = Arc::clone(&world.plan);
+        for (&(writer, call), &since) in &self.writers {
+            let Some(waiting) = all[writer].waiting(call) else { continue };
+            let wants = plan.members[waiting.keys].iter().any(|key| lock.members.contains(key));
+            let hears = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
+            let limit = patience(&plan, &all[writer], waiting.acquire.spec());
+            let late = (lock.call_started.saturating_sub(since)) / MS;
+            if wants && lock.call_started > since + limit && (0..plan.nodes).all(hears) {
+                world.violate(format!(
+                    "p{process}/{machine} reads, but p{writer}/{call} waited to write {late} ms \
+                     before it called"
+                ));
+            }
+        }
+    }
+
+    /// Records the writers that wait, while no fault keeps them from their place in a queue.
+    fn note_writers(&mut self, world: &World, processes: &[Process]) {
+        let plan = Arc::clone(&world.plan);
+        if plan.kind != LockKind::Shared || plan.max_waiters < plan.processes || plan.nodes == 2 {
+            return;
+        }
+        let mut writers = BTreeMap::new();
+        for process in processes {
+            let index = process.index;
+            let from = world.now.saturating_sub(SAMPLED);
+            let hears = |node| plan.is_well(index, node, from, world.now) && votes(world, node);
+            if process.paused > 0 || !(0..plan.nodes).all(hears) {
+                continue;
+            }
+            for (machine, call) in process.calls() {
+                let spec = call.acquire.spec();
+                if spec.mode == Mode::Exclusive && spec.keys.len() == 1 {
+                    let known = self.writers.get(&(index, machine));
+                    writers.insert((index, machine), known.copied().unwrap_or(world.now));
+                }
+            }
+        }
+        self.writers = writers;
     }
 
     /// Checks that no majority is left for another lock: on the other nodes the token holds the
@@ -161,13 +254,12 @@ impl Checks {
             return;
         }
         let (token, now) = (lock.hold.token(), world.now);
-        let members = &world.plan.members[lock.keys];
         let holds = |&node: &usize| {
             let has = |key: &usize| {
                 let mut claims = world.claims.at(node, *key, now);
                 claims.any(|claim| claim.token == token && claim.kind != Kind::Waiter)
             };
-            members.iter().all(has) || !votes(world, node)
+            lock.members.iter().all(has) || !votes(world, node)
         };
         let count = (0..world.plan.nodes).filter(holds).count();
         if count < self.majority.size() {
@@ -182,13 +274,12 @@ impl Checks {
         process: usize,
         call: u64,
         end: End,
-        (keys, call_started): (usize, Ns),
+        (members, call_started): (&[usize], Ns),
         world: &mut World,
     ) {
         let plan = Arc::clone(&world.plan);
         let (from, to) = (call_started, world.now);
         let is_free = |node: &usize| {
-            let members = &plan.members[keys];
             !members.iter().any(|&key| world.claims.was_orphan(*node, key, call, (from, to)))
         };
         let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
@@ -207,7 +298,7 @@ impl Checks {
         &mut self,
         process: usize,
         call: u64,
-        keys: usize,
+        (keys, mode): (usize, Mode),
         (started, looks): (Ns, Option<Vec<Ns>>),
         world: &mut World,
     ) {
@@ -219,7 +310,15 @@ impl Checks {
             return;
         };
         let (claims, now) = (&world.claims, world.now);
-        let is_other = |node: usize, token: Token| {
+        let has_revocations =
+            plan.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Revoke { .. }));
+        let is_other = |node: usize, claim: &Claim| {
+            // Readers let others in.
+            let is_open = mode == Mode::Shared && claim.mode == Mode::Shared && !has_revocations;
+            if is_open && claim.kind != Kind::Waiter {
+                return false;
+            }
+            let token = claim.token;
             // A lock that the same program released before the call is free for it.
             let was_own = || {
                 let owner = claims.call_of(token).map(|call| call >> 40);
@@ -229,6 +328,17 @@ impl Checks {
             };
             claims.call_of(token) != Some(call) && !was_own()
         };
+        if plan.any.contains(&keys) {
+            // It was refused one slot, and a node knew of no other that is free.
+            let began = vec![started; plan.nodes];
+            let was_taken =
+                |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, &is_other);
+            let free = members.iter().find(|key| !was_taken(key)).copied();
+            if let Some(key) = free {
+                world.violate(format!("p{process}/{machine} reports Held, but {key} was free"));
+            }
+            return;
+        }
         if !claims.were_taken(members, (&looks, now), majority, is_other) {
             let look = (now - looks.iter().max().copied().unwrap_or_default()) / 1000;
             world.violate(format!(
@@ -245,6 +355,7 @@ impl Checks {
         }
         self.held = held;
         self.free_locks_are_granted(world, processes);
+        self.note_writers(world, processes);
         nothing_is_left_behind(world);
         self.one_of_all_wins(world);
     }
@@ -271,61 +382,71 @@ impl Checks {
             return;
         }
         let mut unhindered = BTreeMap::new();
-        let waits =
-            |process: &Process| process.calls().map(|(_, call)| call.keys).collect::<Vec<_>>();
-        let wanted: Vec<Vec<usize>> = processes.iter().map(waits).collect();
-        let held: Vec<usize> = (self.held.iter())
+        let wants = |(_, call): (u64, &Call)| (call.keys, call.acquire.spec().mode);
+        let wanted: Vec<Vec<(usize, Mode)>> =
+            processes.iter().map(|process| process.calls().map(wants).collect()).collect();
+        let held: Vec<&Lock> = (self.held.iter())
             .filter_map(|&(process, machine)| {
                 let lock = lock_of(processes, process, machine)?;
-                is_held(processes, process, lock, now).then_some(lock.keys)
+                is_held(processes, process, lock, now).then_some(lock)
             })
             .collect();
         // The time for which an attempt may hold a node.
         let at_most = 100 * MS + 4 * plan.round_trip;
-        let is_free = |keys: usize, node: usize| {
-            plan.members[keys].iter().all(|&key| {
+        let is_free = |keys: &[usize], mode: Mode, node: usize| {
+            keys.iter().all(|&key| {
                 let mut claims = world.claims.at(node, key, now);
-                claims.all(|claim| claim.kind == Kind::Waiter || claim.since + at_most > now)
+                claims.all(|claim| {
+                    let is_open = mode == Mode::Shared && claim.mode == Mode::Shared;
+                    claim.kind == Kind::Waiter || is_open || claim.since + at_most > now
+                })
             })
         };
-        let reaches_majority = |process: usize, keys: usize| {
+        let reaches_majority = |process: usize, keys: &[usize], mode: Mode| {
             let is_good = |&node: &usize| {
                 plan.is_well(process, node, now.saturating_sub(SAMPLED), now)
                     && votes(world, node)
-                    && is_free(keys, node)
+                    && is_free(keys, mode, node)
             };
             processes[process].paused == 0
                 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
-        // Each process may be making a first attempt, which keeps a node from others for a round
-        // trip.
-        let newcomers = plan.round_trip * plan.processes as u64;
         let mut stuck = None;
         for process in processes {
             for (machine, call) in process.calls() {
-                let overlaps = |keys: &usize| plan.overlap(*keys, call.keys);
-                let is_held = held.iter().any(overlaps);
-                let is_fair = !is_held
-                    && (wanted.iter().enumerate())
-                        .filter(|(_, wanted)| wanted.iter().any(overlaps))
-                        .all(|(other, _)| reaches_majority(other, call.keys));
-                if !is_fair {
-                    continue;
+                let mode = call.acquire.spec().mode;
+                for (choice, keys) in plan.choices(call.keys).enumerate() {
+                    let has_key = |key: &usize| keys.contains(key);
+                    let overlaps =
+                        |&(set, _): &(usize, Mode)| plan.members[set].iter().any(has_key);
+                    // While a writer waits, readers wait behind it.
+                    let has_writer = wanted
+                        .iter()
+                        .flatten()
+                        .any(|wanted| overlaps(wanted) && wanted.1 == Mode::Exclusive);
+                    let is_open = mode == Mode::Shared && !has_writer;
+                    let hinders = |lock: &&Lock| {
+                        lock.members.iter().any(has_key)
+                            && !(is_open && lock.hold.mode() == Mode::Shared)
+                    };
+                    let is_fair = !held.iter().any(hinders)
+                        && (wanted.iter().enumerate())
+                            .filter(|(_, wanted)| wanted.iter().any(overlaps))
+                            .all(|(other, _)| reaches_majority(other, keys, mode));
+                    if !is_fair {
+                        continue;
+                    }
+                    let place = (process.index, machine, choice);
+                    let known = self.unhindered.get(&place).copied().unwrap_or(now);
+                    let granted = keys.iter().map(|&key| self.granted[key]).max();
+                    // Readers do not compete with each other.
+                    let granted = granted.filter(|_| !is_open);
+                    let since = known.max(granted.unwrap_or_default());
+                    if now - since > patience(&plan, process, call.acquire.spec()) {
+                        stuck = Some((process.index, machine, (now - since) / MS));
+                    }
+                    unhindered.insert(place, since);
                 }
-                let known = self.unhindered.get(&(process.index, machine)).copied().unwrap_or(now);
-                let granted = plan.members[call.keys].iter().map(|&key| self.granted[key]).max();
-                let since = known.max(granted.unwrap_or_default());
-                let limit = u64::try_from(process.longest_timeout(call.acquire.spec()).as_nanos());
-                // Clients without a place in a node's queue poll, and compete with each other. In a
-                // fleet with an even number of nodes two halves can have a queue each, which takes
-                // longer to resolve: clients warn of such fleets.
-                let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
-                let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
-                let most = crowd + newcomers + 4 * limit.unwrap_or_default() + SAMPLED;
-                if now - since > most {
-                    stuck = Some((process.index, machine, (now - since) / MS));
-                }
-                unhindered.insert((process.index, machine), since);
             }
         }
         self.unhindered = unhindered;
@@ -356,6 +477,19 @@ impl Checks {
             }
         }
     }
+}
+
+/// Returns how long a call may wait for a free lock.
+fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
+    // Each process may be making a first attempt, which keeps a node from others for a round trip.
+    let newcomers = plan.round_trip * plan.processes as u64;
+    let limit = u64::try_from(process.longest_timeout(spec).as_nanos()).unwrap_or_default();
+    // Clients without a place in a node's queue poll, and compete with each other. In a fleet with
+    // an even number of nodes two halves can have a queue each, which takes longer to resolve:
+    // clients warn of such fleets.
+    let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
+    let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
+    crowd + newcomers + 4 * limit + SAMPLED
 }
 
 /// Checks that a node which has answered the RELEASE of a token does not hold the lock for it.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use quorlock_core::client::Token;
+use quorlock_core::client::{Mode, Token};
 
 use super::clock::Ns;
 
@@ -29,6 +29,8 @@ struct Owner {
 pub(super) struct Claim {
     pub(super) token: Token,
     pub(super) kind: Kind,
+    /// Whether others may share the key with it.
+    pub(super) mode: Mode,
     pub(super) since: Ns,
     pub(super) until: Ns,
 }
@@ -128,14 +130,24 @@ impl Claims {
         }
     }
 
-    /// Records the minimal end of a token's lease.
-    pub(super) fn extend(&mut self, node: usize, key: usize, token: Token, now: Ns, at: Ns) {
+    /// Records the minimal end of a token's lease, and that it is shared if the mode says so.
+    pub(super) fn extend(
+        &mut self,
+        node: usize,
+        key: usize,
+        (token, mode): (Token, Mode),
+        now: Ns,
+        at: Ns,
+    ) {
         let live = |claim: &&mut Claim| {
             claim.token == token && claim.kind != Kind::Waiter && claim.until > now
         };
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
             claim.kind = Kind::Lease;
             claim.until = claim.until.max(at);
+            if mode == Mode::Shared {
+                claim.mode = mode;
+            }
         }
     }
 
@@ -178,11 +190,11 @@ impl Claims {
         keys: &[usize],
         (looks, to): (&[Ns], Ns),
         majority: usize,
-        is_other: impl Fn(usize, Token) -> bool,
+        is_other: impl Fn(usize, &Claim) -> bool,
     ) -> bool {
         let is_taken = |&node: &usize| {
             let others = |claim: &Claim| {
-                claim.since <= to && claim.until > looks[node] && is_other(node, claim.token)
+                claim.since <= to && claim.until > looks[node] && is_other(node, claim)
             };
             keys.iter().any(|&key| self.places[node][key].iter().any(others))
         };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use quorlock_core::client::{Command, NodeError, Response, Token};
+use quorlock_core::client::{Command, Mode, NodeError, Response, Token};
 use quorlock_core::node::memory::{Name, Server};
 use quorlock_core::node::{
     self, CommandError, FenceError, Now, Reply, Settings, Ticket, WaitReply,
@@ -55,6 +55,7 @@ struct Blocked {
     token: Token,
     keys: Vec<usize>,
     ttl: Ttl,
+    mode: Mode,
 }
 
 impl Host {
@@ -272,7 +273,8 @@ impl World {
             if known {
                 self.claims.end(node, key, token, Kind::Foreign, self.now, until);
             } else {
-                let claim = Claim { token, kind: Kind::Foreign, since: self.now, until };
+                let mode = Mode::Exclusive;
+                let claim = Claim { token, kind: Kind::Foreign, mode, since: self.now, until };
                 self.claims.begin(node, key, claim);
             }
         }
@@ -325,10 +327,21 @@ impl World {
                 self.claims.end(node, key, blocked.token, Kind::Waiter, self.now, self.now);
             }
             let response = match reply {
-                WaitReply::Granted { fence, waited_us, .. } => {
-                    self.claim_lease(node, &blocked.keys, blocked.token, blocked.ttl, now);
+                WaitReply::Granted { fence, waited_us, key } => {
+                    let Blocked { token, ttl, mode, keys, .. } = &blocked;
                     let waited = Duration::from_micros(waited_us);
-                    Response::FenceAfterWait { fence, waited }
+                    match key.map(|key| self.plan.key_index(key.as_bytes())) {
+                        None => {
+                            self.claim_lease(node, keys, (*token, *mode), *ttl, now);
+                            Response::FenceAfterWait { fence, waited }
+                        }
+                        Some(key) => {
+                            self.claim_lease(node, &[key], (*token, *mode), *ttl, now);
+                            let key = keys.iter().position(|asked| *asked == key);
+                            let key = key.expect("it asked for this key");
+                            Response::FenceAndKeyAfterWait { fence, waited, key }
+                        }
+                    }
                 }
                 WaitReply::Refused => Response::No,
                 WaitReply::Failed(error) => failed(&error),
@@ -338,12 +351,19 @@ impl World {
         }
     }
 
-    fn claim_lease(&mut self, node: usize, keys: &[usize], token: Token, ttl: Ttl, now: Now) {
+    fn claim_lease(
+        &mut self,
+        node: usize,
+        keys: &[usize],
+        (token, mode): (Token, Mode),
+        ttl: Ttl,
+        now: Now,
+    ) {
         let deadline = now.monotonic.plus_us(ttl.us());
         let until = self.hosts[node].clock.when(deadline, self.now);
         self.last_grant = self.now;
         for &key in keys {
-            let claim = Claim { token, kind: Kind::Lease, since: self.now, until };
+            let claim = Claim { token, kind: Kind::Lease, mode, since: self.now, until };
             self.claims.begin(node, key, claim);
         }
     }
@@ -374,6 +394,7 @@ impl World {
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
         let mode = spec.mode;
+        let owner = (request.token, mode);
         let extend = |fence, new_token| node::Extend {
             db,
             keys: &names,
@@ -389,7 +410,7 @@ impl World {
                 let command = node::Command::Acquire(acquire(fence, Duration::ZERO));
                 Some(match host.server.execute(now, &command) {
                     Ok(Reply::Granted(fence)) => {
-                        self.claim_lease(node, &keys, request.token, ttl, now);
+                        self.claim_lease(node, &keys, owner, ttl, now);
                         Response::Fence(fence)
                     }
                     other => refused(&other),
@@ -397,18 +418,27 @@ impl World {
             }
             Command::Wait { fence, wait } => {
                 host.server.keys.client = Some(ticket);
-                let command = node::Command::Acquire(acquire(fence, wait));
+                let acquire = acquire(fence, wait);
+                let command = match spec.any {
+                    Some(_) => node::Command::AcquireAny(acquire),
+                    None => node::Command::Acquire(acquire),
+                };
                 match host.server.execute(now, &command) {
                     Ok(Reply::Granted(fence)) => {
-                        self.claim_lease(node, &keys, request.token, ttl, now);
+                        self.claim_lease(node, &keys, owner, ttl, now);
                         Some(Response::FenceAfterWait { fence, waited: Duration::ZERO })
+                    }
+                    Ok(Reply::GrantedOne { fence, key }) => {
+                        self.claim_lease(node, &keys[key..=key], owner, ttl, now);
+                        Some(Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key })
                     }
                     Ok(Reply::Waits) => {
                         let (token, until) = (request.token, Ns::MAX);
-                        let blocked = Blocked { conn, token, keys: keys.clone(), ttl };
+                        let blocked = Blocked { conn, token, keys: keys.clone(), ttl, mode };
                         host.blocked.insert(ticket, blocked);
                         for &key in &keys {
-                            let claim = Claim { token, kind: Kind::Waiter, since: self.now, until };
+                            let (kind, since) = (Kind::Waiter, self.now);
+                            let claim = Claim { token, kind, mode, since, until };
                             self.claims.begin(node, key, claim);
                         }
                         None
@@ -416,8 +446,17 @@ impl World {
                     other => Some(refused(&other)),
                 }
             }
-            // Its plans have no semaphores.
-            Command::AcquireAny { .. } => Some(Response::Failed(NodeError::UnexpectedReply)),
+            Command::AcquireAny { fence } => {
+                host.server.keys.client = None;
+                let command = node::Command::AcquireAny(acquire(fence, Duration::ZERO));
+                Some(match host.server.execute(now, &command) {
+                    Ok(Reply::GrantedOne { fence, key }) => {
+                        self.claim_lease(node, &keys[key..=key], owner, ttl, now);
+                        Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key }
+                    }
+                    other => refused(&other),
+                })
+            }
             Command::Extend { fence } => {
                 let command = node::Command::Extend(extend(fence, None));
                 Some(match host.server.execute(now, &command) {
@@ -425,7 +464,7 @@ impl World {
                         let deadline = now.monotonic.plus_us(ttl.us());
                         let until = host.clock.when(deadline, self.now);
                         for &key in &keys {
-                            self.claims.extend(node, key, request.token, self.now, until);
+                            self.claims.extend(node, key, owner, self.now, until);
                         }
                         Response::Fence(fence)
                     }
@@ -443,7 +482,7 @@ impl World {
                                 self.claims.end(node, key, request.token, kind, now, now);
                             }
                         }
-                        self.claim_lease(node, &keys, new, ttl, now);
+                        self.claim_lease(node, &keys, (new, mode), ttl, now);
                         Response::Fence(fence)
                     }
                     other => refused(&other),

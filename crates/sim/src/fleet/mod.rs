@@ -31,7 +31,7 @@ use std::time::Duration;
 
 pub use compare::{Comparison, Mixed, comparisons, mixed};
 pub use mutant::{ClientRule, Mutant};
-pub use plan::Plan;
+pub use plan::{Kind, Plan};
 pub use simulation::run;
 
 /// The result of a run.
@@ -47,6 +47,9 @@ pub struct Report {
     pub waited_of_each: Vec<Duration>,
     /// Longest time that each caller waited for a lock.
     pub longest_wait_of_each: Vec<Duration>,
+    /// Largest number of locks of one set of keys that were held at the same time: readers of one
+    /// key, or permits of one semaphore.
+    pub most_together: usize,
     /// Longest time between two grants.
     pub longest_pause: Duration,
     /// Number of commands that the nodes executed.

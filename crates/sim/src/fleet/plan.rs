@@ -20,6 +20,31 @@ pub(super) const WALL_OFFSET_US: i64 = 500_000;
 /// Time in which a connection, or a process that polls, recovers from a fault.
 pub(super) const RECOVERY: Ns = 3 * SECOND;
 
+/// The kinds of lock in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Exclusive locks of one key or of several at once.
+    Exclusive,
+    /// Shared locks beside exclusive ones of the same keys, which may become shared.
+    Shared,
+    /// Semaphores and other locks of one of several keys, beside exclusive locks of those keys.
+    Permits,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Exclusive, Self::Shared, Self::Permits];
+
+    /// Returns its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+            Self::Permits => "permits",
+        }
+    }
+}
+
 /// The parts of a run that do not depend on its events.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -32,6 +57,9 @@ pub struct Plan {
     pub(super) key_sets: Vec<Keys>,
     /// The keys of each set, by index.
     pub(super) members: Vec<Vec<usize>>,
+    /// The sets of which a lock takes one key.
+    pub(super) any: Vec<usize>,
+    pub(super) kind: Kind,
     pub(super) habits: Habits,
     /// Number of connections of a process that may wait on a node.
     pub(super) seats: usize,
@@ -79,6 +107,25 @@ pub(super) struct Habits {
     pub(super) cancel_percent: u32,
     /// Share of calls that follow the last one without a pause.
     pub(super) at_once_percent: u32,
+    /// Share of calls for one key that share the lock.
+    pub(super) share_percent: u32,
+    /// Share of exclusive locks of one key that become shared.
+    pub(super) downgrade_percent: u32,
+    /// Share of calls for the first set of keys, whichever others there are.
+    pub(super) first_set_percent: u32,
+}
+
+impl Habits {
+    fn draw_kind(&mut self, kind: Kind, rng: &mut StdRng) {
+        match kind {
+            Kind::Exclusive => {}
+            Kind::Shared => {
+                self.share_percent = pick(rng, &[30, 60, 60, 90, 97]);
+                self.downgrade_percent = pick(rng, &[0, 30, 80]);
+            }
+            Kind::Permits => self.first_set_percent = pick(rng, &[50, 80, 100]),
+        }
+    }
 }
 
 /// A fault, and its duration.
@@ -143,10 +190,18 @@ pub(super) enum FaultKind {
 }
 
 impl Plan {
-    /// Draws the plan of a seed.
+    /// Draws the plan of a seed, with exclusive locks.
     pub fn draw(seed: u64) -> Self {
+        Self::draw_of(Kind::Exclusive, seed)
+    }
+
+    /// Draws the plan of a seed, with locks of this kind.
+    ///
+    /// What differs from exclusive locks is drawn apart, so that their seeds keep their runs.
+    pub fn draw_of(kind: Kind, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
+        let mut of_kind = StdRng::seed_from_u64(seed ^ 0x006b_696e_6400 ^ kind as u64);
         let nodes = pick(rng, &[1, 2, 3, 3, 3, 3, 4, 5, 5, 5, 6, 7]);
         let processes = match rng.random_range(0..10) {
             0 => 1,
@@ -156,6 +211,11 @@ impl Plan {
         };
         let callers = rng.random_range(1..=(48 / processes).clamp(1, 6));
         let (names, members) = draw_keys(rng);
+        let (names, members, any) = match kind {
+            Kind::Exclusive => (names, members, Vec::new()),
+            Kind::Shared => draw_shared_keys(&mut of_kind),
+            Kind::Permits => draw_slots(&mut of_kind),
+        };
         let (paths, round_trip) = draw_paths(rng, nodes, processes);
         let length = pick(rng, &[4, 8, 15, 30, 60, 90]) * SECOND;
         let commands_max = 8000;
@@ -179,6 +239,8 @@ impl Plan {
             key_sets: sets(&names, &members),
             names,
             members,
+            any,
+            kind,
             habits,
             seats: pick(rng, &[limits::SEATS_MAX, limits::SEATS_MAX, limits::SEATS_MAX, 1, 2]),
             max_waiters: pick(rng, &[1000, 1000, 1000, 1000, 1, 4]),
@@ -208,6 +270,7 @@ impl Plan {
             _ if seed % 100 == 37 => this.draw_revocations(rng),
             _ => {}
         }
+        this.habits.draw_kind(kind, &mut of_kind);
         this
     }
 
@@ -224,6 +287,8 @@ impl Plan {
             key_sets: sets(&names, &members),
             names,
             members,
+            any: Vec::new(),
+            kind: Kind::Exclusive,
             habits: habits.clone(),
             seats: limits::SEATS_MAX,
             max_waiters: 1000,
@@ -305,9 +370,11 @@ impl Plan {
         self.names.iter().position(|known| known.as_bytes() == name).unwrap_or_default()
     }
 
-    /// Returns whether two sets of keys share one.
-    pub(super) fn overlap(&self, a: usize, b: usize) -> bool {
-        self.members[a].iter().any(|key| self.members[b].contains(key))
+    /// Returns the keys of which each call for a set wants all: every one of a set of which a lock
+    /// takes one, or the whole set.
+    pub(super) fn choices(&self, set: usize) -> impl Iterator<Item = &[usize]> {
+        let members = &self.members[set];
+        members.chunks(if self.any.contains(&set) { 1 } else { members.len() })
     }
 
     /// Returns the longest duration of a lease.
@@ -359,8 +426,12 @@ impl Plan {
     ///
     /// One node may be down all the time.
     fn draw_meetings(&mut self, rng: &mut StdRng) {
-        self.names.truncate(1);
-        self.members = vec![vec![0]];
+        if self.kind == Kind::Permits {
+            self.members.truncate(1);
+        } else {
+            self.names.truncate(1);
+            self.members = vec![vec![0]];
+        }
         self.key_sets = sets(&self.names, &self.members);
         self.paths.clear();
         let base = rng.random_range(50_000..MS);
@@ -386,7 +457,9 @@ impl Plan {
 
     /// An operator ends locks at times, and one of the nodes is silent for a while after each.
     fn draw_operator(&mut self, rng: &mut StdRng) {
-        if self.members.iter().any(|keys| keys.len() > 1) {
+        let is_of_several =
+            |(set, keys): (usize, &Vec<usize>)| keys.len() > 1 && !self.any.contains(&set);
+        if self.members.iter().enumerate().any(is_of_several) {
             return;
         }
         for _ in 0..rng.random_range(1..=10) {
@@ -590,6 +663,51 @@ fn draw_keys(rng: &mut StdRng) -> (Vec<String>, Vec<Vec<usize>>) {
     (names, members)
 }
 
+/// Draws names, sets of their indexes, and which of these sets are for a lock of one of them.
+type DrawnKeys = (Vec<String>, Vec<Vec<usize>>, Vec<usize>);
+
+/// One to three keys, which calls may share, and sometimes two of them as one exclusive lock.
+fn draw_shared_keys(rng: &mut StdRng) -> DrawnKeys {
+    let keys = pick(rng, &[1, 1, 1, 2, 3]);
+    let prefix: u32 = rng.random();
+    let names = (0..keys).map(|key| format!("key {prefix:x} {key}")).collect();
+    let mut members: Vec<Vec<usize>> = (0..keys).map(|key| vec![key]).collect();
+    if keys > 1 && rng.random_range(0..3) == 0 {
+        members.push(vec![0, 1]);
+    }
+    (names, members, Vec::new())
+}
+
+/// A semaphore, and sometimes another lock of one of these keys, single keys, or two as one lock.
+fn draw_slots(rng: &mut StdRng) -> DrawnKeys {
+    let slots = pick(rng, &[1, 2, 2, 2, 3, 3, 4, 6, 8, 12]);
+    let more = pick(rng, &[0, 0, 0, 1]);
+    let prefix: u32 = rng.random();
+    let names = (0..slots + more).map(|key| format!("slot {prefix:x} {key:02}")).collect();
+    let mut members: Vec<Vec<usize>> = vec![(0..slots).collect()];
+    let mut any = vec![0];
+    let may_be_mixed = rng.random_range(0..10) < 6;
+    if may_be_mixed && slots + more > 1 {
+        if rng.random() {
+            members.push((slots / 2..slots + more).collect());
+            any.push(1);
+        }
+        let singles = (0..slots + more).filter(|_| rng.random_range(0..4) == 0);
+        members.extend(singles.map(|key| vec![key]).collect::<Vec<_>>());
+        if slots > 2 && rng.random_range(0..4) == 0 {
+            members.push(vec![0, 1]);
+        }
+    }
+    // Locks of the same keys have one queue in a program, whatever their kind.
+    let mut sets: Vec<Vec<usize>> = Vec::new();
+    for keys in members {
+        if !sets.contains(&keys) {
+            sets.push(keys);
+        }
+    }
+    (names, sets, any)
+}
+
 fn draw_paths(rng: &mut StdRng, nodes: usize, processes: usize) -> (Vec<(Ns, Ns)>, Ns) {
     let (least, most) = match rng.random_range(0..10) {
         0..5 => (50_000, 400_000),
@@ -639,5 +757,6 @@ fn draw_habits(rng: &mut StdRng, round_trip: Ns, cycle: Ns) -> Habits {
         drop_percent: percent(rng, &[0, 20, 60]),
         cancel_percent: percent(rng, &[0, 0, 10, 40]),
         at_once_percent: percent(rng, &[0, 10, 50]),
+        ..Habits::default()
     }
 }

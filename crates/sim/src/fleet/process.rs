@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use quorlock_core::client::{
     Acquire, Action, Answer, Called, Command, Context, Entry, Fleet, Hello, Hold, HoldAction,
-    LinkAction, Links, NodeError, Outcome, PlaceQueue, Random, Release, RenewalBatches, Request,
-    RequestId, Response, SetReport, Spec, Token, Topology, limits,
+    LinkAction, Links, Mode, NodeError, Outcome, PlaceQueue, Random, Release, RenewalBatches,
+    Request, RequestId, Response, SetReport, SlotMemory, Spec, Token, Topology, limits,
 };
 use quorlock_core::quorum::{Majority, Moment, Ownership, ReleaseVerdict};
 use rand::rngs::StdRng;
@@ -18,6 +18,7 @@ use super::caller::Caller;
 use super::clock::{ClientClock, Ns};
 use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
+use super::plan::Kind as LockKind;
 use super::world::{Note, World};
 
 /// The links are no machine of a call.
@@ -103,6 +104,8 @@ pub(super) struct Call {
     /// Whether it was sent anything.
     pub(super) has_asked: bool,
     place: Place,
+    /// Whether its lock was contended when its turn came.
+    was_contended: bool,
     pub(super) renews: bool,
     /// It attaches a lock that was detached with this token.
     pub(super) attaches: Option<Token>,
@@ -118,7 +121,10 @@ enum Place {
 /// A lock that is held, or was.
 pub(super) struct Lock {
     pub(super) hold: Hold,
+    /// What the call asked for: a set of keys.
     pub(super) keys: usize,
+    /// The indexes of the keys that it got.
+    pub(super) members: Vec<usize>,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
     pub(super) renews: bool,
@@ -143,6 +149,7 @@ struct LocalQueue {
     places: PlaceQueue,
     calls: BTreeMap<u64, u64>,
     is_contended: bool,
+    slots: SlotMemory,
 }
 
 struct Seats {
@@ -230,6 +237,7 @@ impl Process {
             places: PlaceQueue::new(1),
             calls: BTreeMap::new(),
             is_contended: false,
+            slots: SlotMemory::default(),
         };
         let seats = |_| Seats {
             places: PlaceQueue::new(plan.seats),
@@ -527,6 +535,15 @@ impl Process {
                 world.violate(format!("the timer of p{}'s {what} spins", self.index));
                 return;
             }
+            let is_in_line = matches!(
+                &slot.machine,
+                Machine::Call(call) if matches!(call.place, Place::Queued(_)) && !call.has_asked
+            );
+            if is_in_line {
+                // It goes on without its turn.
+                self.propose_slot(timer);
+            }
+            let Some(slot) = self.machines.get_mut(&timer) else { return };
             let mut ctx = self.shared.context(world.now);
             match &mut slot.machine {
                 Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
@@ -629,12 +646,16 @@ impl Process {
         let now = self.shared.now(world.now);
         let due = wait.map(|wait| now.plus(wait.max(longest) + limits::CALL_GRACE));
         let acquire = Acquire::new(Arc::clone(spec), wait, &self.shared.context(world.now));
-        let takes_turn = acquire.takes_turn();
+        let (takes_turn, mode) = (acquire.takes_turn(), spec.mode);
         let machine = self.add_call(acquire, caller, keys, due, renews, world.now);
         trace!(world, "p{}/{machine} calls for {keys} and waits for {wait:?}", self.index);
         let queue = &mut self.lines[keys];
         if takes_turn {
-            match queue.places.enter() {
+            let entry = match mode {
+                Mode::Exclusive => queue.places.enter(),
+                Mode::Shared => queue.places.enter_to_share(),
+            };
+            match entry {
                 Entry::Place => self.call_has_turn(machine, Place::First, world),
                 Entry::Queued(number) => {
                     queue.calls.insert(number, machine);
@@ -692,6 +713,7 @@ impl Process {
             looks: vec![now; self.seats.len()],
             has_asked: false,
             place: Place::None,
+            was_contended: false,
             renews,
             attaches: None,
         })))
@@ -710,12 +732,25 @@ impl Process {
         }
     }
 
+    /// Of several keys, that which is likely free is asked for first.
+    fn propose_slot(&mut self, machine: u64) {
+        let Some(slot) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut slot.machine else { return };
+        if let Some(keys) = &call.acquire.spec().any {
+            let (slots, random) = (&mut self.lines[call.keys].slots, &mut self.shared.random);
+            let slot = slots.propose(keys.len(), random);
+            call.acquire.prefer_slot(slot);
+        }
+    }
+
     fn call_has_turn(&mut self, machine: u64, place: Place, world: &mut World) {
+        self.propose_slot(machine);
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut slot.machine else { return };
         call.place = place;
         let is_newcomer = self.index >= self.remembering;
         let is_contended = self.lines[call.keys].is_contended && !is_newcomer;
+        call.was_contended = is_contended;
         call.acquire.handle_turn(is_contended, &mut self.shared.context(world.now));
         self.drive(machine, world);
     }
@@ -777,8 +812,12 @@ impl Process {
             world.violate("an action follows Done".into());
         }
         let (keys, place, caller) = (call.keys, call.place, call.caller);
-        if call.has_asked && call.acquire.takes_turn() {
-            self.lines[keys].is_contended = call.acquire.is_contended();
+        let mode = call.acquire.spec().mode;
+        let contended = call.acquire.is_contended();
+        // Calls that go together do not undo what another of them has found.
+        let has_learned = mode == Mode::Exclusive || contended != call.was_contended;
+        if call.has_asked && call.acquire.takes_turn() && has_learned {
+            self.lines[keys].is_contended = contended;
         }
         let now = self.shared.clock.at(world.now);
         let is_late =
@@ -789,13 +828,23 @@ impl Process {
         }
         match outcome {
             Outcome::Acquired(grant) => {
+                let spec = Arc::clone(call.acquire.spec());
+                let members: Vec<_> =
+                    spec.keys.iter().map(|key| world.plan.key_index(key)).collect();
                 trace!(world, "p{}/{machine} acquires {keys}, fence {}", self.index, grant.fence);
-                let hold = Hold::new(Arc::clone(call.acquire.spec()), grant);
+                if world.plan.kind != LockKind::Exclusive {
+                    trace!(world, "p{}/{machine} has {members:?}, {mode:?}", self.index);
+                }
+                if let Some(slot) = spec.slot() {
+                    self.lines[keys].slots.acquired(slot);
+                }
+                let hold = Hold::new(spec, grant);
                 let (call_started, renews) = (call.started, call.renews);
                 slot.timer = None;
                 slot.machine = Machine::Lock(Box::new(Lock {
                     hold,
                     keys,
+                    members,
                     caller,
                     call_started,
                     renews,
@@ -822,6 +871,7 @@ impl Process {
                     process: self.index,
                     call: global,
                     keys,
+                    mode,
                     reason: failure.reason,
                     attached: call.attaches.is_some(),
                     started,
@@ -896,10 +946,10 @@ impl Process {
         }
         let Some(slot) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut slot.machine else { return };
-        let spec = Arc::clone(call.acquire.spec());
         let request = call.acquire.handle_wait_sent(id, &mut self.shared.context(world.now));
         match request {
             Some(request) => {
+                let spec = Arc::clone(call.acquire.wait_spec());
                 call.has_asked = true;
                 call.looks[id.node] = world.now;
                 self.waits.insert((machine, id.round), Wait::Sent(id.node, conn));
@@ -982,13 +1032,28 @@ impl Process {
 
     /// The holder extends its lock. Returns whether a round has begun.
     pub(super) fn extend(&mut self, machine: u64, world: &mut World) -> bool {
+        self.begin_round(machine, |hold, ctx| hold.extend(ctx), world)
+    }
+
+    /// The holder of an exclusive lock shares it from now on. Returns whether a round has begun.
+    pub(super) fn downgrade(&mut self, machine: u64, world: &mut World) -> bool {
+        trace!(world, "p{}/{machine} shares its lock", self.index);
+        self.begin_round(machine, |hold, ctx| hold.downgrade(ctx), world)
+    }
+
+    fn begin_round(
+        &mut self,
+        machine: u64,
+        begin: fn(&mut Hold, &Context<'_>),
+        world: &mut World,
+    ) -> bool {
         let Some(slot) = self.machines.get_mut(&machine) else { return false };
         let Machine::Lock(lock) = &mut slot.machine else { return false };
         if !lock.hold.is_extensible(self.shared.clock.at(world.now)) {
             return false;
         }
         lock.extends = true;
-        lock.hold.extend(&self.shared.context(world.now));
+        begin(&mut lock.hold, &self.shared.context(world.now));
         self.drive(machine, world);
         self.settle(world);
         true
@@ -1029,8 +1094,17 @@ impl Process {
                     }
                 }
                 HoldAction::Contended => {
-                    let keys = lock.keys;
-                    self.lines[keys].is_contended = true;
+                    let (keys, name) = (lock.keys, lock.hold.spec().name());
+                    // A permit that was attached is a lock of its key.
+                    let sets = &world.plan.key_sets;
+                    let line = if sets[keys] == *name {
+                        Some(keys)
+                    } else {
+                        sets.iter().position(|set| set == name)
+                    };
+                    if let Some(line) = line {
+                        self.lines[line].is_contended = true;
+                    }
                 }
                 HoldAction::Release(release) => self.release_in_part(*release, world),
                 HoldAction::Suspect { node, connection } => {
@@ -1059,11 +1133,14 @@ impl Process {
         world.notes.push(Note::Released {
             process: self.index,
             call,
-            keys: lock.keys,
+            members: lock.members.clone(),
             ownership,
             renewed: lock.renews,
             call_started: lock.call_started,
         });
+        if let Some(slot) = lock.hold.spec().slot() {
+            self.lines[lock.keys].slots.freed(slot);
+        }
         let (token, is_held) = (lock.hold.token(), !matches!(ownership, Ownership::Lost(_)));
         if is_held {
             world.claims.released(token, world.now);
@@ -1090,7 +1167,12 @@ impl Process {
         let slot = self.machines.get_mut(&machine)?;
         let Machine::Lock(lock) = &mut slot.machine else { return None };
         let left = lock.hold.detach(self.shared.clock.at(world.now));
-        let text = left.map(|_| (lock.hold.token(), Arc::clone(lock.hold.spec())));
+        if let Some(slot) = lock.hold.spec().slot() {
+            self.lines[lock.keys].slots.freed(slot);
+        }
+        // It is attached as a lock of its keys, whatever it was one of.
+        let spec = Spec { any: None, ..(**lock.hold.spec()).clone() };
+        let text = left.map(|_| (lock.hold.token(), Arc::new(spec)));
         trace!(world, "p{}/{machine} detaches: {left:?}", self.index);
         world.notes.push(Note::Detached { process: self.index, call: self.global(machine) });
         self.drive(machine, world);
@@ -1262,6 +1344,14 @@ impl Process {
             Machine::Call(call) if call.has_asked => Some((number, &**call)),
             _ => None,
         })
+    }
+
+    /// Returns a call that has not ended.
+    pub(super) fn waiting(&self, machine: u64) -> Option<&Call> {
+        match &self.machines.get(&machine)?.machine {
+            Machine::Call(call) => Some(call),
+            Machine::Lock(_) | Machine::Release(_) => None,
+        }
     }
 
     /// The keys of a lock.

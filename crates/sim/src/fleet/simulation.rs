@@ -349,6 +349,7 @@ impl Simulation {
             longest_wait_of_each: callers()
                 .map(|caller| Duration::from_nanos(caller.longest_wait))
                 .collect(),
+            most_together: self.world.most_together,
             longest_pause: Duration::from_nanos(self.world.longest_pause),
             commands: self.world.commands,
             events: self.events,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use quorlock_core::client::{Reason, Spec, Token};
+use quorlock_core::client::{Mode, Reason, Spec, Token};
 use quorlock_core::quorum::{ExtensionVerdict, Ownership};
 
 use super::claims::Claims;
@@ -48,6 +48,8 @@ pub(super) struct World {
     pub(super) unconfirmed: u64,
     /// Number of RELEASEs that the plan has lost.
     pub(super) releases_lost: u64,
+    /// Largest number of locks of one set of keys that were held at the same time.
+    pub(super) most_together: usize,
     /// The last grant, and the longest time between two grants.
     pub(super) granted_at: Ns,
     pub(super) longest_pause: Ns,
@@ -76,7 +78,8 @@ pub(super) enum Note {
     Released {
         process: usize,
         call: u64,
-        keys: usize,
+        /// The indexes of its keys.
+        members: Vec<usize>,
         ownership: Ownership,
         renewed: bool,
         call_started: Ns,
@@ -89,6 +92,7 @@ pub(super) enum Note {
         process: usize,
         call: u64,
         keys: usize,
+        mode: Mode,
         reason: Reason,
         attached: bool,
         started: Ns,
@@ -121,6 +125,7 @@ impl World {
             repairs: 0,
             unconfirmed: 0,
             releases_lost: 0,
+            most_together: 0,
             granted_at: WARM_UP,
             longest_pause: 0,
             plan: Arc::clone(plan),
