@@ -384,7 +384,9 @@ impl Acquire {
             | Phase::TakingOthers(attempt, _) => attempt.poll_timeout(),
             Phase::Settling { until, .. } | Phase::Pausing { until, .. } => Some(*until),
             Phase::Inspecting { due, .. } => Some(*due),
-            Phase::Probing(probing) => Some(probing.due),
+            Phase::Probing(probing) => {
+                probing.lost.poll_timeout().into_iter().chain([probing.due]).reduce(Moment::earlier)
+            }
             Phase::Waiting(waiting) => waiting.poll_timeout(),
         };
         // The choice of a node to wait on must not outlast the wait.
@@ -446,7 +448,10 @@ impl Acquire {
                 }
             }
             Phase::Probing(probing) => {
-                if ctx.now.has_reached(probing.due) {
+                // What the other nodes have not answered is waited for no longer than without it.
+                let Probing { lost, slot_spec, due, .. } = &mut **probing;
+                lost.handle_timeout(slot_spec, ctx, &mut self.actions);
+                if ctx.now.has_reached(*due) {
                     self.probe_ended(false, ctx);
                 }
             }
@@ -477,6 +482,9 @@ impl Acquire {
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {
             return None;
+        }
+        if let Some(slots) = &mut self.slots {
+            slots.was_waited_for = true;
         }
         waiting.sent = Some(ctx.now);
         waiting.ends_at = ends_at;
@@ -1155,11 +1163,14 @@ impl Acquire {
 
     // One of several keys.
 
-    /// Whether one request may find another key for a call that does not wait.
+    /// Whether one request may find another key: for a call whose wait was too short for a WAIT, or
+    /// whose key other clients hold although a node granted it.
     fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
-        let asked_before = self.contended && waited_on.is_none();
-        let is_left = |slots: &Slots| slots.has_others() && slots.probes < limits::PROBES_MAX;
-        !asked_before && lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
+        let is_left = |slots: &Slots| {
+            let was_asked = slots.was_waited_for && waited_on.is_none();
+            !was_asked && slots.has_others() && slots.probes < limits::PROBES_MAX
+        };
+        lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
     }
 
     /// Asks the first node of the order for any key but the one that was just refused.

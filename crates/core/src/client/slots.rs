@@ -17,11 +17,20 @@ pub struct Slots {
     left_out: u64,
     /// The number of requests for any of the keys.
     pub(super) probes: u8,
+    /// Whether a node was asked for any of them by a WAIT.
+    pub(super) was_waited_for: bool,
 }
 
 impl Slots {
     pub(super) fn new(all: &Arc<Spec>) -> Self {
-        Self { all: Arc::clone(all), keys: all.name().clone(), slot: 0, left_out: 0, probes: 0 }
+        Self {
+            all: Arc::clone(all),
+            keys: all.name().clone(),
+            slot: 0,
+            left_out: 0,
+            probes: 0,
+            was_waited_for: false,
+        }
     }
 
     fn of(&self, is_in: impl Fn(usize) -> bool) -> Arc<Spec> {

@@ -15,6 +15,9 @@ use super::world::{Note, World};
 
 /// Interval between two checks of the whole fleet.
 const SAMPLED: Ns = 250 * MS;
+/// Longest time from the call of a reader to its grant for which the writers that wait now also
+/// waited then.
+const FRESH: Ns = 2 * SAMPLED;
 
 /// The checkers of a run.
 pub(super) struct Checks {
@@ -28,8 +31,9 @@ pub(super) struct Checks {
     /// The time since which no call has had a reason to wait for its lock, of several keys for each
     /// of its choices.
     unhindered: BTreeMap<(usize, u64, usize), Ns>,
-    /// The time since which readers must give way to the call of a writer.
-    writers: BTreeMap<(usize, u64), Ns>,
+    /// The time since which the call of a writer waits, and since which it waits on the queue node
+    /// of its key.
+    writers: BTreeMap<(usize, u64), (Ns, Option<Ns>)>,
     /// Number of grants since the last meeting of the callers.
     met: u64,
 }
@@ -75,9 +79,20 @@ impl Checks {
                     }
                 }
                 Note::Detached { process, call } => self.forget(process, call),
-                Note::Failed { process, call, keys, mode, reason, attached, started, looks } => {
+                Note::Failed {
+                    process,
+                    call,
+                    keys,
+                    mode,
+                    reason,
+                    attached,
+                    started,
+                    had_time,
+                    looks,
+                } => {
                     if reason == Reason::Held && !attached {
-                        self.was_taken(process, call, (keys, mode), (started, looks), world);
+                        let wanted = (keys, mode, had_time);
+                        self.was_taken(process, call, wanted, (started, looks), world);
                     }
                 }
             }
@@ -196,20 +211,26 @@ impl Checks {
     /// Checks that a reader does not overtake a writer that began to wait long before its call.
     fn gives_way(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        if lock.hold.mode() == Mode::Exclusive {
+        let is_old = lock.call_started < world.now.saturating_sub(FRESH);
+        if lock.hold.mode() == Mode::Exclusive || lock.was_attached || is_old {
             return;
         }
         let plan = Arc::clone(&world.plan);
-        for (&(writer, call), &since) in &self.writers {
+        for (&(writer, call), &(since, in_place_since)) in &self.writers {
             let Some(waiting) = all[writer].waiting(call) else { continue };
             let wants = plan.members[waiting.keys].iter().any(|key| lock.members.contains(key));
             let hears = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
             let limit = patience(&plan, &all[writer], waiting.acquire.spec());
-            let late = (lock.call_started.saturating_sub(since)) / MS;
-            if wants && lock.call_started > since + limit && (0..plan.nodes).all(hears) {
+            // Elsewhere it may wait for the end of one lock after the other.
+            let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
+            let began = lock.call_started;
+            let overtakes = in_place_since.is_some_and(|since| began > since + limit);
+            if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(hears) {
+                let waited = began.saturating_sub(since) / MS;
+                let place = if overtakes { "in its place" } else { "at all" };
                 world.violate(format!(
-                    "p{process}/{machine} reads, but p{writer}/{call} waited to write {late} ms \
-                     before it called"
+                    "p{process}/{machine} reads, but p{writer}/{call} waited {place} to write, for \
+                     {waited} ms before that call"
                 ));
             }
         }
@@ -232,8 +253,17 @@ impl Checks {
             for (machine, call) in process.calls() {
                 let spec = call.acquire.spec();
                 if spec.mode == Mode::Exclusive && spec.keys.len() == 1 {
-                    let known = self.writers.get(&(index, machine));
-                    writers.insert((index, machine), known.copied().unwrap_or(world.now));
+                    let (since, before) =
+                        self.writers.get(&(index, machine)).copied().unwrap_or((world.now, None));
+                    let key = plan.members[call.keys][0];
+                    let owner = process.global(machine);
+                    let has_place =
+                        world.claims.at(world.queue_node(key), key, world.now).any(|claim| {
+                            claim.kind == Kind::Waiter
+                                && world.claims.call_of(claim.token) == Some(owner)
+                        });
+                    let in_place = has_place.then(|| before.unwrap_or(world.now));
+                    writers.insert((index, machine), (since, in_place));
                 }
             }
         }
@@ -298,7 +328,7 @@ impl Checks {
         &mut self,
         process: usize,
         call: u64,
-        (keys, mode): (usize, Mode),
+        (keys, mode, had_time): (usize, Mode, bool),
         (started, looks): (Ns, Option<Vec<Ns>>),
         world: &mut World,
     ) {
@@ -312,10 +342,15 @@ impl Checks {
         let (claims, now) = (&world.claims, world.now);
         let has_revocations =
             plan.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Revoke { .. }));
+        let has_writer = members.iter().any(|&key| {
+            let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive;
+            claims.any_was(key, (started, now), is_writer)
+        });
+        // Readers let others in unless a node may have a writer, or an operator has revoked the
+        // lock.
+        let is_open = mode == Mode::Shared && !has_writer && !has_revocations;
         let is_other = |node: usize, claim: &Claim| {
-            // Readers let others in.
-            let is_open = mode == Mode::Shared && claim.mode == Mode::Shared && !has_revocations;
-            if is_open && claim.kind != Kind::Waiter {
+            if is_open && claim.mode == Mode::Shared && claim.kind != Kind::Waiter {
                 return false;
             }
             let token = claim.token;
@@ -334,7 +369,8 @@ impl Checks {
             let was_taken =
                 |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, &is_other);
             let free = members.iter().find(|key| !was_taken(key)).copied();
-            if let Some(key) = free {
+            let is_well = |node| plan.is_well(process, node, started, now);
+            if let Some(key) = free.filter(|_| had_time && (0..plan.nodes).all(is_well)) {
                 world.violate(format!("p{process}/{machine} reports Held, but {key} was free"));
             }
             return;
@@ -429,10 +465,11 @@ impl Checks {
                         lock.members.iter().any(has_key)
                             && !(is_open && lock.hold.mode() == Mode::Shared)
                     };
+                    let beside = if is_open { Mode::Shared } else { Mode::Exclusive };
                     let is_fair = !held.iter().any(hinders)
                         && (wanted.iter().enumerate())
                             .filter(|(_, wanted)| wanted.iter().any(overlaps))
-                            .all(|(other, _)| reaches_majority(other, keys, mode));
+                            .all(|(other, _)| reaches_majority(other, keys, beside));
                     if !is_fair {
                         continue;
                     }

@@ -144,9 +144,13 @@ impl Claims {
         };
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
             claim.kind = Kind::Lease;
-            claim.until = claim.until.max(at);
-            if mode == Mode::Shared {
-                claim.mode = mode;
+            let until = claim.until.max(at);
+            claim.until = until;
+            if mode == Mode::Shared && claim.mode != mode {
+                // Until now it excluded others.
+                claim.until = now;
+                let shared = Claim { mode, since: now, until, ..*claim };
+                self.places[node][key].push(shared);
             }
         }
     }
@@ -178,6 +182,17 @@ impl Claims {
             claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call) && time > LONG
         };
         self.places[node][key].iter().any(is_orphan)
+    }
+
+    /// Returns whether a claim of this kind was on a key of any node between two times.
+    pub(super) fn any_was(
+        &self,
+        key: usize,
+        (from, to): (Ns, Ns),
+        is: impl Fn(&Claim) -> bool,
+    ) -> bool {
+        let was = |claim: &Claim| claim.since <= to && claim.until > from && is(claim);
+        self.places.iter().any(|keys| keys[key].iter().any(was))
     }
 
     /// Returns whether fewer than `majority` nodes were without a claim of other tokens on one of

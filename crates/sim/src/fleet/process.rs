@@ -25,6 +25,8 @@ use super::world::{Note, World};
 const LINKS: u64 = 0;
 /// Nor is the timer of the renewals.
 const RENEWALS: u64 = 1;
+/// A call that ends with less than this left has run out of time.
+const TIME_LEFT: Duration = Duration::from_millis(1);
 /// Timers above this number are of connections.
 const CONNECTIONS: u64 = 1 << 62;
 
@@ -125,6 +127,7 @@ pub(super) struct Lock {
     pub(super) keys: usize,
     /// The indexes of the keys that it got.
     pub(super) members: Vec<usize>,
+    pub(super) was_attached: bool,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
     pub(super) renews: bool,
@@ -840,11 +843,13 @@ impl Process {
                 }
                 let hold = Hold::new(spec, grant);
                 let (call_started, renews) = (call.started, call.renews);
+                let was_attached = call.attaches.is_some();
                 slot.timer = None;
                 slot.machine = Machine::Lock(Box::new(Lock {
                     hold,
                     keys,
                     members,
+                    was_attached,
                     caller,
                     call_started,
                     renews,
@@ -867,6 +872,7 @@ impl Process {
                 };
                 let looks = failure.answers.iter().enumerate().map(look).collect();
                 let (looks, started) = (call.has_asked.then_some(looks), call.started);
+                let had_time = call.due.is_some_and(|due| !now.plus(TIME_LEFT).has_reached(due));
                 world.notes.push(Note::Failed {
                     process: self.index,
                     call: global,
@@ -875,6 +881,7 @@ impl Process {
                     reason: failure.reason,
                     attached: call.attaches.is_some(),
                     started,
+                    had_time,
                     looks,
                 });
                 self.machines.remove(&machine);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quorlock_core::client::{Mode, Reason, Spec, Token};
-use quorlock_core::quorum::{ExtensionVerdict, Ownership};
+use quorlock_core::quorum::{ExtensionVerdict, Ownership, order};
 
 use super::claims::Claims;
 use super::clock::Ns;
@@ -96,6 +96,8 @@ pub(super) enum Note {
         reason: Reason,
         attached: bool,
         started: Ns,
+        /// Whether it ended before its time was over.
+        had_time: bool,
         /// When the call last asked each node; `None` if it asked no node.
         looks: Option<Vec<Ns>>,
     },
@@ -138,6 +140,12 @@ impl World {
 
     pub(super) fn send_down(&mut self, conn: Conn, message: Down) {
         self.network.send_down(conn, message, self.now, &mut self.events);
+    }
+
+    /// Returns the node on which a lock of one key is waited for, while it can be reached.
+    pub(super) fn queue_node(&self, key: usize) -> usize {
+        let run_ids = self.hosts.iter().map(|host| host.run_id.as_bytes());
+        order(self.plan.names[key].as_bytes(), run_ids)[0]
     }
 
     /// Records that a node has reported a revocation to the holder of a lock.
