@@ -140,6 +140,8 @@ struct Waiting {
     token: Token,
     /// When the WAIT was sent; `None` while there is no connection for it.
     sent: Option<Moment>,
+    /// The start of the node's server to which the WAIT was sent.
+    incarnation: u64,
     /// How the WAIT ended; `None` while it is unanswered.
     ended: Option<WaitEnd>,
     /// When the node ends the wait.
@@ -487,6 +489,7 @@ impl Acquire {
             slots.was_waited_for = true;
         }
         waiting.sent = Some(ctx.now);
+        waiting.incarnation = ctx.topology.incarnation(waiting.node);
         waiting.ends_at = ends_at;
         waiting.late_at = ends_at.map(|ends_at| ends_at.plus(limits::WAIT_GRACE));
         waiting.check_at = ctx.now.plus(limits::WAIT_CHECK_EVERY);
@@ -865,6 +868,7 @@ impl Acquire {
             id,
             token,
             sent: None,
+            incarnation: ctx.topology.incarnation(node),
             ended: None,
             ends_at: None,
             late_at: self.wait_until(ctx),
@@ -1061,6 +1065,11 @@ impl Acquire {
                 }
             }
             return;
+        }
+        let has_restarted = waiting.incarnation != ctx.topology.incarnation(waiting.node);
+        if has_restarted && !is_broken(Mutant::WaitsPastRestart) {
+            // Its queue is gone, even if the connection of the WAIT seems to be there.
+            return self.leave_node(Some(NodeError::connection_lost()), ctx);
         }
         if is_broken(Mutant::LeavesQueue) && waiting.side_attempt.is_none() {
             let node = waiting.node;

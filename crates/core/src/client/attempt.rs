@@ -140,6 +140,9 @@ impl Attempt {
     }
 
     /// Starts an attempt on the other nodes for a lock that one node granted, with its fence.
+    ///
+    /// The longer the wait, the less the client knows about when it ended. If too little of the ttl
+    /// is certain, the same round extends the lock on the node that granted it.
     pub(super) fn after_wait(
         spec: &Spec,
         waited: Waited,
@@ -152,18 +155,32 @@ impl Attempt {
         // A client that holds an earlier node never waits for one that holds a later node.
         let earlier = before(&orders[0], node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
-        let majority = ctx.fleet.majority;
-        let core = Acquisition::after_wait(majority, node, fence, validity, spec.min_validity)
-            .that_awaits(&awaits);
-        let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
-        this.orders = Some(orders);
+        let (majority, min_validity) = (ctx.fleet.majority, spec.min_validity);
         let limit = spec.node_timeout(node, ctx);
         let patience = limits::patience(ctx.fleet.round_trips.typical(), limit);
+        let left = validity.and_then(|validity| validity.remaining(ctx.now));
+        let lasts = is_broken(Mutant::LongWaitIsLost)
+            || left.is_some_and(|left| left >= min_validity + patience);
+        let connection = if lasts { None } else { ctx.topology.route_acquire(node).ok() };
+        let core = match connection {
+            Some(_) => Acquisition::new(majority, ctx.now, spec.ttl, min_validity),
+            None => Acquisition::after_wait(majority, node, fence, validity, min_validity),
+        };
+        let core = core.that_awaits(&awaits);
+        let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
+        this.orders = Some(orders);
         this.patience = Some(ctx.now.plus(patience));
         let granted = &mut this.nodes[node];
-        granted.answer = Answer::Granted(Some(fence));
         granted.delivery = Delivery::Arrived;
         granted.incarnation = incarnation;
+        if let Some(connection) = connection {
+            granted.due = Some((ctx.now.plus(limit), limit));
+            let id = RequestId { round, node };
+            let request = Request { token, command: Command::Extend { fence: Some(fence) } };
+            out.push_back(Action::Send { id, connection, request });
+        } else {
+            granted.answer = Answer::Granted(Some(fence));
+        }
         let bare = is_broken(Mutant::BareMajorityAfterWait);
         for (asked, other) in (0..this.nodes.len()).filter(|&other| other != node).enumerate() {
             if bare && asked + 1 >= majority.size() {

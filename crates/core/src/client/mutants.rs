@@ -59,6 +59,10 @@ pub enum Mutant {
     LooksAtOneNode,
     /// A node is repaired after a node has answered that the lock is revoked.
     RevokedRepaired,
+    /// A lock is lost if its wait was so long that its end is uncertain by more than the ttl.
+    LongWaitIsLost,
+    /// A waiter stays with a node although its server has restarted since.
+    WaitsPastRestart,
     /// A reader has the lock before the node has answered on which a writer waits.
     ReaderOutrunsWriter,
     /// A slot that others hold without the node that decides is asked for again.

@@ -216,15 +216,27 @@ impl Checks {
             return;
         }
         let plan = Arc::clone(&world.plan);
+        // A client may go ahead past a queue node that refuses while no other holds the lock.
+        let is_beside_another = self.held.iter().any(|&(process, machine)| {
+            lock_of(all, process, machine).is_some_and(|other| {
+                other.members == lock.members && is_held(all, process, other, world.now)
+            })
+        });
+        if !is_beside_another {
+            return;
+        }
         for (&(writer, call), &(since, in_place_since)) in &self.writers {
             let Some(waiting) = all[writer].waiting(call) else { continue };
             let wants = plan.members[waiting.keys].iter().any(|key| lock.members.contains(key));
             let hears = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
             let limit = patience(&plan, &all[writer], waiting.acquire.spec());
+            // A node takes a request with a fence from before the wait for a repair.
+            let limit = limit + plan.clock_spread();
             // Elsewhere it may wait for the end of one lock after the other.
-            let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
+            let ends = plan.habits.hold.1 + plan.ttl_max();
             let began = lock.call_started;
-            let overtakes = in_place_since.is_some_and(|since| began > since + limit);
+            let overtakes = in_place_since.is_some_and(|since| began > since + limit)
+                && is_in_place(world, &all[writer], call, waiting.keys);
             if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(hears) {
                 let waited = began.saturating_sub(since) / MS;
                 let place = if overtakes { "in its place" } else { "at all" };
@@ -255,13 +267,7 @@ impl Checks {
                 if spec.mode == Mode::Exclusive && spec.keys.len() == 1 {
                     let (since, before) =
                         self.writers.get(&(index, machine)).copied().unwrap_or((world.now, None));
-                    let key = plan.members[call.keys][0];
-                    let owner = process.global(machine);
-                    let has_place =
-                        world.claims.at(world.queue_node(key), key, world.now).any(|claim| {
-                            claim.kind == Kind::Waiter
-                                && world.claims.call_of(claim.token) == Some(owner)
-                        });
+                    let has_place = is_in_place(world, process, machine, call.keys);
                     let in_place = has_place.then(|| before.unwrap_or(world.now));
                     writers.insert((index, machine), (since, in_place));
                 }
@@ -514,6 +520,15 @@ impl Checks {
             }
         }
     }
+}
+
+/// Returns whether a call for one key waits on the queue node of the key.
+fn is_in_place(world: &World, process: &Process, call: u64, keys: usize) -> bool {
+    let (key, owner) = (world.plan.members[keys][0], process.global(call));
+    let is_its = |claim: Claim| {
+        claim.kind == Kind::Waiter && world.claims.call_of(claim.token) == Some(owner)
+    };
+    world.claims.at(world.queue_node(key), key, world.now).any(is_its)
 }
 
 /// Returns how long a call may wait for a free lock.

@@ -195,7 +195,7 @@ impl World {
         host.server = server;
         host.state = State::Up;
         host.is_paused = false;
-        self.claim_foreign(node);
+        self.claim_foreign(node, true);
         self.turn(node);
     }
 
@@ -254,25 +254,28 @@ impl World {
 
     /// Records which strings a restarted node has, or until when, after a step of its wall
     /// clock.
-    pub(super) fn claim_foreign(&mut self, node: usize) {
+    pub(super) fn claim_foreign(&mut self, node: usize, has_restarted: bool) {
         let host = &self.hosts[node];
         let mut strings = Vec::new();
         for (_, name, value) in host.server.keys.iter() {
             let token = value.text.as_deref().and_then(|text| str::from_utf8(text).ok());
             let token = token.and_then(Token::from_text);
-            if let (Some(token), Some(at)) = (token, value.expires_at_ms) {
+            // The mirror of a shared lock holds a value that nobody knows.
+            let is_unknown = token.is_none();
+            let token = token.unwrap_or_else(|| Token::of_bits(0));
+            if let Some(at) = value.expires_at_ms {
                 let until = host.clock.when_wall(at + 1, self.now);
-                strings.push((self.plan.key_index(name), token, until));
+                strings.push((self.plan.key_index(name), token, until, is_unknown));
             }
         }
-        for (key, token, until) in strings {
+        for (key, token, until, is_unknown) in strings {
             let known = self
                 .claims
                 .at(node, key, self.now)
                 .any(|claim| claim.token == token && claim.kind != Kind::Waiter);
             if known {
                 self.claims.end(node, key, token, Kind::Foreign, self.now, until);
-            } else {
+            } else if has_restarted || !is_unknown {
                 let mode = Mode::Exclusive;
                 let claim = Claim { token, kind: Kind::Foreign, mode, since: self.now, until };
                 self.claims.begin(node, key, claim);

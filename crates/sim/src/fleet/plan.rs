@@ -400,15 +400,20 @@ impl Plan {
         })
     }
 
-    /// Returns whether a node that has rejoined may give fences that others do not accept yet.
-    ///
-    /// Its counters start as far ahead as its clock allows, which is too far for slower clocks.
-    fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
+    /// Returns a time by which wall clocks never differ more.
+    pub(super) fn clock_spread(&self) -> Ns {
         let steps = self.faults.iter().map(|fault| match fault.kind {
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs(),
             _ => 0,
         });
-        let spread = (2 * WALL_OFFSET_US.unsigned_abs() + steps.sum::<u64>()) * 1100;
+        (2 * WALL_OFFSET_US.unsigned_abs() + steps.sum::<u64>()) * 1100
+    }
+
+    /// Returns whether a node that has rejoined may give fences that others do not accept yet.
+    ///
+    /// Its counters start as far ahead as its clock allows, which is too far for slower clocks.
+    fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
+        let spread = self.clock_spread();
         let delay = self.rejoin_delay_ms * MS;
         self.faults.iter().any(|fault| {
             let rejoins = fault.to + delay * 98 / 100;

@@ -25,8 +25,6 @@ use super::world::{Note, World};
 const LINKS: u64 = 0;
 /// Nor is the timer of the renewals.
 const RENEWALS: u64 = 1;
-/// A call that ends with less than this left has run out of time.
-const TIME_LEFT: Duration = Duration::from_millis(1);
 /// Timers above this number are of connections.
 const CONNECTIONS: u64 = 1 << 62;
 
@@ -872,7 +870,8 @@ impl Process {
                 };
                 let looks = failure.answers.iter().enumerate().map(look).collect();
                 let (looks, started) = (call.has_asked.then_some(looks), call.started);
-                let had_time = call.due.is_some_and(|due| !now.plus(TIME_LEFT).has_reached(due));
+                let time_left = Duration::from_nanos(4 * world.plan.round_trip);
+                let had_time = call.due.is_some_and(|due| !now.plus(time_left).has_reached(due));
                 world.notes.push(Note::Failed {
                     process: self.index,
                     call: global,

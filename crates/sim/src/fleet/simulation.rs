@@ -248,7 +248,7 @@ impl Simulation {
             FaultKind::StepWall { node, by_us } => {
                 if begins {
                     world.hosts[*node].clock.wall_offset_us += by_us;
-                    world.claim_foreign(*node);
+                    world.claim_foreign(*node, false);
                 }
             }
             FaultKind::PauseProcess { process } | FaultKind::Sleep { process } => {
