@@ -72,8 +72,7 @@ pub enum Mutant {
 }
 
 impl Mutant {
-    /// Every mutant whose harm exclusive locks show: simulators have no others. Tests of the other
-    /// kinds break the rest.
+    /// Every mutant whose harm exclusive locks show.
     pub const ALL: [Self; 22] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
@@ -98,6 +97,10 @@ impl Mutant {
         Self::LooksAtOneNode,
         Self::RevokedRepaired,
     ];
+
+    /// Every mutant whose harm shared locks, or those of one of several keys, show.
+    pub const OF_KINDS: [Self; 3] =
+        [Self::ReaderOutrunsWriter, Self::TakenSlotAskedAgain, Self::ExclusiveUntilConfirmed];
 }
 
 thread_local! {

@@ -21,6 +21,17 @@ pub enum Mutant {
     AnyWaitsForFirst,
 }
 
+impl Mutant {
+    /// Every mutant.
+    pub const ALL: [Self; 5] = [
+        Self::SharedPassesQueue,
+        Self::ShareForgetsQueue,
+        Self::MirrorNamesReader,
+        Self::RevokedLetsIn,
+        Self::AnyWaitsForFirst,
+    ];
+}
+
 thread_local! {
     static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
 }

@@ -12,7 +12,7 @@ Runs whole fleets of clients and nodes under a virtual clock, with faults that a
 
 quorlock-sim [--seeds N] [--from SEED] [--kind KIND]   runs N seeds (1000) of each kind of lock
 quorlock-sim --seed SEED [--kind KIND] [--trace]       runs one seed, of exclusive locks by default
-quorlock-sim --mutants [--seeds N] [--from SEED]       finds the first seed that catches each mutant
+quorlock-sim --mutants [--seeds N] [--kind KIND]       finds the first seed that catches each mutant
 quorlock-sim --compare                                 prints what each rule about waiting achieves
 
 --kind KIND     exclusive: locks of one key, and of several at once
@@ -45,7 +45,14 @@ fn main() -> ExitCode {
         Mutant::all().find(is_named).unwrap_or_else(|| panic!("there is no mutant {name}"))
     });
     if has("--mutants") {
-        return first_seeds(number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000));
+        let is_wanted = |m: &Mutant| {
+            mutant.is_none_or(|only| only == *m) && kind.is_none_or(|kind| m.kind() == kind)
+        };
+        return first_seeds(
+            number("--from").unwrap_or(0),
+            number("--seeds").unwrap_or(1000),
+            is_wanted,
+        );
     }
     if has("--compare") {
         compare();
@@ -99,18 +106,21 @@ fn compare() {
 }
 
 /// Prints the first seed that catches each mutant.
-fn first_seeds(from: u64, seeds: u64) -> ExitCode {
-    println!("| rule that is broken | first seed | what the checkers say |\n|---|---:|---|");
+fn first_seeds(from: u64, seeds: u64, is_wanted: impl Fn(&Mutant) -> bool) -> ExitCode {
+    println!("| rule that is broken | kind | first seed | what the checkers say |");
+    println!("|---|---|---:|---|");
     let mut all_caught = true;
-    for mutant in Mutant::all() {
-        let caught =
-            |seed| Some((seed, run(&Plan::draw(seed).with_mutant(mutant), false).violation?));
-        let name = mutant.name();
+    for mutant in Mutant::all().filter(is_wanted) {
+        let caught = |seed| Some((seed, run(&Plan::of_mutant(mutant, seed), false).violation?));
+        let (name, kind) = (mutant.name(), mutant.kind().name());
         if let Some((seed, what)) = (from..from + seeds).find_map(caught) {
-            println!("| {name} | {seed} | {} |", what.chars().take(100).collect::<String>());
+            println!(
+                "| {name} | {kind} | {seed} | {} |",
+                what.chars().take(100).collect::<String>()
+            );
         } else {
             all_caught = false;
-            println!("| {name} | **none** | |");
+            println!("| {name} | {kind} | **none** | |");
         }
     }
     if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }

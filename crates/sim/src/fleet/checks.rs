@@ -31,9 +31,8 @@ pub(super) struct Checks {
     /// The time since which no call has had a reason to wait for its lock, of several keys for each
     /// of its choices.
     unhindered: BTreeMap<(usize, u64, usize), Ns>,
-    /// The time since which the call of a writer waits, and since which it waits on the queue node
-    /// of its key.
-    writers: BTreeMap<(usize, u64), (Ns, Option<Ns>)>,
+    /// The time since which the call of a writer waits and reaches all nodes.
+    writers: BTreeMap<(usize, u64), Ns>,
     /// Number of grants since the last meeting of the callers.
     met: u64,
 }
@@ -225,7 +224,7 @@ impl Checks {
         if !is_beside_another {
             return;
         }
-        for (&(writer, call), &(since, in_place_since)) in &self.writers {
+        for (&(writer, call), &since) in &self.writers {
             let Some(waiting) = all[writer].waiting(call) else { continue };
             let wants = plan.members[waiting.keys].iter().any(|key| lock.members.contains(key));
             let hears = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
@@ -233,10 +232,10 @@ impl Checks {
             // A node takes a request with a fence from before the wait for a repair.
             let limit = limit + plan.clock_spread();
             // Elsewhere it may wait for the end of one lock after the other.
-            let ends = plan.habits.hold.1 + plan.ttl_max();
+            let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
             let began = lock.call_started;
-            let overtakes = in_place_since.is_some_and(|since| began > since + limit)
-                && is_in_place(world, &all[writer], call, waiting.keys);
+            let overtakes = in_place_since(world, &all[writer], call, waiting.keys)
+                .is_some_and(|since| began > since + limit);
             if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(hears) {
                 let waited = began.saturating_sub(since) / MS;
                 let place = if overtakes { "in its place" } else { "at all" };
@@ -265,11 +264,8 @@ impl Checks {
             for (machine, call) in process.calls() {
                 let spec = call.acquire.spec();
                 if spec.mode == Mode::Exclusive && spec.keys.len() == 1 {
-                    let (since, before) =
-                        self.writers.get(&(index, machine)).copied().unwrap_or((world.now, None));
-                    let has_place = is_in_place(world, process, machine, call.keys);
-                    let in_place = has_place.then(|| before.unwrap_or(world.now));
-                    writers.insert((index, machine), (since, in_place));
+                    let known = self.writers.get(&(index, machine));
+                    writers.insert((index, machine), known.copied().unwrap_or(world.now));
                 }
             }
         }
@@ -315,8 +311,12 @@ impl Checks {
     ) {
         let plan = Arc::clone(&world.plan);
         let (from, to) = (call_started, world.now);
+        // Waiters for any of several keys may have one key by turns.
+        let in_all = plan.kind == LockKind::Permits;
         let is_free = |node: &usize| {
-            !members.iter().any(|&key| world.claims.was_orphan(*node, key, call, (from, to)))
+            !members
+                .iter()
+                .any(|&key| world.claims.was_orphan(*node, key, call, (from, to), in_all))
         };
         let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
         let well = nodes.filter(is_free).count();
@@ -522,13 +522,13 @@ impl Checks {
     }
 }
 
-/// Returns whether a call for one key waits on the queue node of the key.
-fn is_in_place(world: &World, process: &Process, call: u64, keys: usize) -> bool {
+/// Returns since when a call for one key waits on the queue node of the key.
+fn in_place_since(world: &World, process: &Process, call: u64, keys: usize) -> Option<Ns> {
     let (key, owner) = (world.plan.members[keys][0], process.global(call));
-    let is_its = |claim: Claim| {
+    let is_its = |claim: &Claim| {
         claim.kind == Kind::Waiter && world.claims.call_of(claim.token) == Some(owner)
     };
-    world.claims.at(world.queue_node(key), key, world.now).any(is_its)
+    world.claims.at(world.queue_node(key), key, world.now).find(is_its).map(|claim| claim.since)
 }
 
 /// Returns how long a call may wait for a free lock.

@@ -169,19 +169,20 @@ impl Claims {
     }
 
     /// Returns whether another token's lease, or a foreign string, was on a key for long between
-    /// two times.
+    /// two times, or with `in_all` several of them together.
     pub(super) fn was_orphan(
         &self,
         node: usize,
         key: usize,
         call: u64,
         (from, to): (Ns, Ns),
+        in_all: bool,
     ) -> bool {
-        let is_orphan = |claim: &Claim| {
-            let time = claim.until.min(to).saturating_sub(claim.since.max(from));
-            claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call) && time > LONG
-        };
-        self.places[node][key].iter().any(is_orphan)
+        let is_other =
+            |claim: &&Claim| claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call);
+        let time = |claim: &Claim| claim.until.min(to).saturating_sub(claim.since.max(from));
+        let mut others = self.places[node][key].iter().filter(is_other).map(time);
+        if in_all { others.sum::<Ns>() > LONG } else { others.any(|time| time > LONG) }
     }
 
     /// Returns whether a claim of this kind was on a key of any node between two times.

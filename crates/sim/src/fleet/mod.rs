@@ -30,7 +30,7 @@ mod world;
 use std::time::Duration;
 
 pub use compare::{Comparison, Mixed, comparisons, mixed};
-pub use mutant::{ClientRule, Mutant};
+pub use mutant::{ClientRule, Mutant, NodeRule};
 pub use plan::{Kind, Plan};
 pub use simulation::run;
 

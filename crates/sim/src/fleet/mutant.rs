@@ -1,7 +1,10 @@
 //! Rules that are broken on purpose.
 
 pub use quorlock_core::client::Mutant as ClientRule;
-use quorlock_core::client::break_rule;
+pub use quorlock_core::node::Mutant as NodeRule;
+use quorlock_core::{client, node};
+
+use super::Kind;
 
 /// A rule broken on purpose, which the checkers must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,19 +15,40 @@ pub enum Mutant {
     LateRelease,
     /// A rule of the client machines.
     Client(ClientRule),
+    /// A rule of the nodes.
+    Node(NodeRule),
 }
 
 impl Mutant {
     /// Every mutant.
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [Self::NoAbstention, Self::LateRelease];
-        own.into_iter().chain(ClientRule::ALL.into_iter().map(Self::Client))
+        let of_clients = ClientRule::ALL.into_iter().chain(ClientRule::OF_KINDS);
+        let of_nodes = NodeRule::ALL.into_iter().map(Self::Node);
+        own.into_iter().chain(of_clients.map(Self::Client)).chain(of_nodes)
+    }
+
+    /// Returns the kind of lock whose fleets show the harm.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Client(ClientRule::ReaderOutrunsWriter | ClientRule::ExclusiveUntilConfirmed)
+            | Self::Node(
+                NodeRule::SharedPassesQueue
+                | NodeRule::ShareForgetsQueue
+                | NodeRule::MirrorNamesReader
+                | NodeRule::RevokedLetsIn,
+            ) => Kind::Shared,
+            Self::Client(ClientRule::TakenSlotAskedAgain)
+            | Self::Node(NodeRule::AnyWaitsForFirst) => Kind::Permits,
+            Self::NoAbstention | Self::LateRelease | Self::Client(_) => Kind::Exclusive,
+        }
     }
 
     /// Returns the name of the rule.
     pub fn name(self) -> String {
         match self {
             Self::Client(rule) => format!("{rule:?}"),
+            Self::Node(rule) => format!("{rule:?}"),
             other => format!("{other:?}"),
         }
     }
@@ -35,8 +59,12 @@ pub(super) struct Broken(());
 
 impl Broken {
     pub(super) fn new(mutant: Option<Mutant>) -> Self {
-        break_rule(match mutant {
+        client::break_rule(match mutant {
             Some(Mutant::Client(rule)) => Some(rule),
+            _ => None,
+        });
+        node::break_rule(match mutant {
+            Some(Mutant::Node(rule)) => Some(rule),
             _ => None,
         });
         Self(())
@@ -45,6 +73,7 @@ impl Broken {
 
 impl Drop for Broken {
     fn drop(&mut self) {
-        break_rule(None);
+        client::break_rule(None);
+        node::break_rule(None);
     }
 }

@@ -274,6 +274,11 @@ impl Plan {
         this
     }
 
+    /// Draws the plan of a seed that may show the harm of a broken rule.
+    pub fn of_mutant(mutant: Mutant, seed: u64) -> Self {
+        Self::draw_of(mutant.kind(), seed).with_mutant(mutant)
+    }
+
     /// Clients of one key on five nodes, with messages that take 0.05 to 0.4 ms, and without
     /// faults.
     pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
