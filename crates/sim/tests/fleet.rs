@@ -2,9 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quorlock_sim::fleet::{ClientRule, Mutant, Plan, Report, mixed, run};
+use quorlock_sim::fleet::{ClientRule, Kind, Mutant, NodeRule, Plan, Report, mixed, run};
 
 const SEEDS: u64 = 200;
+/// The same of each of the other kinds of lock.
+const SEEDS_OF_KIND: u64 = 50;
 
 /// A mutant must be caught by a seed below this one.
 const MUTANT_SEEDS: u64 = 20_000;
@@ -39,6 +41,27 @@ fn fleets_keep_every_promise_under_faults() {
 }
 
 #[test]
+fn readers_writers_and_semaphores_keep_every_promise_under_faults() {
+    for kind in [Kind::Shared, Kind::Permits] {
+        let plan = |seed| Plan::draw_of(kind, seed);
+        if let Some(Report { seed, violation, .. }) = first_bad(SEEDS_OF_KIND, plan) {
+            panic!("{} {seed}: {violation:?}", kind.name());
+        }
+    }
+}
+
+#[test]
+fn readers_read_together_and_permits_are_all_in_use() {
+    let most = |kind| {
+        let together = |seed| run(&Plan::draw_of(kind, seed), false).most_together;
+        (0..10).map(together).max().unwrap_or_default()
+    };
+    assert_eq!(most(Kind::Exclusive), 1);
+    assert!(most(Kind::Shared) > 2);
+    assert!(most(Kind::Permits) > 2);
+}
+
+#[test]
 fn seed_reproduces_its_run_to_the_byte() {
     for seed in [3, 7, 42] {
         let plan = Plan::draw(seed);
@@ -54,10 +77,24 @@ const FOUND_FAULTS: [u64; 19] = [
     22_536, 25_428, 30_778, 32_768, 49_737, 51_542,
 ];
 
+/// The same of the other kinds of lock.
+const FOUND_FAULTS_OF_KINDS: [(Kind, u64); 6] = [
+    (Kind::Shared, 126),
+    (Kind::Shared, 2351),
+    (Kind::Shared, 3040),
+    (Kind::Permits, 57),
+    (Kind::Permits, 91),
+    (Kind::Permits, 274),
+];
+
 #[test]
 fn no_seed_finds_again_what_it_found_once() {
     for seed in FOUND_FAULTS {
         assert_eq!(run(&Plan::draw(seed), false).violation, None, "seed {seed}");
+    }
+    for (kind, seed) in FOUND_FAULTS_OF_KINDS {
+        let violation = run(&Plan::draw_of(kind, seed), false).violation;
+        assert_eq!(violation, None, "{} {seed}", kind.name());
     }
 }
 
@@ -65,7 +102,7 @@ fn no_seed_finds_again_what_it_found_once() {
 ///
 /// After a change of the machines or of the plans another seed may be the first: `quorlock-sim
 /// --mutants` finds it.
-const CAUGHT: [(Mutant, u64, &str); 24] = [
+const CAUGHT: [(Mutant, u64, &str); 33] = [
     (Mutant::NoAbstention, 202, "is held, but on 0 nodes only"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
@@ -90,6 +127,15 @@ const CAUGHT: [(Mutant, u64, &str); 24] = [
     (Mutant::Client(ClientRule::RepairOnFirstRefusal), 17_048, "after an operator has ended it"),
     (Mutant::Client(ClientRule::LooksAtOneNode), 18_598, "for a free lock"),
     (Mutant::Client(ClientRule::RevokedRepaired), 237, "nodes revoked it"),
+    (Mutant::Client(ClientRule::LongWaitIsLost), 2351, "lost a renewed lock"),
+    (Mutant::Client(ClientRule::WaitsPastRestart), 3040, "for a free lock"),
+    (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "waited in its place to write"),
+    (Mutant::Client(ClientRule::TakenSlotAskedAgain), 2770, "for a free lock"),
+    (Mutant::Client(ClientRule::ExclusiveUntilConfirmed), 18, "two holders"),
+    (Mutant::Node(NodeRule::SharedPassesQueue), 1, "waited in its place to write"),
+    (Mutant::Node(NodeRule::ShareForgetsQueue), 8, "a majority was free"),
+    (Mutant::Node(NodeRule::RevokedLetsIn), 137, "lets a reader join"),
+    (Mutant::Node(NodeRule::AnyWaitsForFirst), 64, "for a free lock"),
 ];
 
 #[test]
@@ -98,7 +144,7 @@ fn each_mutant_is_caught() {
         let known = CAUGHT.iter().find(|(caught, ..)| *caught == mutant);
         let Some(&(_, seed, says)) = known else { panic!("no seed for {mutant:?}") };
         assert!(seed < MUTANT_SEEDS, "{mutant:?}");
-        let violation = run(&Plan::draw(seed).with_mutant(mutant), false).violation;
+        let violation = run(&Plan::of_mutant(mutant, seed), false).violation;
         let is_noticed = violation.as_ref().is_some_and(|what| what.contains(says));
         assert!(is_noticed, "seed {seed} does not catch {mutant:?}: {violation:?}");
     }
@@ -106,8 +152,9 @@ fn each_mutant_is_caught() {
 
 #[test]
 fn seeds_of_mutants_pass_without_them() {
-    for (_, seed, _) in CAUGHT.iter().filter(|(_, seed, _)| *seed >= SEEDS) {
-        assert_eq!(run(&Plan::draw(*seed), false).violation, None, "seed {seed}");
+    for (mutant, seed, _) in CAUGHT.iter().filter(|(_, seed, _)| *seed >= SEEDS_OF_KIND) {
+        let plan = Plan::draw_of(mutant.kind(), *seed);
+        assert_eq!(run(&plan, false).violation, None, "seed {seed}");
     }
 }
 

@@ -99,8 +99,13 @@ impl Mutant {
     ];
 
     /// Every mutant whose harm shared locks, or those of one of several keys, show.
-    pub const OF_KINDS: [Self; 3] =
-        [Self::ReaderOutrunsWriter, Self::TakenSlotAskedAgain, Self::ExclusiveUntilConfirmed];
+    pub const OF_KINDS: [Self; 5] = [
+        Self::LongWaitIsLost,
+        Self::WaitsPastRestart,
+        Self::ReaderOutrunsWriter,
+        Self::TakenSlotAskedAgain,
+        Self::ExclusiveUntilConfirmed,
+    ];
 }
 
 thread_local! {

@@ -249,6 +249,9 @@ impl World {
         let revoke = node::Revoke { db: 0, key: &name, unknown: &unknown, ends_now: false };
         let reply = host.server.execute(now, &node::Command::Revoke(revoke));
         trace!(self, "an operator revokes {key} on n{node}: {reply:?}");
+        if reply.is_ok() {
+            self.revocations.push((node, key, self.now));
+        }
         self.turn(node);
     }
 
@@ -366,8 +369,19 @@ impl World {
         let until = self.hosts[node].clock.when(deadline, self.now);
         self.last_grant = self.now;
         for &key in keys {
+            self.ends_after_revocation(node, key, mode);
             let claim = Claim { token, kind: Kind::Lease, mode, since: self.now, until };
             self.claims.begin(node, key, claim);
+        }
+    }
+
+    /// Checks that nobody joins the holders of a shared lock that an operator has revoked.
+    fn ends_after_revocation(&mut self, node: usize, key: usize, mode: Mode) {
+        let revoked = |&&(other, of, _): &&(usize, usize, Ns)| (other, of) == (node, key);
+        let Some(&(_, _, at)) = self.revocations.iter().rev().find(revoked) else { return };
+        let is_revoked = |claim: Claim| claim.kind == Kind::Lease && claim.since <= at;
+        if mode == Mode::Shared && self.claims.at(node, key, self.now).any(is_revoked) {
+            self.violate(format!("n{node} lets a reader join a lock that was revoked"));
         }
     }
 

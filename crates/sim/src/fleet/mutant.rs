@@ -31,7 +31,12 @@ impl Mutant {
     /// Returns the kind of lock whose fleets show the harm.
     pub fn kind(self) -> Kind {
         match self {
-            Self::Client(ClientRule::ReaderOutrunsWriter | ClientRule::ExclusiveUntilConfirmed)
+            Self::Client(
+                ClientRule::LongWaitIsLost
+                | ClientRule::WaitsPastRestart
+                | ClientRule::ReaderOutrunsWriter
+                | ClientRule::ExclusiveUntilConfirmed,
+            )
             | Self::Node(
                 NodeRule::SharedPassesQueue
                 | NodeRule::ShareForgetsQueue

@@ -32,6 +32,8 @@ pub(super) struct World {
     pub(super) ended: Vec<Token>,
     /// Tokens of locks that an operator has ended on a majority, and when.
     pub(super) ended_everywhere: Vec<(Token, Ns)>,
+    /// Shared locks that an operator has revoked: the node, the key, and when.
+    pub(super) revocations: Vec<(usize, usize, Ns)>,
     /// The first time at which a node reported a revocation to the holder of a lock.
     pub(super) revoked: Vec<(Token, usize, Ns)>,
     /// The first violation.
@@ -117,6 +119,7 @@ impl World {
             texts: Vec::new(),
             ended: Vec::new(),
             ended_everywhere: Vec::new(),
+            revocations: Vec::new(),
             revoked: Vec::new(),
             violation: None,
             is_ending: false,
