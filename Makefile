@@ -69,8 +69,8 @@ model: ## Explores every order of events among a few clients and masters, then b
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- --compare
 
-sim: ## Simulates whole fleets under a virtual clock, with random faults: SEEDS=… (1,000), or SEED=… for the trace of one
-	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),1000))
+sim: ## Simulates whole fleets under a virtual clock, with random faults: SEEDS=… (1,000 of each kind of lock), or SEED=… KIND=… for the trace of one
+	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),1000))
 
 package: setup ## Builds the crates of the core and the client as they would be published
 	cargo package --package quorlock-core --package quorlock-client
