@@ -195,7 +195,7 @@ impl Process {
             (errand.extends, None)
         };
         let waits_for_ever = wait.is_none();
-        this.errand = Some(Errand { waits_for_ever, extends, downgrade, ..errand });
+        this.errand = Some(Errand { extends, downgrade, waits_for_ever, ..errand });
         let spec = Arc::new(Spec {
             keys: plan.key_sets[keys].clone(),
             ttl,

@@ -373,7 +373,7 @@ impl Checks {
             // It was refused one slot, and a node knew of no other that is free.
             let began = vec![started; plan.nodes];
             let was_taken =
-                |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, &is_other);
+                |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, is_other);
             let free = members.iter().find(|key| !was_taken(key)).copied();
             let is_well = |node| plan.is_well(process, node, started, now);
             if let Some(key) = free.filter(|_| had_time && (0..plan.nodes).all(is_well)) {

@@ -1038,13 +1038,13 @@ impl Process {
 
     /// The holder extends its lock. Returns whether a round has begun.
     pub(super) fn extend(&mut self, machine: u64, world: &mut World) -> bool {
-        self.begin_round(machine, |hold, ctx| hold.extend(ctx), world)
+        self.begin_round(machine, Hold::extend, world)
     }
 
     /// The holder of an exclusive lock shares it from now on. Returns whether a round has begun.
     pub(super) fn downgrade(&mut self, machine: u64, world: &mut World) -> bool {
         trace!(world, "p{}/{machine} shares its lock", self.index);
-        self.begin_round(machine, |hold, ctx| hold.downgrade(ctx), world)
+        self.begin_round(machine, Hold::downgrade, world)
     }
 
     fn begin_round(
