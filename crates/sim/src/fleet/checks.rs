@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Mode, Reason, Spec};
+use quorlock_core::client::{Keys, Mode, Reason, Spec};
 use quorlock_core::quorum::{End, ExtensionVerdict, Majority, Ownership};
 
 use super::claims::{Claim, Kind};
@@ -541,6 +541,10 @@ fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
     // clients warn of such fleets.
     let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
     let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
+    // A client that polls asks for one slot at a time, at random.
+    let polls = slow || plan.seats < plan.callers;
+    let slots = spec.any.as_ref().filter(|_| polls).map_or(1, Keys::len);
+    let crowd = crowd * u64::try_from(slots).unwrap_or(1);
     crowd + newcomers + 4 * limit + SAMPLED
 }
 
