@@ -78,13 +78,14 @@ const FOUND_FAULTS: [u64; 19] = [
 ];
 
 /// The same of the other kinds of lock.
-const FOUND_FAULTS_OF_KINDS: [(Kind, u64); 6] = [
+const FOUND_FAULTS_OF_KINDS: [(Kind, u64); 7] = [
     (Kind::Shared, 126),
     (Kind::Shared, 2351),
     (Kind::Shared, 3040),
     (Kind::Permits, 57),
     (Kind::Permits, 91),
     (Kind::Permits, 274),
+    (Kind::Permits, 7807),
 ];
 
 #[test]

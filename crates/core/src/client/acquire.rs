@@ -1162,6 +1162,8 @@ impl Acquire {
         }
         if let Some((granted, slot)) = granted {
             self.take_others(granted, slot, ctx);
+            // With a single node no other is asked, whose answer would go on with it.
+            self.proceed(ctx);
         } else if self.majority_is_ruled_out(ctx) {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.leave(&waiting, ctx);

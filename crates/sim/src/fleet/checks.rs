@@ -542,7 +542,7 @@ fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
     let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
     let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
     // A client that polls asks for one slot at a time, at random.
-    let polls = slow || plan.seats < plan.callers;
+    let polls = plan.seats < plan.callers;
     let slots = spec.any.as_ref().filter(|_| polls).map_or(1, Keys::len);
     let crowd = crowd * u64::try_from(slots).unwrap_or(1);
     crowd + newcomers + 4 * limit + SAMPLED
