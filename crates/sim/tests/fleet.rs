@@ -136,7 +136,7 @@ const CAUGHT: [(Mutant, u64, &str); 33] = [
     (Mutant::Node(NodeRule::SharedPassesQueue), 1, "waited in its place to write"),
     (Mutant::Node(NodeRule::ShareForgetsQueue), 8, "a majority was free"),
     (Mutant::Node(NodeRule::RevokedLetsIn), 137, "lets a reader join"),
-    (Mutant::Node(NodeRule::AnyWaitsForFirst), 64, "for a free lock"),
+    (Mutant::Node(NodeRule::AnyWaitsForFirst), 247, "for a free lock"),
 ];
 
 #[test]
