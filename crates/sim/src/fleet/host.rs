@@ -263,7 +263,7 @@ impl World {
         for (_, name, value) in host.server.keys.iter() {
             let token = value.text.as_deref().and_then(|text| str::from_utf8(text).ok());
             let token = token.and_then(Token::from_text);
-            // The mirror of a shared lock holds a value that nobody knows.
+            // The mirror of a shared lock holds a value that no client knows.
             let is_unknown = token.is_none();
             let token = token.unwrap_or_else(|| Token::of_bits(0));
             if let Some(at) = value.expires_at_ms {
@@ -375,7 +375,7 @@ impl World {
         }
     }
 
-    /// Checks that nobody joins the holders of a shared lock that an operator has revoked.
+    /// Checks that no client joins the holders of a shared lock that an operator has revoked.
     fn ends_after_revocation(&mut self, node: usize, key: usize, mode: Mode) {
         let revoked = |&&(other, of, _): &&(usize, usize, Ns)| (other, of) == (node, key);
         let Some(&(_, _, at)) = self.revocations.iter().rev().find(revoked) else { return };
