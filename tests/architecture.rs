@@ -173,7 +173,7 @@ fn contributors_pages_name_only_what_exists() {
 fn page_that_names_what_is_missing_is_noticed() {
     let page =
         "See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
-`make nothing`, [`Phase::Absent`](crates/core/src/client/acquire.rs).
+`make nothing`, [`Phase::Absent`](crates/core/src/client/acquire/mod.rs).
 ```text
 `src/in_a_block.rs`
 ```
@@ -183,7 +183,7 @@ fn page_that_names_what_is_missing_is_noticed() {
     let expected = [
         "ARCHITECTURE.md:1: crates/core/src/node/key_state.rs does not define no_such_item",
         "ARCHITECTURE.md:1: there is no crates/none.rs",
-        "ARCHITECTURE.md:2: crates/core/src/client/acquire.rs does not define Phase::Absent",
+        "ARCHITECTURE.md:2: crates/core/src/client/acquire/mod.rs does not define Phase::Absent",
         "ARCHITECTURE.md:1: there is no src/none.rs",
         "ARCHITECTURE.md:2: the Makefile has no target nothing",
     ];

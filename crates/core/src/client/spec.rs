@@ -108,6 +108,12 @@ impl Spec {
         self.any.as_ref()?.iter().position(|key| key == self.keys.first())
     }
 
+    /// The index among [`any`](Self::any) of the key at this position of `keys`.
+    pub(super) fn slot_at(&self, position: usize) -> Option<usize> {
+        let key = self.keys.iter().nth(position)?;
+        self.any.as_ref()?.iter().position(|slot| slot == key)
+    }
+
     /// The order of the nodes that decides where the lock is waited for: of one of several keys,
     /// that of the first of them, so that all clients wait on the same node.
     pub(super) fn order(&self, topology: &Topology) -> SmallVec<[usize; 7]> {

@@ -1,0 +1,158 @@
+//! The end of a call without a lock: the last check, what is released, and the reason.
+
+use std::sync::Arc;
+
+use super::{Acquire, Action, Failure, Outcome, PendingRelease, Phase, Reason};
+use crate::client::attempt::Attempt;
+use crate::client::mutants::{Mutant, is_broken};
+use crate::client::{Answer, Command, Context, NodeError, Request, RequestId, limits, mutants};
+use crate::quorum::Moment;
+
+impl Acquire {
+    pub(super) fn all_answered(&mut self, ctx: &mut Context<'_>) {
+        let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended)
+        else {
+            return;
+        };
+        self.keep_answers(&attempt);
+        let spare = ctx.fleet.majority.spare();
+        let refused = self.count_refused();
+        let voting =
+            self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_))).count();
+        if refused > spare || voting < ctx.fleet.majority.size() || !attempt.decider_refused() {
+            return self.fail(ctx);
+        }
+        // Too few nodes refused for another client to hold the lock. Another client may be about to
+        // acquire it, or a node holds a lock that was not released.
+        let order = self.spec.order(ctx.topology);
+        let refused_by = order.iter().copied().find(|&node| self.answers[node] == Answer::Refused);
+        let settle = limits::settle(ctx.fleet.round_trips.typical());
+        let until = ctx.now.plus(settle);
+        match refused_by {
+            Some(refused_by) => self.phase = Phase::Settling { until, refused_by },
+            None => self.fail(ctx),
+        }
+    }
+
+    pub(super) fn inspect_all(&mut self, refused_by: usize, ctx: &mut Context<'_>) {
+        let round = self.rounds(1);
+        let Some(token) = mutants::token(self.started, ctx) else {
+            return self.finish(Reason::NoRandom, ctx);
+        };
+        let limit = self.spec.longest_timeout(ctx);
+        for node in 0..self.answers.len() {
+            self.answers[node] = match ctx.topology.route_acquire(node) {
+                Ok(connection) => {
+                    let request = Request { token, command: Command::Inspect };
+                    let id = RequestId { round, node };
+                    self.actions.push_back(Action::Send { id, connection, request });
+                    Answer::Pending
+                }
+                Err(error) => Answer::Failed(error),
+            };
+        }
+        self.phase = Phase::Inspecting { round, refused_by, due: ctx.now.plus(limit), limit };
+    }
+
+    pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
+        for (node, connection) in attempt.connections(ctx.topology) {
+            self.note_release(node, connection, ctx.now);
+        }
+        let release = attempt.roll_back(&self.spec, ctx);
+        self.actions.push_back(Action::Release(Box::new(release)));
+    }
+
+    /// Ends the call because its time is over.
+    pub(super) fn give_up(&mut self, ctx: &mut Context<'_>) {
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Asking(mut attempt) | Phase::TakingOthers(mut attempt, _) => {
+                attempt.time_is_up(&self.spec, ctx);
+                self.keep_answers(&attempt);
+                self.roll_back(&attempt, ctx);
+            }
+            Phase::AwaitingAnswers(mut attempt) => {
+                attempt.time_is_up(&self.spec, ctx);
+                self.keep_answers(&attempt);
+            }
+            Phase::Probing(mut probing) => {
+                self.release_probe(&probing, ctx);
+                self.spec = Arc::clone(&probing.slot_spec);
+                probing.lost.time_is_up(&self.spec, ctx);
+                self.keep_answers(&probing.lost);
+            }
+            Phase::Waiting(mut waiting) => {
+                if let Some(side_attempt) = &mut waiting.side_attempt {
+                    side_attempt.time_is_up(&self.spec, ctx);
+                    self.keep_answers(side_attempt);
+                }
+                self.leave(&waiting, ctx);
+            }
+            _ => {}
+        }
+        self.fail(ctx);
+    }
+
+    /// Records that a token of this call is being released on the node through this connection.
+    ///
+    /// Later requests through the same connection arrive after the release. `None` stands for an
+    /// unanswered WAIT, on any connection.
+    pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
+        let until = now.plus(self.spec.ttl.duration());
+        self.released[node] = Some(match (self.released[node], connection) {
+            (_, None) | (Some(PendingRelease::Wait), _) => PendingRelease::Wait,
+            (Some(PendingRelease::Lease { connection: earlier, until: over }), Some(_))
+                if earlier != connection && !now.has_reached(over) =>
+            {
+                PendingRelease::Lease { connection: None, until }
+            }
+            (_, Some(_)) => PendingRelease::Lease { connection, until },
+        });
+    }
+
+    /// Discounts refusals of nodes that may hold a token of this call, since its release has not
+    /// arrived there.
+    pub(super) fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
+        if is_broken(Mutant::HeldByItself) {
+            return;
+        }
+        for (node, released) in self.released.iter().enumerate() {
+            let may_hold = match released {
+                None => false,
+                Some(PendingRelease::Wait) => true,
+                Some(PendingRelease::Lease { connection, until }) => {
+                    let came_first =
+                        connection.is_some() && *connection == ctx.topology.route(node).ok();
+                    !came_first && !ctx.now.has_reached(*until)
+                }
+            };
+            if may_hold && self.answers[node] == Answer::Refused {
+                self.answers[node] = Answer::Failed(NodeError::HeldByLostRequest);
+            }
+        }
+    }
+
+    /// Ends the call with the reason that follows from the last answers.
+    pub(super) fn fail(&mut self, ctx: &Context<'_>) {
+        self.doubt_own_refusals(ctx);
+        let reason = if self.count_refused() > ctx.fleet.majority.spare() {
+            Reason::Held
+        } else if self.too_late {
+            Reason::InsufficientValidity
+        } else {
+            Reason::NoQuorum
+        };
+        self.finish(reason, ctx);
+    }
+
+    pub(super) fn finish(&mut self, reason: Reason, ctx: &Context<'_>) {
+        self.phase = Phase::Ended;
+        let answers = self.answers.iter().map(|answer| match answer {
+            // An INSPECT found the lock free: there is no fence.
+            Answer::Granted(_) => Answer::Granted(None),
+            other => other.clone(),
+        });
+        let failure =
+            Failure { reason, answers: answers.collect(), took: ctx.now.since(self.started) };
+        self.actions.push_back(Action::Done(Box::new(Outcome::Failed(failure))));
+    }
+}

@@ -1,0 +1,93 @@
+//! One request for any other of several keys, by a call that does not wait.
+
+use std::time::Duration;
+
+use super::{Acquire, Action, Phase, Probing};
+use crate::client::attempt::{Attempt, Waited};
+use crate::client::{
+    Command, Context, Delivery, Release, Request, RequestId, Response, Slots, limits, mutants,
+};
+use crate::quorum::Validity;
+
+impl Acquire {
+    /// Whether one request may find another key: for a call whose wait was too short for a WAIT, or
+    /// whose key other clients hold although a node granted it.
+    pub(super) fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
+        let is_left = |slots: &Slots| {
+            let was_asked = slots.was_waited_for && waited_on.is_none();
+            !was_asked && slots.has_others() && slots.probes < limits::PROBES_MAX
+        };
+        lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
+    }
+
+    /// Asks the first node of the order for any key but the one that was just refused.
+    pub(super) fn probe(&mut self, lost: Attempt, ctx: &mut Context<'_>) {
+        let order = self.spec.order(ctx.topology);
+        let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
+        let found = order.into_iter().find_map(route);
+        let token = mutants::token(self.started, ctx);
+        let (Some((node, connection)), Some(token), Some(slots)) = (found, token, &mut self.slots)
+        else {
+            self.phase = Phase::AwaitingAnswers(lost);
+            return self.proceed(ctx);
+        };
+        slots.probes += 1;
+        let slot_spec = std::mem::replace(&mut self.spec, slots.others());
+        let id = RequestId { round: self.rounds(1), node };
+        let fence = ctx.fleet.fences.propose(ctx.wall_us);
+        let request = Request { token, command: Command::AcquireAny { fence } };
+        self.actions.push_back(Action::Send { id, connection, request });
+        let due = ctx.now.plus(self.spec.node_timeout(node, ctx));
+        let sent = ctx.now;
+        self.phase =
+            Phase::Probing(Box::new(Probing { lost, slot_spec, id, connection, token, sent, due }));
+    }
+
+    pub(super) fn handle_probed(&mut self, response: &Response, ctx: &mut Context<'_>) {
+        let Phase::Probing(probing) = &self.phase else { return };
+        let Response::FenceAndKeyAfterWait { fence, key, .. } = response else {
+            return self.probe_ended(*response == Response::No, ctx);
+        };
+        let (node, token, slot) = (probing.id.node, probing.token, self.spec.slot_at(*key));
+        let granted = Waited {
+            node,
+            token,
+            fence: *fence,
+            validity: Validity::after_wait(probing.sent, Duration::ZERO, self.spec.ttl),
+            incarnation: ctx.topology.incarnation(node),
+            silent: self.silent.clone(),
+        };
+        self.take_others(granted, slot, ctx);
+    }
+
+    /// Ends the probe without a key: none is free on the node, or it did not answer.
+    pub(super) fn probe_ended(&mut self, is_refused: bool, ctx: &mut Context<'_>) {
+        let Phase::Probing(probing) = std::mem::replace(&mut self.phase, Phase::Ended) else {
+            return;
+        };
+        if !is_refused {
+            self.release_probe(&probing, ctx);
+        }
+        let Probing { lost, slot_spec, .. } = *probing;
+        self.spec = slot_spec;
+        self.phase = Phase::AwaitingAnswers(lost);
+    }
+
+    pub(super) fn release_probe(&mut self, probing: &Probing, ctx: &Context<'_>) {
+        let Probing { id, connection, token, .. } = *probing;
+        self.note_release(id.node, Some(connection), ctx.now);
+        let delivery = |node| {
+            if node == id.node { Delivery::InFlight { connection } } else { Delivery::NotSent }
+        };
+        let deliveries = (0..ctx.topology.nodes().len()).map(delivery);
+        let release = Release::new(token, deliveries, &self.spec, ctx);
+        self.actions.push_back(Action::Release(Box::new(release)));
+    }
+
+    /// Allows all keys again after a wait for some of them.
+    pub(super) fn end_partial(&mut self, is_partial: bool) {
+        if let Some(slots) = self.slots.as_mut().filter(|_| is_partial) {
+            slots.allow_all();
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Waiting on the queue node: checks of that node, attempts beside the wait, and when to leave.
+
+use std::sync::Arc;
+
+use super::{Acquire, Action, Next, Phase, Reason, WaitEnd, Waiting};
+use crate::client::attempt::{Attempt, End, Kind, Waited};
+use crate::client::mutants::{Mutant, is_broken};
+use crate::client::{
+    Answer, Command, Context, NodeError, Release, Request, RequestId, Response, limits, mutants,
+};
+use crate::quorum::{Moment, Validity};
+
+impl Acquire {
+    pub(super) fn wait_on(&mut self, node: usize, ctx: &mut Context<'_>) {
+        self.attempts += 1;
+        self.contended = true;
+        let limited = self.until.filter(|_| !is_broken(Mutant::NoDeadline));
+        self.deadline = limited.map(|until| until.plus(limits::CALL_GRACE));
+        if let Err(error) = ctx.topology.route_acquire(node) {
+            // A grant counts only if the node is admitted.
+            self.answers[node] = Answer::Failed(error);
+            return self.pause_before(Next::AskAll, ctx);
+        }
+        let Some(token) = mutants::token(self.started, ctx) else {
+            return self.finish(Reason::NoRandom, ctx);
+        };
+        let id = RequestId { round: self.rounds(1), node };
+        let (spec, is_partial) = match &self.slots {
+            Some(slots) => (slots.candidates(), slots.is_partial()),
+            None => (Arc::clone(&self.spec), false),
+        };
+        self.actions.push_back(Action::Wait { id });
+        // Without a connection for the WAIT, the call polls.
+        let check_at = ctx.now.plus(ctx.jitter(limits::PAUSE_MAX));
+        self.phase = Phase::Waiting(Box::new(Waiting {
+            spec,
+            is_partial,
+            node,
+            id,
+            token,
+            sent: None,
+            incarnation: ctx.topology.incarnation(node),
+            ended: None,
+            ends_at: None,
+            late_at: self.wait_until(ctx),
+            check_at,
+            ping: None,
+            inspect: None,
+            inspect_offset: 1,
+            is_alone_in_refusing: self.is_alone_in_refusing(node, ctx),
+            side_attempt: None,
+            granted: None,
+        }));
+    }
+
+    /// When the WAIT ends, which leaves time for a last check before the end of the call.
+    pub(super) fn wait_until(&self, ctx: &Context<'_>) -> Option<Moment> {
+        let until = self.until?;
+        let inspection = limits::settle(ctx.fleet.round_trips.typical());
+        let early =
+            inspection.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
+        let left = ctx.now.until(until);
+        Some(ctx.now.plus(left.saturating_sub(early)))
+    }
+
+    pub(super) fn handle_wait_over(&mut self, response: &Response, ctx: &mut Context<'_>) {
+        let Phase::Waiting(waiting) = &mut self.phase else { return };
+        let id = waiting.id;
+        let is_lost = matches!(response, Response::Failed(NodeError::Down { .. }));
+        waiting.ended = Some(if is_lost { WaitEnd::ConnectionLost } else { WaitEnd::Answered });
+        self.actions.push_back(Action::StopWaiting { id });
+        match response {
+            Response::FenceAfterWait { fence, waited }
+            | Response::FenceAndKeyAfterWait { fence, waited, .. } => {
+                let slot = match response {
+                    Response::FenceAndKeyAfterWait { key, .. } => waiting.spec.slot_at(*key),
+                    _ => None,
+                };
+                let Some(sent) = waiting.sent else { return };
+                self.contended = !waited.is_zero();
+                let granted = Waited {
+                    node: waiting.node,
+                    token: waiting.token,
+                    fence: *fence,
+                    validity: if is_broken(Mutant::ValidFromAnswer) {
+                        Validity::new(ctx.now, self.spec.ttl)
+                    } else {
+                        Validity::after_wait(sent, *waited, self.spec.ttl)
+                    },
+                    incarnation: ctx.topology.incarnation(waiting.node),
+                    silent: self.silent.clone(),
+                };
+                if waiting.side_attempt.is_some() {
+                    // The attempt beside the wait ends soon, and decides first.
+                    waiting.granted = Some((granted, slot));
+                    waiting.late_at = None;
+                } else {
+                    self.take_others(granted, slot, ctx);
+                }
+            }
+            Response::No => {
+                let ended = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
+                let is_partial = waiting.is_partial;
+                self.is_last |= !is_partial && waiting.ends_at.is_some_and(ended);
+                self.stop_side_attempt(ctx);
+                self.end_partial(is_partial);
+                self.pick_slot(ctx);
+                self.start(Kind::First, ctx);
+            }
+            Response::Failed(error) => {
+                let error = error.clone();
+                self.answers[id.node] = Answer::Failed(error.clone());
+                self.leave_node(Some(error), ctx);
+            }
+            Response::Fence(_) | Response::Yes => self.leave_node(None, ctx),
+        }
+    }
+
+    /// Asks the other nodes for the lock that this one granted.
+    pub(super) fn take_others(
+        &mut self,
+        granted: Waited,
+        slot: Option<usize>,
+        ctx: &mut Context<'_>,
+    ) {
+        if let (Some(slots), Some(slot)) = (&mut self.slots, slot) {
+            slots.take(slot);
+            self.spec = slots.spec();
+        }
+        let (node, round) = (granted.node, self.rounds(Attempt::ROUNDS));
+        let attempt = Attempt::after_wait(&self.spec, granted, round, ctx, &mut self.actions);
+        self.phase = Phase::TakingOthers(attempt, node);
+    }
+
+    /// Leaves a node on which the call can no longer wait.
+    pub(super) fn leave_node(&mut self, error: Option<NodeError>, ctx: &mut Context<'_>) {
+        let phase = std::mem::replace(&mut self.phase, Phase::Ended);
+        if let Phase::Waiting(waiting) = phase {
+            if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
+                self.note_release(waiting.node, None, ctx.now);
+            }
+            self.answers[waiting.node] =
+                Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
+            self.leave(&waiting, ctx);
+        }
+        self.pause_before(Next::AskAll, ctx);
+    }
+
+    pub(super) fn stop_side_attempt(&mut self, ctx: &Context<'_>) {
+        if let Phase::Waiting(waiting) = &mut self.phase
+            && let Some(side_attempt) = waiting.side_attempt.take()
+        {
+            self.roll_back(&side_attempt, ctx);
+        }
+    }
+
+    /// Leaves the queue, and gives up the attempt beside the wait.
+    pub(super) fn leave(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
+        if let Some(side_attempt) = &waiting.side_attempt {
+            self.roll_back(side_attempt, ctx);
+        }
+        self.give_up_seat(waiting, ctx);
+    }
+
+    pub(super) fn give_up_seat(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
+        if waiting.sent.is_none() {
+            self.actions.push_back(Action::StopWaiting { id: waiting.id });
+            return;
+        }
+        let (token, node, spec) = (waiting.token, waiting.node, &waiting.spec);
+        let release = match waiting.ended {
+            Some(WaitEnd::Answered) => Release::on(token, node, spec, ctx),
+            Some(WaitEnd::ConnectionLost) => Release::of_lost_wait(token, node, spec, ctx),
+            None => Release::leave(token, waiting.id, spec, ctx),
+        };
+        self.actions.push_back(Action::Release(Box::new(release)));
+    }
+
+    /// Carries out what is due during a wait.
+    pub(super) fn check_wait(&mut self, ctx: &mut Context<'_>) {
+        let Phase::Waiting(waiting) = &mut self.phase else { return };
+        if let Some(side_attempt) = &mut waiting.side_attempt {
+            side_attempt.handle_timeout(&self.spec, ctx, &mut self.actions);
+        }
+        if let Some((_, due)) = waiting.ping
+            && ctx.now.has_reached(due)
+        {
+            let limit = limits::liveness(ctx.fleet.round_trips.of(waiting.node));
+            if let Ok(connection) = ctx.topology.route(waiting.node) {
+                self.actions.push_back(Action::Suspect { node: waiting.node, connection });
+            }
+            return self.leave_node(Some(NodeError::timed_out(limit)), ctx);
+        }
+        if let Some((_, due)) = waiting.inspect
+            && ctx.now.has_reached(due)
+        {
+            waiting.inspect = None;
+            waiting.inspect_offset += 1;
+        }
+        if waiting.late_at.is_some_and(|late_at| ctx.now.has_reached(late_at)) {
+            let is_partial = waiting.is_partial;
+            if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
+                self.leave(&waiting, ctx);
+            }
+            self.is_last |= !is_partial;
+            self.end_partial(is_partial);
+            self.pick_slot(ctx);
+            return self.start(Kind::First, ctx);
+        }
+        if !ctx.now.has_reached(waiting.check_at) {
+            return;
+        }
+        if waiting.sent.is_none() {
+            if let Err(error) = ctx.topology.route_acquire(waiting.node)
+                && !is_broken(Mutant::StaysInLineOfSilentNode)
+            {
+                // A node that does not answer seats no waiter either. The attempt to connect would
+                // show that only at the end of the handshake's time limit.
+                return self.leave_node(Some(error), ctx);
+            }
+            waiting.check_at = ctx.now.plus(ctx.jitter(limits::WAIT_CHECK_EVERY));
+            if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
+                // A lock that one node has not released is no reason to poll for ever.
+                let (node, offset) = (waiting.node, waiting.inspect_offset);
+                if std::mem::take(&mut waiting.is_alone_in_refusing) && waiting.inspect.is_none() {
+                    self.inspect_another(node, offset, ctx);
+                } else {
+                    self.pick_slot(ctx);
+                    self.start_side_attempt(Kind::First, ctx);
+                }
+            }
+            return;
+        }
+        let has_restarted = waiting.incarnation != ctx.topology.incarnation(waiting.node);
+        if has_restarted && !is_broken(Mutant::WaitsPastRestart) {
+            // Its queue is gone, even if the connection of the WAIT seems to be there.
+            return self.leave_node(Some(NodeError::connection_lost()), ctx);
+        }
+        if is_broken(Mutant::LeavesQueue) && waiting.side_attempt.is_none() {
+            let node = waiting.node;
+            self.leave_node(None, ctx);
+            return self.wait_on(node, ctx);
+        }
+        waiting.check_at = ctx.now.plus(limits::WAIT_CHECK_EVERY);
+        let (node, offset) = (waiting.node, waiting.inspect_offset);
+        if waiting.ping.is_none() {
+            let round = self.rounds(1);
+            self.ping(RequestId { round, node }, ctx);
+        }
+        let Phase::Waiting(waiting) = &self.phase else { return };
+        let may_bypass = !is_broken(Mutant::NeverLooksPast);
+        if may_bypass && waiting.inspect.is_none() && waiting.side_attempt.is_none() {
+            self.inspect_another(node, offset, ctx);
+        }
+    }
+
+    pub(super) fn ping(&mut self, id: RequestId, ctx: &mut Context<'_>) {
+        match ctx.topology.route(id.node) {
+            Ok(connection) => {
+                let Phase::Waiting(waiting) = &mut self.phase else { return };
+                let liveness = limits::liveness(ctx.fleet.round_trips.of(id.node));
+                waiting.ping = Some((id, ctx.now.plus(liveness)));
+                let request = Request { token: waiting.token, command: Command::Ping };
+                self.actions.push_back(Action::Send { id, connection, request });
+            }
+            Err(error) => self.leave_node(Some(error), ctx),
+        }
+    }
+
+    /// Inspects the next node of the order, to see whether the lock is free there.
+    pub(super) fn inspect_another(&mut self, node: usize, offset: usize, ctx: &mut Context<'_>) {
+        self.pick_slot(ctx);
+        let order = self.spec.order(ctx.topology);
+        let place = order.iter().position(|&other| other == node).unwrap_or(0);
+        let others = (0..order.len()).map(|step| order[(place + offset + step) % order.len()]);
+        let reachable =
+            |other: &usize| *other != node && ctx.topology.route_acquire(*other).is_ok();
+        let Some(other) = others.into_iter().find(reachable) else { return };
+        let Ok(connection) = ctx.topology.route_acquire(other) else { return };
+        let id = RequestId { round: self.rounds(1), node: other };
+        let Phase::Waiting(waiting) = &mut self.phase else { return };
+        let limit = self.spec.node_timeout(other, ctx);
+        waiting.inspect = Some((id, ctx.now.plus(limit)));
+        let request = Request { token: waiting.token, command: Command::Inspect };
+        self.actions.push_back(Action::Send { id, connection, request });
+    }
+
+    /// Asks all nodes but the one of the wait, since the lock is free on another one.
+    pub(super) fn bypass_node(&mut self, ctx: &mut Context<'_>) {
+        if let Phase::Waiting(waiting) = &self.phase
+            && waiting.side_attempt.is_none()
+            && waiting.granted.is_none()
+        {
+            let past = waiting.node;
+            self.start_side_attempt(Kind::Bypass { past }, ctx);
+        }
+    }
+
+    pub(super) fn start_side_attempt(&mut self, kind: Kind, ctx: &mut Context<'_>) {
+        self.attempts += 1;
+        let Some(token) = mutants::token(self.started, ctx) else { return };
+        let round = self.rounds(Attempt::ROUNDS);
+        let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
+        if let Phase::Waiting(waiting) = &mut self.phase {
+            waiting.side_attempt = Some(attempt);
+        }
+        self.proceed(ctx);
+    }
+
+    pub(super) fn side_attempt_ended(&mut self, end: End, ctx: &mut Context<'_>) {
+        let Phase::Waiting(waiting) = &mut self.phase else { return };
+        let Some(mut side_attempt) = waiting.side_attempt.take() else { return };
+        if let End::Won(win) = end {
+            if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
+                self.give_up_seat(&waiting, ctx);
+            }
+            // The client that holds the refusing node does not hold the lock.
+            self.contended = false;
+            return self.won(&mut side_attempt, win, ctx);
+        }
+        let (node, granted) = (waiting.node, waiting.granted.take());
+        self.keep_answers(&side_attempt);
+        self.roll_back(&side_attempt, ctx);
+        let is_alone = self.is_alone_in_refusing(node, ctx);
+        if let Phase::Waiting(waiting) = &mut self.phase {
+            waiting.is_alone_in_refusing = is_alone;
+        }
+        if let Some((granted, slot)) = granted {
+            self.take_others(granted, slot, ctx);
+            // With a single node no other is asked, whose answer would go on with it.
+            self.proceed(ctx);
+        } else if self.majority_is_ruled_out(ctx) {
+            if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
+                self.leave(&waiting, ctx);
+            }
+            self.fail(ctx);
+        }
+    }
+}
+
+impl Waiting {
+    pub(super) fn poll_timeout(&self) -> Option<Moment> {
+        let requests = [self.ping, self.inspect].into_iter().flatten().map(|(_, due)| due);
+        let side_attempt = self.side_attempt.as_ref().and_then(Attempt::poll_timeout);
+        requests
+            .chain(self.late_at)
+            .chain(side_attempt)
+            .chain([self.check_at])
+            .reduce(Moment::earlier)
+    }
+}
