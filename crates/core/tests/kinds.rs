@@ -8,31 +8,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Ttl;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, Keys, Mode, Mutant, NodeError,
-    NodeStatus, Outcome, Random, Request, RequestId, Response, Spec, Topology, break_rule,
+    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, NodeStatus,
+    Outcome, Request, RequestId, Response, Spec, Topology, break_rule,
 };
 use quorlock_core::node::Reply;
-use quorlock_core::quorum::{Majority, Moment};
+use quorlock_core::quorum::Moment;
+use support::client::{Client, spec};
 use support::{Extended, Server, Verb, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
-
-struct Numbers(u128);
-
-impl Random for Numbers {
-    fn bits(&mut self) -> Option<u128> {
-        self.0 += 1;
-        Some(self.0)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 += 1;
-        u64::try_from(self.0).unwrap() % end
-    }
-}
 
 /// What becomes of the requests to a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,39 +33,24 @@ struct World {
     paths: Vec<Path>,
     /// The node that answers last.
     slowest: Option<usize>,
-    fleet: Fleet,
-    topology: Topology,
-    random: Numbers,
+    client: Client,
     now_ms: u64,
 }
 
 impl World {
     fn new(nodes: usize) -> Self {
-        let status = |node: usize| NodeStatus {
-            link: Ok(0),
-            admission: Ok(()),
-            incarnation: 0,
-            identity: Some(format!("node {node}").into()),
-        };
         Self {
             nodes: (0..nodes).map(|_| Server::with(settings(0))).collect(),
             paths: vec![Path::Fine; nodes],
             slowest: None,
-            fleet: Fleet::new(Majority::of(nodes).unwrap()),
-            topology: Topology::new((0..nodes).map(status).collect()),
-            random: Numbers(0),
+            client: Client::with_varied_pauses(nodes),
             now_ms: 1000,
         }
     }
 
     fn ctx(&mut self) -> Context<'_> {
-        Context {
-            now: Moment::default().plus(Duration::from_millis(self.now_ms)),
-            wall_us: self.nodes[0].now().wall_us,
-            fleet: &self.fleet,
-            topology: &self.topology,
-            random: &mut self.random,
-        }
+        let now = Moment::default().plus(Duration::from_millis(self.now_ms));
+        self.client.ctx(now, self.nodes[0].now().wall_us)
     }
 
     fn pass_ms(&mut self, ms: u64) {
@@ -142,25 +113,12 @@ impl World {
     }
 
     fn spec(mode: Mode) -> Arc<Spec> {
-        Arc::new(Spec {
-            keys: [K].into_iter().collect(),
-            ttl: Ttl::from_ms(TTL_MS).unwrap(),
-            any: None,
-            mode,
-            min_validity: Duration::ZERO,
-            node_timeout: None,
-            max_hold: None,
-            owner: None,
-        })
+        Arc::new(Spec { mode, ..spec([K].into_iter().collect(), TTL_MS) })
     }
 
     fn semaphore(permits: usize) -> Arc<Spec> {
         let slots: Keys = (0..permits).map(|slot| format!("s:{slot:02}")).collect();
-        Arc::new(Spec {
-            keys: slots.clone(),
-            any: Some(slots),
-            ..(*Self::spec(Mode::Exclusive)).clone()
-        })
+        Arc::new(Spec { any: Some(slots.clone()), ..spec(slots, TTL_MS) })
     }
 
     /// One attempt.
@@ -273,7 +231,7 @@ fn repaired_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     world.paths = vec![Path::AnswersLost; 3];
-    world.fleet.round_trips.sample(0, Duration::from_millis(1));
+    world.client.fleet.round_trips.sample(0, Duration::from_millis(1));
     break_rule(mutant);
     world.downgrade(&mut lock);
     world.pass_ms(3000);
@@ -340,7 +298,7 @@ fn a_semaphore_admits_as_many_as_it_has_permits_and_counters_admit_more() {
 fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let spec = World::semaphore(4);
-    let decider = world.topology.order(b"s:00")[0];
+    let decider = world.client.topology.order(b"s:00")[0];
     let _lost = [0, 1].map(|slot| world.acquire_slot(Arc::clone(&spec), slot).unwrap());
     world.nodes[decider].clear();
     world.nodes[decider].restart(0);
@@ -363,7 +321,7 @@ fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
     world.pass_ms(1);
-    let decider = world.topology.order(K)[0];
+    let decider = world.client.topology.order(K)[0];
     let _ = world.nodes[decider].acquire_or_wait(K, b"a writer", TTL_MS, 5000);
     world.pass_ms(1);
     world.slowest = Some(decider);
@@ -388,11 +346,11 @@ fn leaves_its_line(world: &mut World) -> bool {
     let Some(Action::Wait { id }) = acquire.poll() else { panic!("it stands in line") };
     let silent = NodeStatus {
         link: Err(NodeError::timed_out(Duration::from_millis(400))),
-        ..world.topology.nodes()[id.node].clone()
+        ..world.client.topology.nodes()[id.node].clone()
     };
-    let mut nodes = world.topology.nodes().to_vec();
+    let mut nodes = world.client.topology.nodes().to_vec();
     nodes[id.node] = silent;
-    world.topology = Topology::new(nodes);
+    world.client.topology = Topology::new(nodes);
     let mut has_left = false;
     for _ in 0..300 {
         world.pass_ms(10);

@@ -2,74 +2,42 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
+mod support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{
-    Acquire, Action, Context, Fleet, Mode, NodeStatus, Outcome, Random, RequestId, Response, Spec,
-    Topology, limits,
-};
-use quorlock_core::quorum::{Majority, Moment};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::Fence;
+use quorlock_core::client::{Acquire, Action, Outcome, RequestId, Response, limits};
+use quorlock_core::quorum::Moment;
+use support::client::{Client, spec};
 
+const WALL_US: u64 = 1_800_000_000_000_000;
 const WAIT: Duration = Duration::from_millis(500);
-
-struct Numbers(u128);
-
-impl Random for Numbers {
-    fn bits(&mut self) -> Option<u128> {
-        self.0 += 1;
-        Some(self.0)
-    }
-
-    fn below(&mut self, _: u64) -> u64 {
-        0
-    }
-}
 
 /// Three nodes, and a call that stands in line behind another call of its program.
 struct World {
-    fleet: Fleet,
-    topology: Topology,
-    random: Numbers,
+    client: Client,
     call: Acquire,
 }
 
 impl World {
     fn new() -> Self {
-        let status = |node: usize| NodeStatus {
-            link: Ok(0),
-            admission: Ok(()),
-            incarnation: 0,
-            identity: Some(format!("node {node}").into()),
-        };
-        let fleet = Fleet::new(Majority::of(3).unwrap());
-        let topology = Topology::new((0..3).map(status).collect());
-        let mut random = Numbers(0);
-        let spec = Spec {
-            keys: [b"k"].into_iter().collect(),
-            mode: Mode::Exclusive,
-            any: None,
-            ttl: Ttl::from_ms(10_000).unwrap(),
-            min_validity: Duration::ZERO,
-            node_timeout: None,
-            max_hold: None,
-            owner: None,
-        };
-        let ctx = context(&fleet, &topology, &mut random, Duration::ZERO);
-        let call = Acquire::new(Arc::new(spec), Some(WAIT), &ctx);
-        Self { fleet, topology, random, call }
+        let mut client = Client::new(3);
+        let spec = Arc::new(spec([b"k"].into_iter().collect(), 10_000));
+        let call = Acquire::new(spec, Some(WAIT), &client.ctx(after(Duration::ZERO), WALL_US));
+        Self { client, call }
     }
 
     /// The program runs the call again this long after it was made.
     fn run_at(&mut self, at: Duration) -> Vec<Action> {
-        let mut ctx = context(&self.fleet, &self.topology, &mut self.random, at);
+        let mut ctx = self.client.ctx(after(at), WALL_US);
         self.call.handle_timeout(&mut ctx);
         self.actions()
     }
 
     fn answer_at(&mut self, at: Duration, id: RequestId, response: &Response) -> Vec<Action> {
-        let mut ctx = context(&self.fleet, &self.topology, &mut self.random, at);
+        let mut ctx = self.client.ctx(after(at), WALL_US);
         self.call.handle_response(id, response, &mut ctx);
         self.actions()
     }
@@ -79,19 +47,8 @@ impl World {
     }
 }
 
-fn context<'a>(
-    fleet: &'a Fleet,
-    topology: &'a Topology,
-    random: &'a mut Numbers,
-    at: Duration,
-) -> Context<'a> {
-    Context {
-        now: Moment::default().plus(Duration::from_secs(1) + at),
-        wall_us: 1_800_000_000_000_000,
-        fleet,
-        topology,
-        random,
-    }
+fn after(at: Duration) -> Moment {
+    Moment::default().plus(Duration::from_secs(1) + at)
 }
 
 fn requests(actions: &[Action]) -> Vec<RequestId> {

@@ -7,14 +7,15 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Hold, HoldAction, LeaseInfo, Mode, NodeError,
-    NodeRevocation, NodeStatus, Outcome, Random, Request, RequestId, Response, Revocation,
-    RevocationState, RevokeMode, RevokeQuestion, RevokeReply, Send, Spec, Topology,
+    Acquire, Action, Command, Context, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
+    Outcome, Request, RequestId, Response, Revocation, RevocationState, RevokeMode, RevokeQuestion,
+    RevokeReply, Send,
 };
 use quorlock_core::node::Holder;
-use quorlock_core::quorum::{End, Majority, Moment, Ownership};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::quorum::{End, Moment, Ownership};
+use support::client::{Client, spec};
 use support::{Extended, Inspected, MAX_TTL_MS, Server, settings};
 
 const K: &[u8] = b"k";
@@ -22,58 +23,30 @@ const TTL_MS: u64 = 10_000;
 /// The revocation repeats its request to a node within this time.
 const REPEAT_MS: u64 = 300;
 
-struct Numbers(u128);
-
-impl Random for Numbers {
-    fn bits(&mut self) -> Option<u128> {
-        self.0 += 1;
-        Some(self.0)
-    }
-
-    fn below(&mut self, _: u64) -> u64 {
-        0
-    }
-}
-
 /// Nodes with one clock, and the messages that a test delivers.
 struct World {
     nodes: Vec<Server>,
     /// Whether the operator, and the holder, reach each node.
     operator_reaches: Vec<bool>,
     holder_reaches: Vec<bool>,
-    fleet: Fleet,
-    topology: Topology,
-    random: Numbers,
+    client: Client,
     now_ms: u64,
 }
 
 impl World {
     fn new(nodes: usize) -> Self {
-        let status = |node: usize| NodeStatus {
-            link: Ok(0),
-            admission: Ok(()),
-            incarnation: 0,
-            identity: Some(format!("node {node}").into()),
-        };
         Self {
             nodes: (0..nodes).map(|_| Server::with(settings(0))).collect(),
             operator_reaches: vec![true; nodes],
             holder_reaches: vec![true; nodes],
-            fleet: Fleet::new(Majority::of(nodes).unwrap()),
-            topology: Topology::new((0..nodes).map(status).collect()),
-            random: Numbers(0),
+            client: Client::new(nodes),
             now_ms: 1000,
         }
     }
 
     fn ctx(&mut self) -> Context<'_> {
-        Context {
-            now: Moment::default().plus(Duration::from_millis(self.now_ms)),
-            wall_us: 1_800_000_000_000_000 + self.now_ms * 1000,
-            fleet: &self.fleet,
-            topology: &self.topology,
-            random: &mut self.random,
-        }
+        let now = self.now();
+        self.client.ctx(now, 1_800_000_000_000_000 + self.now_ms * 1000)
     }
 
     fn now(&self) -> Moment {
@@ -114,16 +87,7 @@ impl World {
 
     /// Acquires a lock on all nodes that the holder reaches.
     fn acquire(&mut self) -> Hold {
-        let spec = Arc::new(Spec {
-            keys: [K].into_iter().collect(),
-            ttl: Ttl::from_ms(TTL_MS).unwrap(),
-            mode: Mode::Exclusive,
-            any: None,
-            min_validity: Duration::ZERO,
-            node_timeout: None,
-            max_hold: None,
-            owner: None,
-        });
+        let spec = Arc::new(spec([K].into_iter().collect(), TTL_MS));
         let mut acquire = Acquire::new(Arc::clone(&spec), Some(Duration::ZERO), &self.ctx());
         acquire.handle_turn(false, &mut self.ctx());
         let mut sends = Vec::new();
@@ -324,7 +288,7 @@ fn free_key_is_over_at_once_and_nothing_is_revoked() {
 #[test]
 fn free_node_makes_nothing_certain_until_it_was_asked_again() {
     let mut world = World::new(3);
-    let order = world.topology.order(K);
+    let order = world.client.topology.order(K);
     let (queue_node, missed) = (order[0], order[2]);
     world.nodes[missed].set(K, b"another", Some(TTL_MS));
     let mut hold = world.acquire();

@@ -2,67 +2,48 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
+mod support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Fleet, Keys, Mode, Mutant, NodeStatus, Outcome, Random,
-    RequestId, Response, Spec, Topology, break_rule, limits,
+    Acquire, Action, Command, Context, Keys, Mutant, Outcome, RequestId, Response, Spec,
+    break_rule, limits,
 };
-use quorlock_core::quorum::{Majority, Moment};
-use quorlock_core::{Fence, Ttl};
+use quorlock_core::quorum::Moment;
+use support::client::{Client, nodes_after_restarts, spec};
 
+const WALL_US: u64 = 1_800_000_000_000_000;
 const TTL: Duration = Duration::from_secs(1);
-
-struct Numbers(u128);
-
-impl Random for Numbers {
-    fn bits(&mut self) -> Option<u128> {
-        self.0 += 1;
-        Some(self.0)
-    }
-
-    fn below(&mut self, _: u64) -> u64 {
-        0
-    }
-}
 
 /// Three nodes that a test plays, and a call.
 struct World {
-    fleet: Fleet,
-    topology: Topology,
-    random: Numbers,
+    client: Client,
     call: Acquire,
     at: Duration,
 }
 
 impl World {
     fn new(slots: usize, wait: Option<Duration>) -> Self {
-        let fleet = Fleet::new(Majority::of(3).unwrap());
-        let topology = nodes_after(0);
-        let mut random = Numbers(0);
+        let mut client = Client::new(3);
         let keys: Keys = (0..slots).map(|slot| format!("k:{slot}")).collect();
         let spec = Spec {
             any: (slots > 1).then(|| keys.clone()),
-            keys,
-            mode: Mode::Exclusive,
-            ttl: Ttl::from_ms(1000).unwrap(),
             min_validity: TTL / 2,
-            node_timeout: None,
-            max_hold: None,
-            owner: None,
+            ..spec(keys, 1000)
         };
         let at = Duration::ZERO;
-        let ctx = context(&fleet, &topology, &mut random, at);
-        let call = Acquire::new(Arc::new(spec), wait, &ctx);
-        Self { fleet, topology, random, call, at }
+        let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start(), WALL_US));
+        Self { client, call, at }
     }
 
     fn then<T>(
         &mut self,
         does: impl FnOnce(&mut Acquire, &mut Context<'_>) -> T,
     ) -> (T, Vec<Action>) {
-        let mut ctx = context(&self.fleet, &self.topology, &mut self.random, self.at);
+        let mut ctx = self.client.ctx(start().plus(self.at), WALL_US);
         let result = does(&mut self.call, &mut ctx);
         (result, std::iter::from_fn(|| self.call.poll()).collect())
     }
@@ -100,25 +81,6 @@ impl World {
 
 fn start() -> Moment {
     Moment::default().plus(Duration::from_secs(1))
-}
-
-fn nodes_after(restarts: u64) -> Topology {
-    let status = |node: usize| NodeStatus {
-        link: Ok(0),
-        admission: Ok(()),
-        incarnation: restarts,
-        identity: Some(format!("node {node}").into()),
-    };
-    Topology::new((0..3).map(status).collect())
-}
-
-fn context<'a>(
-    fleet: &'a Fleet,
-    topology: &'a Topology,
-    random: &'a mut Numbers,
-    at: Duration,
-) -> Context<'a> {
-    Context { now: start().plus(at), wall_us: 1_800_000_000_000_000, fleet, topology, random }
 }
 
 fn requests(actions: &[Action]) -> Vec<(RequestId, Command)> {
@@ -174,7 +136,7 @@ fn leaves_after_a_restart(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);
     world.wait();
-    world.topology = nodes_after(1);
+    world.client.topology = nodes_after_restarts(3, 1);
     let leaves = releases(&world.time_out());
     break_rule(None);
     leaves

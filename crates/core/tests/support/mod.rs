@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod client;
+
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Mode,

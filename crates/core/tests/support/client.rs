@@ -1,0 +1,85 @@
+//! What tests share that drive the machines of a client.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::time::Duration;
+
+use quorlock_core::Ttl;
+use quorlock_core::client::{Context, Fleet, Keys, Mode, NodeStatus, Random, Spec, Topology};
+use quorlock_core::quorum::{Majority, Moment};
+
+/// Tokens that count up, and pauses that are the same in each run.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    last: u128,
+    /// Whether pauses differ. Otherwise each is the shortest.
+    varies: bool,
+}
+
+impl Random for Numbers {
+    fn bits(&mut self) -> Option<u128> {
+        self.last += 1;
+        Some(self.last)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        if !self.varies {
+            return 0;
+        }
+        self.last += 1;
+        u64::try_from(self.last).unwrap() % end
+    }
+}
+
+/// What the machines of one client share.
+pub(crate) struct Client {
+    pub(crate) fleet: Fleet,
+    pub(crate) topology: Topology,
+    random: Numbers,
+}
+
+impl Client {
+    /// A client that is connected to this number of nodes, all of which vote.
+    pub(crate) fn new(nodes: usize) -> Self {
+        Self {
+            fleet: Fleet::new(Majority::of(nodes).unwrap()),
+            topology: nodes_after_restarts(nodes, 0),
+            random: Numbers::default(),
+        }
+    }
+
+    /// The same with pauses that differ.
+    pub(crate) fn with_varied_pauses(nodes: usize) -> Self {
+        Self { random: Numbers { last: 0, varies: true }, ..Self::new(nodes) }
+    }
+
+    pub(crate) fn ctx(&mut self, now: Moment, wall_us: u64) -> Context<'_> {
+        let Self { fleet, topology, random } = self;
+        Context { now, wall_us, fleet, topology, random }
+    }
+}
+
+/// Nodes that have restarted this often.
+pub(crate) fn nodes_after_restarts(nodes: usize, restarts: u64) -> Topology {
+    let status = |node: usize| NodeStatus {
+        link: Ok(0),
+        admission: Ok(()),
+        incarnation: restarts,
+        identity: Some(format!("node {node}").into()),
+    };
+    Topology::new((0..nodes).map(status).collect())
+}
+
+/// An exclusive lock on all of these keys.
+pub(crate) fn spec(keys: Keys, ttl_ms: u64) -> Spec {
+    Spec {
+        keys,
+        ttl: Ttl::from_ms(ttl_ms).unwrap(),
+        any: None,
+        mode: Mode::Exclusive,
+        min_validity: Duration::ZERO,
+        node_timeout: None,
+        max_hold: None,
+        owner: None,
+    }
+}
