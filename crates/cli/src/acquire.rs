@@ -24,7 +24,7 @@ use crate::{advice, exit, say};
 /// The handle contains the lock's token. A program that knows it can extend and release the lock.
 /// Treat it as a password, and give it to the other verbs on standard input.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Acquire {
     /// The lock's name: the key on every node
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
@@ -80,11 +80,11 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     let called = Instant::now();
     let quorum = match signals.unless(nodes.connect_to_wait(None)).await {
         Ok(connected) => connected?,
-        Err(signal) => return Ok(exit::by(signal)),
+        Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let outcome = signals.unless(hand_out(&quorum, args, nodes.defaults, called)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
-    outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
+    outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
 
 async fn hand_out(

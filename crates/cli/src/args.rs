@@ -78,7 +78,7 @@ pub(crate) enum Verb {
 /// Other signals that reach quorlock are passed on to the command and to what it started: TERM,
 /// INT, HUP, QUIT, USR1 and USR2. Ctrl-C in a terminal reaches the command by itself.
 #[derive(clap::Args)]
-#[command(after_help = [RUN_VALUES, nodes::POINTER, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
+#[command(after_help = [RUN_VALUES, nodes::SEE_ALSO, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Run {
     /// The lock's name: the key on every master

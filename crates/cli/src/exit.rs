@@ -44,6 +44,6 @@ pub(crate) fn of(status: ExitStatus) -> ExitCode {
 }
 
 /// The code that a shell reports for a program that this signal ended.
-pub(crate) fn by(signal: Signal) -> ExitCode {
+pub(crate) fn code_for_signal(signal: Signal) -> ExitCode {
     of(ExitStatus::from_raw(signal.as_raw()))
 }

@@ -16,7 +16,7 @@ use crate::{advice, exit, say};
 /// From then on, only the new handle extends and releases the lock. Its fence is larger, and
 /// --json shows it. If the exit code is not 0, stop the work that the lock protects.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Extend {
     #[command(flatten)]
     handle: HandleArg,
@@ -47,11 +47,11 @@ pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     let handle = args.handle.read()?;
     let quorum = match signals.unless(args.nodes.connect()).await {
         Ok(connected) => connected?,
-        Err(signal) => return Ok(exit::by(signal)),
+        Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let outcome = signals.unless(hand_out(&quorum, handle, &args)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
-    outcome.unwrap_or_else(|signal| Ok(exit::by(signal)))
+    outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
 
 async fn hand_out(

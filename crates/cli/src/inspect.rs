@@ -13,14 +13,14 @@ use serde::Serialize;
 
 use crate::args::not_empty;
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, count, escaped, ms, table, time};
+use crate::shown::{self, escaped, ms, table, time, with_plural};
 use crate::{exit, say, semaphore};
 
 /// Shows who holds a lock: since when, until when, on which nodes, and who waits for it.
 ///
 /// The answer may be out of date when it is printed. To act on a free lock, acquire it.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Inspect {
     /// The lock's name: the key on every node
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
@@ -221,7 +221,10 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
         let unless = if summary.kind == Kind::Revoked { "" } else { ", unless it is extended" };
         facts.push(fact("until", format!("{} from now at most{unless}", time(held.at_most))));
         if summary.keys > 1 {
-            facts.push(fact("keys", format!("this one and {}", count(summary.keys - 1, "other"))));
+            facts.push(fact(
+                "keys",
+                format!("this one and {}", with_plural(summary.keys - 1, "other")),
+            ));
         }
     }
     if summary.waiters > 0 {
@@ -240,7 +243,7 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
 /// `held by web-1`, `shared by 3 clients`.
 fn held_by(held: &HeldLock) -> String {
     match held.mode {
-        LockMode::Shared => format!("shared by {}", count(held.holders, "client")),
+        LockMode::Shared => format!("shared by {}", with_plural(held.holders, "client")),
         _ => format!("held by {}", shown::owner(held.owner.as_deref())),
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::inspect::{Kind, PrintedKey, Summary};
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, count, escaped, table, time};
+use crate::shown::{self, escaped, table, time, with_plural};
 use crate::{args, exit, say};
 
 /// The default of `--limit`.
@@ -22,7 +22,7 @@ const LIMIT: u32 = 1000;
 /// The list is no snapshot: a lock that is acquired or released meanwhile may be listed on some of
 /// the nodes only. Keys that other programs wrote with SET are not listed.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct List {
     /// Which keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
@@ -83,7 +83,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         }
     }
     if list.is_truncated {
-        let shown = count(list.locks.len() as u64, "lock");
+        let shown = with_plural(list.locks.len() as u64, "lock");
         let more = if limit < LISTED_MAX { "raise --limit, or give" } else { "give" };
         say(format_args!("only the first {shown} of more are listed: {more} a narrower pattern"));
     }

@@ -17,7 +17,7 @@ const CHECKS_PER_TTL: u32 = 20;
 /// A lock that is renewed, and the result of its last check.
 pub(crate) struct LockRenewer {
     lock: Lock,
-    checks: Interval,
+    check_interval: Interval,
     confirmation: Confirmation,
     /// Why the last check did not confirm the lock.
     error: Option<ExtendError>,
@@ -25,7 +25,7 @@ pub(crate) struct LockRenewer {
 }
 
 /// The result of a check.
-pub(crate) enum LockState {
+pub(crate) enum CheckResult {
     /// The lock is valid until then.
     ValidUntil(Moment),
     /// The nodes say that the lock has ended.
@@ -35,9 +35,15 @@ pub(crate) enum LockState {
 impl LockRenewer {
     pub(crate) fn new(mut lock: Lock, ttl: Duration) -> Self {
         lock.renew();
-        let mut checks = interval(ttl / CHECKS_PER_TTL);
-        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { lock, checks, confirmation: Confirmation::default(), error: None, is_revoked: false }
+        let mut check_interval = interval(ttl / CHECKS_PER_TTL);
+        check_interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self {
+            lock,
+            check_interval,
+            confirmation: Confirmation::default(),
+            error: None,
+            is_revoked: false,
+        }
     }
 
     /// The end of the validity.
@@ -47,27 +53,28 @@ impl LockRenewer {
         now.plus(self.lock.remaining())
     }
 
-    /// Waits for the next check. Never returns once the lock is lost.
+    /// Waits for the next check. After it has returned [`CheckResult::Lost`], never returns again.
     ///
     /// # Cancel safety
     /// Dropping the future loses no result.
-    pub(crate) async fn next(&mut self) -> LockState {
+    pub(crate) async fn next(&mut self) -> CheckResult {
         if self.confirmation.is_lost() {
             return pending().await;
         }
-        self.checks.tick().await;
-        let extended = match self.lock.ownership() {
+        self.check_interval.tick().await;
+        let checked = match self.lock.ownership() {
             Ownership::Held(_) => Ok(()),
-            // May succeed before the next renewal, and its error has the answer of each node.
+            // The extension may succeed before the next renewal in the background. Its error has the
+            // answer of each node.
             Ownership::Uncertain(_) | Ownership::Lost => self.lock.extend().await,
         };
-        let check = match &extended {
+        let check = match &checked {
             Ok(()) => LockCheck::Confirmed,
             Err(ExtendError::Revoked { .. }) => LockCheck::Revoked,
             Err(ExtendError::Lost { .. }) => LockCheck::Lost,
             Err(_) => LockCheck::Unconfirmed,
         };
-        self.error = extended.err();
+        self.error = checked.err();
         let left = time_left(self.lock.remaining());
         match self.confirmation.handle_check(check) {
             Some(LockCheck::Confirmed) => say_later("the lock is confirmed again".into()),
@@ -81,19 +88,22 @@ impl LockRenewer {
                     "an operator revoked the lock{on}: it ends in {left}, and the command is stopped before that"
                 ));
             }
-            Some(LockCheck::Lost) => return LockState::Lost,
+            Some(LockCheck::Lost) => return CheckResult::Lost,
             None => {}
         }
-        LockState::ValidUntil(self.deadline())
+        CheckResult::ValidUntil(self.deadline())
     }
 
-    /// Why the command was stopped.
+    /// Why the lock was lost.
     pub(crate) fn reason(&self) -> String {
         match &self.error {
             // What the nodes say of it is out of date.
             _ if self.is_revoked => "an operator revoked the lock".into(),
             Some(error) => error.to_string(),
-            None => "the lock was not extended in time: was quorlock itself stopped?".into(),
+            None => {
+                "the lock was not extended in time: the quorlock process may have been suspended"
+                    .into()
+            }
         }
     }
 

@@ -66,7 +66,7 @@ pub(crate) struct NodeArgs {
 }
 
 /// Shown by `--help` of every verb that has [`NodeArgs`].
-pub(crate) const POINTER: &str = "\
+pub(crate) const SEE_ALSO: &str = "\
 Nodes, passwords, certificates and defaults also come from the environment and
 from files: see `quorlock --help`";
 

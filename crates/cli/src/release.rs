@@ -9,7 +9,7 @@ use crate::{exit, say};
 
 /// Frees a lock of `quorlock acquire`.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Release {
     #[command(flatten)]
     handle: HandleArg,

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use crate::args::not_empty;
 use crate::inspect::{Kind, Summary};
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, count, escaped, table, time};
+use crate::shown::{self, escaped, table, time, with_plural};
 use crate::signals::Signals;
 use crate::{exit, say};
 
@@ -36,7 +36,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 /// With --now the lock ends at once, and the next holder may run beside the old one. That is for a
 /// holder that is known to be dead.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Revoke {
     /// The lock's name: the key on every node
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
@@ -112,7 +112,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
         Ok(Err(error)) => return Err(error.into()),
         Err(signal) => {
             say("interrupted: the lock may be revoked on some nodes, or on all of them");
-            return Ok(exit::by(signal));
+            return Ok(exit::code_for_signal(signal));
         }
     };
     shown::print(&table(&rows(&revocation.report())));
@@ -137,7 +137,7 @@ async fn inspect(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspectio
 fn consequence(summary: &Summary<'_>, now: bool) -> String {
     let holder = match summary.held {
         Some(held) if summary.is_shared() => {
-            format!("each of the {} that share it", count(held.holders, "client"))
+            format!("each of the {} that share it", with_plural(held.holders, "client"))
         }
         Some(held) => format!("{}, fence {},", shown::owner(held.owner.as_deref()), held.fence),
         None => "its holder".to_owned(),
@@ -303,7 +303,7 @@ fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
                     "interrupted: what was revoked stays revoked, but the holder may extend the lock",
                 ),
             }
-            exit::by(*signal)
+            exit::code_for_signal(*signal)
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::args::{Run, long_enough};
-use crate::lock_renewer::{LockRenewer, LockState};
+use crate::lock_renewer::{CheckResult, LockRenewer};
 use crate::process_tree::Group;
 use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, Watchdog};
@@ -43,7 +43,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     let called = Instant::now();
     let quorum = match signals.unless(nodes.connect_to_wait(args.node_limit)).await {
         Ok(connected) => connected?,
-        Err(signal) => return Ok(exit::by(signal)),
+        Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let outcome = run_locked(&quorum, args, ttl, called, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
@@ -74,7 +74,7 @@ async fn run_locked(
     let mut is_compared = false;
     let acquired = tokio::select! {
         biased;
-        signal = signals.next() => return Ok(exit::by(signal)),
+        signal = signals.next() => return Ok(exit::code_for_signal(signal)),
         acquired = acquire(wanted, called, wait, args.verbose) => acquired,
         never = compare_permits_later(quorum, &args, &mut is_compared) => match never {},
     };
@@ -273,11 +273,11 @@ async fn supervise(
                 return Ok(Ended::WithTheLock);
             }
             state = renewer.next() => match state {
-                LockState::ValidUntil(deadline) => {
+                CheckResult::ValidUntil(deadline) => {
                     schedule.handle_extended(deadline);
                     watchdog.order(&Order::Extended(deadline));
                 }
-                LockState::Lost => {
+                CheckResult::Lost => {
                     schedule.handle_lost(clock::now());
                     watchdog.order(&Order::Lost);
                 }
@@ -298,7 +298,7 @@ async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -
             biased;
             () = clock::reach(until) => return true,
             _ = signals.next() => return true,
-            state = renewer.next() => if matches!(state, LockState::Lost) { return false },
+            state = renewer.next() => if matches!(state, CheckResult::Lost) { return false },
         }
     }
 }

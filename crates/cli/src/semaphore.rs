@@ -7,7 +7,7 @@ use quorlock_client::{InspectError, Inspection, Quorum, WaiterInfo};
 use serde::Serialize;
 
 use crate::inspect::{Kind, PrintedKey, PrintedWaiter, Summary, named};
-use crate::shown::{self, count, escaped, table, time};
+use crate::shown::{self, escaped, table, time, with_plural};
 use crate::{exit, say};
 
 /// What the nodes say about the slots of a semaphore.
@@ -87,7 +87,7 @@ impl<'a> Semaphore<'a> {
     }
 
     fn text(&self) -> String {
-        let (held, permits) = (self.held(), count(self.permits as u64, "permit"));
+        let (held, permits) = (self.held(), with_plural(self.permits as u64, "permit"));
         let mut text = format!("{}: {held} of {permits} held\n", escaped(self.name));
         if self.waiters > 0 {
             let queue: Vec<_> = self.queue.iter().map(|waiter| named(waiter)).collect();

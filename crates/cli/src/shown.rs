@@ -1,4 +1,4 @@
-//! Text of servers and clients made safe for a terminal, times with units, tables and JSON.
+//! Formats output for a terminal: text of servers and clients, times, tables and JSON.
 
 use std::fmt::Write as _;
 use std::io::{Write as _, stdout};
@@ -6,21 +6,22 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Maximum characters of a key or label that the terminal shows. JSON has all of them.
+/// After how many characters [`escaped`] cuts a key or label. JSON has all of them.
 const SHOWN_MAX: usize = 200;
 
-/// Escapes a key, a label or a name from a client for a terminal: control characters, escape
-/// sequences, marks that reorder or hide text, and line ends. Shows bytes that are not UTF-8 in
-/// hexadecimal.
+/// Makes a key, a label or a name from a client safe for a terminal.
+///
+/// Escapes control characters, line ends, and marks that reorder or hide text, shows bytes that are
+/// not UTF-8 in hexadecimal, and cuts the text after [`SHOWN_MAX`] characters.
 pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
     let mut shown = String::new();
-    let mut left = SHOWN_MAX;
+    let mut budget = SHOWN_MAX;
     for chunk in text.as_ref().utf8_chunks() {
         for char in chunk.valid().chars() {
-            if left == 0 {
+            if budget == 0 {
                 return shown + "…";
             }
-            left -= 1;
+            budget -= 1;
             if matches!(char, '\'' | '"') {
                 shown.push(char);
             } else {
@@ -28,22 +29,23 @@ pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
             }
         }
         for byte in chunk.invalid() {
-            if left == 0 {
+            if budget == 0 {
                 return shown + "…";
             }
-            left -= 1;
+            budget -= 1;
             let _ = write!(shown, "\\x{byte:02x}");
         }
     }
     shown
 }
 
-/// Escapes characters of a message that control a terminal, reorder or hide text. Changes nothing
-/// when it is applied twice. For keys and labels use [`escaped`].
+/// Escapes the characters of a message that control a terminal, or that reorder or hide text.
+///
+/// A second application changes nothing. For keys and labels use [`escaped`].
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if is_control(c) {
+        if needs_escape(c) {
             let _ = write!(shown, "{}", c.escape_default());
         } else {
             shown.push(c);
@@ -53,12 +55,13 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Whether a terminal would act on this character, or not show it.
-fn is_control(c: char) -> bool {
+fn needs_escape(c: char) -> bool {
     !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
 }
 
-/// Makes each line of a message [`printable`]. Indents further lines, so that no text of a server
-/// looks like a message of this program.
+/// Makes each line of a message [`printable`], and indents all but the first.
+///
+/// So text of a server never looks like a message of this program.
 pub(crate) fn printable_lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
@@ -81,7 +84,7 @@ pub(crate) fn time(time: Duration) -> String {
 }
 
 /// `1 node`, `3 nodes`.
-pub(crate) fn count(number: u64, noun: &str) -> String {
+pub(crate) fn with_plural(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
@@ -122,7 +125,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Prints the result on standard output. A closed standard output is ignored.
+/// Prints the result on standard output. Ignores write errors: standard output may be closed.
 pub(crate) fn print(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
     let _ = stdout().flush();

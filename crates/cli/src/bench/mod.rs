@@ -28,7 +28,7 @@ const CLEAN_UP_LIMIT: Duration = Duration::from_secs(5);
 /// connections of its own, on one key for all tasks. This loads the nodes as much as so many tasks
 /// can: do not run it on busy nodes. The keys begin with --prefix, and are gone at the end.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Bench {
     /// How long each of the two parts takes
     #[arg(long, default_value = "5s", value_parser = duration, value_name = "TIME")]
@@ -83,7 +83,7 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         }
         Ok(Err(permanent)) => return Err(permanent),
-        Err(signal) => return Ok(exit::by(signal)),
+        Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let report = Report { nodes: nodes.endpoints.len(), tasks: args.tasks, parts };
     report.print(args.json)?;

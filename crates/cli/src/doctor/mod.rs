@@ -30,7 +30,7 @@ use crate::nodes;
 /// Run it with the user and from the machine of the programs that take locks: rights, round trips
 /// and clocks are checked from there. Nothing on the nodes is changed.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Doctor {
     /// The longest ttl that the programs use [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]

@@ -33,7 +33,7 @@ const PATH: &str = "/metrics";
 /// the scrape timeout of Prometheus. A node that does not answer is `quorlock_node_up 0`. Scrapes
 /// at the same time share one gathering. No metric has a key, an owner or a token in it.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Exporter {
     /// The address to listen on; every client that reaches it can read the metrics
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9871")]

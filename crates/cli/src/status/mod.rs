@@ -20,7 +20,8 @@ use crate::{exit, nodes};
 
 /// How often `--watch` without a value asks the nodes.
 const WATCH_EVERY: &str = "2s";
-/// The shortest interval of `--watch`: a shorter one cannot be read, and loads the nodes.
+/// The shortest interval of `--watch`. A shorter one would only load the nodes: its output is
+/// unreadable.
 const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
 
 /// Moves to the top left corner of the terminal and erases all below.
@@ -28,17 +29,17 @@ const REDRAW: &str = "\x1b[H\x1b[J";
 
 /// Shows the state of every node, and whether a majority votes.
 ///
-/// Every node is asked by itself: one that is down, lacks the module or is a replica is shown with
-/// the reason. CLOCK is how far the node's wall clock is ahead of this machine's, to within half a
-/// round trip. `-` stands for what is not known.
+/// Each node is asked separately. A node that is down, lacks the module or is a replica has the
+/// reason in its line. CLOCK is how far the node's wall clock is ahead of this machine's, to within
+/// half a round trip. `-` stands for an unknown value.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Status {
     /// Print JSON; with --watch one line each time
     #[arg(long)]
     json: bool,
 
-    /// Ask again and again, this often, and redraw the terminal [default interval: 2s]
+    /// Repeat at this interval, and redraw the terminal [default interval: 2s]
     #[arg(long, value_parser = duration, value_name = "INTERVAL", num_args = 0..=1, default_missing_value = WATCH_EVERY)]
     watch: Option<Duration>,
 
@@ -48,7 +49,7 @@ pub(crate) struct Status {
 
 const EXIT_CODES: &str = "Exit codes:
   0    a majority of the nodes votes
-  122  no majority votes: no lock can be acquired
+  122  fewer than a majority of the nodes vote: no lock can be acquired
   125  quorlock itself failed, or its arguments are not understood
   128 + the signal that ended --watch";
 
@@ -66,7 +67,7 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
     };
     ensure!(
         every >= WATCH_EVERY_MIN,
-        "--watch must be at least {WATCH_EVERY_MIN:?}, such as --watch 2s"
+        "the interval of --watch must be at least {WATCH_EVERY_MIN:?}: write --watch 2s, for example"
     );
     let redraws = stdout().is_terminal() && !args.json;
     let watching = async {
@@ -78,7 +79,7 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
     };
     match Signals::listen()?.unless(watching).await {
         Ok(ended) => ended,
-        Err(signal) => Ok(exit::by(signal)),
+        Err(signal) => Ok(exit::code_for_signal(signal)),
     }
 }
 

@@ -46,7 +46,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// user needs LOCK.SCAN, INFO and PING.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, nodes::POINTER].join("\n\n"))]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Top {
     /// Only these keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
@@ -95,7 +95,7 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     drawing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let action = tokio::select! {
-            signal = signals.next() => return Ok(exit::by(signal)),
+            signal = signals.next() => return Ok(exit::code_for_signal(signal)),
             _ = stop.recv() => Action::Suspend,
             // After a SIGSTOP, the settings of the terminal are unknown.
             _ = go_on.recv() => Action::Reset,

@@ -465,8 +465,10 @@ impl Attempt {
         }
         let orders = self.orders.get_or_insert_with(|| spec.orders(ctx.topology)).clone();
         if let Kind::AfterWait { node } = self.kind {
+            // The node that granted the lock refuses to extend it if the lock has ended there.
+            let deciders = before(&orders[0], node).iter().chain([&node]);
             self.decider_refused =
-                before(&orders[0], node).iter().any(|&node| self.nodes[node].refused_provisionally);
+                deciders.into_iter().any(|&node| self.nodes[node].refused_provisionally);
             let patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
             if self.decider_refused || !patient {
                 return self.refuse_all(ctx.now);
