@@ -64,8 +64,8 @@ impl LockRenewer {
         self.check_interval.tick().await;
         let checked = match self.lock.ownership() {
             Ownership::Held(_) => Ok(()),
-            // The extension may succeed before the next renewal in the background. Its error has the
-            // answer of each node.
+            // The extension may succeed before the next renewal in the background. Its error has
+            // the answer of each node.
             Ownership::Uncertain(_) | Ownership::Lost => self.lock.extend().await,
         };
         let check = match &checked {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Keys, Mutant, Outcome, RequestId, Response, Spec,
-    break_rule, limits,
+    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mutant, Outcome, RequestId,
+    Response, Spec, break_rule, limits,
 };
 use quorlock_core::quorum::Moment;
 use support::client::{Client, nodes_after_restarts, spec};
@@ -46,6 +46,10 @@ impl World {
         let mut ctx = self.client.ctx(start().plus(self.at), WALL_US);
         let result = does(&mut self.call, &mut ctx);
         (result, std::iter::from_fn(|| self.call.poll()).collect())
+    }
+
+    fn ctx(&mut self) -> Context<'_> {
+        self.client.ctx(start().plus(self.at), WALL_US)
     }
 
     fn turn(&mut self, contended: bool) -> Vec<Action> {
@@ -114,11 +118,8 @@ fn releases(actions: &[Action]) -> bool {
 fn is_held_after_a_long_wait(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);
-    let wait = world.wait();
-    let waited = TTL * 100;
-    world.at += waited;
+    let (_, sent) = granted_after_a_long_wait(&mut world);
     let fence = Fence::new(7).unwrap();
-    let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited });
     let is_held = is_acquired(&world.answer_all(&sent, &Response::Fence(fence)));
     break_rule(None);
     is_held
@@ -128,6 +129,67 @@ fn is_held_after_a_long_wait(mutant: Option<Mutant>) -> bool {
 fn lock_is_held_however_long_its_wait_took() {
     assert!(is_held_after_a_long_wait(None));
     assert!(!is_held_after_a_long_wait(Some(Mutant::LongWaitIsLost)));
+}
+
+/// Grants a WAIT that took 100 times the ttl. Returns its node, and the requests that follow.
+fn granted_after_a_long_wait(world: &mut World) -> (usize, Vec<Action>) {
+    let wait = world.wait();
+    let waited = TTL * 100;
+    world.at += waited;
+    let fence = Fence::new(7).unwrap();
+    (wait.node, world.answer(wait, &Response::FenceAfterWait { fence, waited }))
+}
+
+#[test]
+fn lock_that_its_node_refuses_to_extend_is_not_acquired() {
+    let mut world = World::new(1, None);
+    let (granting, sent) = granted_after_a_long_wait(&mut world);
+    let extends = |(id, command): &(RequestId, Command)| {
+        assert_eq!(id.node == granting, matches!(command, Command::Extend { .. }), "{command:?}");
+        id.node == granting
+    };
+    let (extend, _) = requests(&sent).into_iter().find(extends).unwrap();
+    // An operator ended it. An ACQUIRE with its token would be granted a lock that the operator's
+    // command does not end.
+    let after = world.answer(extend, &Response::No);
+    assert!(releases(&after) && requests(&after).is_empty(), "{after:?}");
+}
+
+/// Whether a node that refuses after the lock was won is asked again, once.
+fn asks_again_after_a_late_refusal(mutant: Option<Mutant>, late: Duration) -> bool {
+    break_rule(mutant);
+    let mut world = World::new(1, None);
+    let wait = world.wait();
+    let fence = Fence::new(7).unwrap();
+    let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
+    let [(first, _), (second, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
+    let mut won = world.answer(first, &Response::Fence(fence));
+    won.retain(|action| matches!(action, Action::Done(_)));
+    let Some(Action::Done(outcome)) = won.pop() else { panic!("it is not won") };
+    let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
+    let mut hold = Hold::new(Arc::clone(world.call.spec()), grant);
+    let repeats = |hold: &mut Hold, world: &mut World| {
+        hold.handle_response(second, &Response::No, &world.ctx());
+        let repeat = |action: HoldAction| match action {
+            HoldAction::Send(next) => {
+                next.id == second && matches!(next.request.command, Command::Acquire { .. })
+            }
+            _ => false,
+        };
+        std::iter::from_fn(|| hold.poll()).any(repeat)
+    };
+    world.at += late;
+    let asks = repeats(&mut hold, &mut world);
+    assert!(!repeats(&mut hold, &mut world), "it is asked again once");
+    break_rule(None);
+    asks
+}
+
+#[test]
+fn node_that_refuses_after_the_lock_was_won_is_asked_again() {
+    assert!(asks_again_after_a_late_refusal(None, Duration::ZERO));
+    assert!(!asks_again_after_a_late_refusal(None, TTL / 10));
+    assert!(!asks_again_after_a_late_refusal(Some(Mutant::LateRefusalIsFinal), Duration::ZERO));
 }
 
 /// Whether a waiter leaves a node that has restarted, while the connection of the WAIT seems to be

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::releases::{Releasing, release_in_background};
 use super::shared::Shared;
-use crate::transport::{Answered, InFlight};
+use crate::transport::{Answered, InFlight, Outgoing};
 use crate::{
     Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
 };
@@ -114,14 +114,22 @@ impl LockInner {
 
     /// Handles the answers to ACQUIRE that arrived after the grant.
     pub(super) fn absorb_stragglers(self: &Arc<Self>) {
-        loop {
-            // The mutex is unlocked before the response is handled.
-            let answered = self.stragglers().take_done();
-            let Some(answered) = answered else { break };
-            self.absorb(&answered);
+        for send in self.absorb_arrived() {
+            self.ask_straggler(&send);
         }
         if self.renewed.load(Ordering::Relaxed) {
             self.absorbed.notify_one();
+        }
+    }
+
+    /// The same. Returns the requests that follow.
+    fn absorb_arrived(self: &Arc<Self>) -> Vec<Send> {
+        let mut sends = Vec::new();
+        loop {
+            // The mutex is unlocked before the response is handled.
+            let answered = self.stragglers().take_done();
+            let Some(answered) = answered else { return sends };
+            sends.extend(self.absorb(&answered));
         }
     }
 
@@ -129,9 +137,16 @@ impl LockInner {
         self.stragglers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn absorb(self: &Arc<Self>, answered: &Answered) {
+    fn absorb(self: &Arc<Self>, answered: &Answered) -> Vec<Send> {
         self.shared.sample(answered);
-        self.with_hold(|hold, ctx| hold.handle_response(answered.id, &answered.response, ctx));
+        let response = &answered.response;
+        self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx)).1
+    }
+
+    /// Asks a node again that refused the lock after it was won.
+    fn ask_straggler(&self, send: &Send) {
+        let outgoing = Outgoing::new(&self.current_spec(), &send.request);
+        self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
     }
 
     /// Handles late answers to ACQUIRE as they arrive, so that a renewed lock that a node refused
@@ -145,7 +160,11 @@ impl LockInner {
             let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
             tokio::select! {
                 answered = next => match answered {
-                    Some(answered) => self.absorb(&answered),
+                    Some(answered) => {
+                        for send in self.absorb(&answered) {
+                            self.ask_straggler(&send);
+                        }
+                    }
                     None => return,
                 },
                 () = self.absorbed.notified() => {}
@@ -303,7 +322,8 @@ impl LockInner {
     /// Begins the release on all nodes. Returns the ownership before it, and the rest of the
     /// release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
-        self.absorb_stragglers();
+        // An ACQUIRE that follows would only be released again, so it is not sent.
+        self.absorb_arrived();
         let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
         let releasing = Releasing::new(&self.shared, release);
         self.after_end();

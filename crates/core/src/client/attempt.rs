@@ -597,6 +597,7 @@ impl Attempt {
             since: now,
             round: self.round,
             next_round: self.round + Self::ROUNDS,
+            patience: self.patience,
             nodes: nodes.collect(),
         }
     }

@@ -38,6 +38,8 @@ pub struct Hold {
     next_round: u32,
     /// The number of consecutive rounds that began because a node missed the lock.
     repair_rounds: u32,
+    /// Until when a late refusal of the grant's ACQUIRE is answered by another ACQUIRE.
+    patience: Option<Moment>,
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
 }
@@ -57,6 +59,8 @@ struct Node {
     answered_since: bool,
     /// The round of an unanswered repair.
     repair: Option<u32>,
+    /// Whether the grant's ACQUIRE was repeated after it had been refused.
+    is_repeated: bool,
 }
 
 /// How far a revocation has gone. It never goes back, whatever the nodes answer later.
@@ -135,6 +139,7 @@ impl Hold {
             acquired_at: grant.since,
             answered_since: false,
             repair: None,
+            is_repeated: false,
         });
         Self {
             spec,
@@ -148,6 +153,7 @@ impl Hold {
             acquire_round: grant.round,
             next_round: grant.next_round,
             repair_rounds: 0,
+            patience: grant.patience,
             round: None,
             actions: VecDeque::new(),
         }
@@ -371,6 +377,10 @@ impl Hold {
         if !matches!(response, Response::Failed(_)) && node.delivery != Delivery::NotSent {
             node.delivery = Delivery::Arrived;
         }
+        if *response == Response::No && self.repeat_acquire(index, ctx) {
+            return;
+        }
+        let node = &mut self.nodes[index];
         if !node.answered_since {
             node.answer = response.to_answer();
             if *response == Response::No {
@@ -380,6 +390,34 @@ impl Hold {
         if *response == Response::No && self.is_queue_node(index, ctx) {
             self.actions.push_back(HoldAction::Contended);
         }
+    }
+
+    /// Repeats the grant's ACQUIRE once on a node that refused it after the lock was won.
+    ///
+    /// The release of the last holder may have been in flight to that node. Until the node has the
+    /// lock, the failure of one other node may be enough to lose it. To the node, the repeated
+    /// request is the same as one that arrives late.
+    fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
+        let is_patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
+        let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
+        let may_repeat = is_patient && is_held && !is_broken(Mutant::LateRefusalIsFinal);
+        let node = &mut self.nodes[index];
+        if !may_repeat
+            || node.answered_since
+            || node.is_repeated
+            || self.revoked != Revoked::Nowhere
+        {
+            return false;
+        }
+        let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
+        node.is_repeated = true;
+        node.delivery = Delivery::InFlight { connection };
+        node.acquired_at = ctx.now;
+        let command = Command::Acquire { fence: self.fence };
+        let request = Request { token: self.token, command };
+        let id = RequestId { round: self.acquire_round, node: index };
+        self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
+        true
     }
 
     fn is_queue_node(&self, node: usize, ctx: &Context<'_>) -> bool {

@@ -59,6 +59,8 @@ pub enum Mutant {
     LooksAtOneNode,
     /// A node is repaired after a node has answered that the lock is revoked.
     RevokedRepaired,
+    /// A node that refused a lock after it was won is not asked again.
+    LateRefusalIsFinal,
     /// A lock is lost if its wait was so long that its end is uncertain by more than the ttl.
     LongWaitIsLost,
     /// A waiter stays with a node although its server has restarted since.
@@ -73,7 +75,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant whose harm exclusive locks show.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -96,6 +98,7 @@ impl Mutant {
         Self::RepairOnFirstRefusal,
         Self::LooksAtOneNode,
         Self::RevokedRepaired,
+        Self::LateRefusalIsFinal,
     ];
 
     /// Every mutant whose harm shared locks, or those of one of several keys, show.

@@ -235,6 +235,8 @@ pub struct Grant {
     pub round: u32,
     /// The first round that no request of the call has used.
     pub(super) next_round: u32,
+    /// Until when a node that refused after a wait is asked again.
+    pub(super) patience: Option<Moment>,
     pub(super) nodes: Vec<GrantNode>,
 }
 
