@@ -56,8 +56,8 @@ impl Acquire {
 
     /// Gives up an attempt, and releases what it may have been granted.
     ///
-    /// Drops its requests that the driver has not taken: a driver sends each request with the keys of
-    /// the present [`spec`](Self::spec), which may be another one from now on.
+    /// Drops its requests that the driver has not taken: a driver sends each request with the keys
+    /// of the present [`spec`](Self::spec), which may be another one from now on.
     pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
         let is_unsent =
             |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
