@@ -1,4 +1,5 @@
-//! What is propagated to replicas and the append-only file, and whether a write must be.
+//! Whether a change is propagated to replicas and the append-only file. [`Change`] says what is
+//! sent.
 
 use super::{Author, Change, Keyspace, Listeners, Monotonic, Node};
 

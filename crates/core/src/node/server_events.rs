@@ -59,6 +59,9 @@ impl KeyBytes {
 }
 
 /// What happened to a key.
+///
+/// A plain SET reports nothing: `key_state` notices it by the value when a client next needs the
+/// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyEvent {
     /// The server removed it because it had expired, by the wall clock.
