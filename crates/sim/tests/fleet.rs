@@ -108,7 +108,7 @@ const CAUGHT: [(Mutant, u64, &str); 34] = [
     (Mutant::NoAbstention, 202, "is held, but on 0 nodes only"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
-    (Mutant::Client(ClientRule::NeverLooksPast), 1504, "for a free lock"),
+    (Mutant::Client(ClientRule::NeverLooksPast), 607, "for a free lock"),
     (Mutant::Client(ClientRule::RefusesUnasked), 1, "has not asked any node"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
     (Mutant::Client(ClientRule::NoPollWithoutSeat), 943, "for a free lock"),

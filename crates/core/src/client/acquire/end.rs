@@ -56,12 +56,15 @@ impl Acquire {
 
     /// Gives up an attempt, and releases what it may have been granted.
     ///
-    /// Drops its requests that the driver has not taken: a driver sends each request with the keys
-    /// of the present [`spec`](Self::spec), which may be another one from now on.
+    /// In a call for any of several keys, drops its requests that the driver has not taken. The
+    /// driver sends each request with the key of the present [`spec`](Self::spec), which may be
+    /// another one from now on.
     pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
         let is_unsent =
             |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
-        self.actions.retain(|action| !is_unsent(action));
+        if self.slots.is_some() {
+            self.actions.retain(|action| !is_unsent(action));
+        }
         for (node, connection) in attempt.connections(ctx.topology) {
             self.note_release(node, connection, ctx.now);
         }
