@@ -401,7 +401,7 @@ impl Hold {
         let is_patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
         let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
         let may_repeat = is_patient && is_held && !is_broken(Mutant::LateRefusalIsFinal);
-        let node = &mut self.nodes[index];
+        let node = &self.nodes[index];
         if !may_repeat
             || node.answered_since
             || node.is_repeated
@@ -409,13 +409,20 @@ impl Hold {
         {
             return false;
         }
+        let is_repeated = self.send_acquire(index, self.acquire_round, ctx);
+        self.nodes[index].is_repeated = is_repeated;
+        is_repeated
+    }
+
+    /// Sends ACQUIRE with the lock's token and fence. Returns whether the node has a connection.
+    fn send_acquire(&mut self, index: usize, round: u32, ctx: &Context<'_>) -> bool {
         let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
-        node.is_repeated = true;
+        let node = &mut self.nodes[index];
         node.delivery = Delivery::InFlight { connection };
         node.acquired_at = ctx.now;
         let command = Command::Acquire { fence: self.fence };
         let request = Request { token: self.token, command };
-        let id = RequestId { round: self.acquire_round, node: index };
+        let id = RequestId { round, node: index };
         self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
         true
     }
@@ -493,16 +500,10 @@ impl Hold {
         if ended || is_in_flight || !self.may_repair() {
             return;
         }
-        let Ok(connection) = ctx.topology.route_acquire(index) else { return };
         let Some(number) = self.round.as_ref().map(|round| round.number + 1) else { return };
-        let node = &mut self.nodes[index];
-        node.delivery = Delivery::InFlight { connection };
-        node.acquired_at = ctx.now;
-        node.repair = Some(number);
-        let request =
-            Request { token: self.token, command: Command::Acquire { fence: self.fence } };
-        let id = RequestId { round: number, node: index };
-        self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
+        if self.send_acquire(index, number, ctx) {
+            self.nodes[index].repair = Some(number);
+        }
     }
 
     /// Undoes the unanswered repairs of a lock that is over. Their responses will not be processed.
