@@ -16,22 +16,11 @@ const B: &[u8] = b"b";
 const C: &[u8] = b"c";
 
 fn waits_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
-    match server.acquire_any_or_wait(keys, token, 1000, 50_000) {
-        PatientAny::Waits(ticket) => ticket,
-        other => panic!("{other:?}"),
-    }
+    server.acquire_any_or_wait(keys, token, 1000, 50_000).ticket()
 }
 
 fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
-    match server.acquire_all_or_wait(keys, token, 1000, 50_000) {
-        Patient::Waits(ticket) => ticket,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn granted(server: &Server) -> Vec<Ticket> {
-    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
-    granted.map(|&(ticket, _)| ticket).collect()
+    server.acquire_all_or_wait(keys, token, 1000, 50_000).ticket()
 }
 
 #[test]
@@ -78,7 +67,7 @@ fn first_key_that_is_released_goes_to_the_waiter() {
         assert_eq!(server.node().waiters(), 1, "one place in all queues");
         assert!(server.release(freed, b"x"));
         assert_eq!(server.told_keys, [(ticket, freed.to_vec())]);
-        assert_eq!((granted(&server), server.text(freed)), (vec![ticket], &b"t"[..]));
+        assert_eq!((server.granted(), server.text(freed)), (vec![ticket], &b"t"[..]));
         for other in [A, B, C].into_iter().filter(|key| *key != freed) {
             assert!(server.release(other, b"x"));
             assert!(!server.has(other), "it waits for one alone");
@@ -108,10 +97,10 @@ fn every_end_of_a_lock_serves_waiters_for_any() {
         server.acquire(B, b"x", 5000, None).unwrap();
         let ticket = waits_for_any(&mut server, &[A, B], b"t");
         server.turn();
-        assert_eq!(granted(&server), []);
+        assert_eq!(server.granted(), []);
         end(&mut server);
         server.turn();
-        assert_eq!(granted(&server), [ticket]);
+        assert_eq!(server.granted(), [ticket]);
     }
 }
 
@@ -127,11 +116,11 @@ fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
     let last = waits(&mut server, &[B], b"last");
     assert!(server.release(A, b"x"));
     assert!(server.release(A, b"any"));
-    assert_eq!(granted(&server), [any, single]);
+    assert_eq!(server.granted(), [any, single]);
     assert!(server.release(B, b"x"));
-    assert_eq!(granted(&server), [any, single, later]);
+    assert_eq!(server.granted(), [any, single, later]);
     assert!(server.release(B, b"later"));
-    assert_eq!(granted(&server), [any, single, later, last]);
+    assert_eq!(server.granted(), [any, single, later, last]);
 }
 
 #[test]
@@ -149,7 +138,7 @@ fn newcomers_overtake_no_waiter() {
         "the key without waiters"
     );
     server.turn();
-    assert_eq!(granted(&server), [ticket]);
+    assert_eq!(server.granted(), [ticket]);
 }
 
 #[test]
@@ -162,7 +151,7 @@ fn waiter_for_all_keys_has_its_turn_when_one_for_any_has_left() {
     assert!(server.release(A, b"x"));
     assert!(server.release(B, b"x"));
     server.turn();
-    assert_eq!(granted(&server), [any, both]);
+    assert_eq!(server.granted(), [any, both]);
 }
 
 #[test]
@@ -171,14 +160,12 @@ fn reader_behind_one_for_any_joins_when_that_is_served_elsewhere() {
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
     let any = waits_for_any(&mut server, &[A, B], b"any");
-    let Patient::Waits(reader) = server.share_or_wait(B, b"second reader", 1000, 50_000) else {
-        panic!()
-    };
+    let reader = server.share_or_wait(B, b"second reader", 1000, 50_000).ticket();
     server.turn();
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     assert!(server.release(A, b"x"));
     server.turn();
-    assert_eq!(granted(&server), [any, reader]);
+    assert_eq!(server.granted(), [any, reader]);
 }
 
 #[test]
@@ -206,7 +193,7 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     let behind = waits(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
-    assert_eq!(granted(&server), [behind], "it delays no other waiter");
+    assert_eq!(server.granted(), [behind], "it delays no other waiter");
     server.turn();
     assert!(server.told.contains(&(ticket, Told::Dismissed)));
 }
@@ -223,7 +210,7 @@ fn grant_that_its_client_never_heard_of_is_released() {
     assert!(server.release(B, b"x"));
     assert!(server.memory.node.disconnect(gone).wake);
     server.turn();
-    assert_eq!(granted(&server), [next]);
+    assert_eq!(server.granted(), [next]);
 }
 
 #[test]
@@ -258,7 +245,7 @@ fn one_place_in_the_first_queue_alone_misses_the_other_keys() {
         server.release(B, b"x");
         server.turn();
         break_rule(None);
-        granted(&server) == [ticket]
+        server.granted() == [ticket]
     };
     assert!(wait(None));
     assert!(!wait(Some(Mutant::AnyWaitsForFirst)));
@@ -279,7 +266,7 @@ fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
     server.turn();
     for (n, ticket) in tickets[..64].iter().enumerate() {
         assert!(server.release(all[63 - n], b"x"));
-        assert_eq!(granted(&server).last(), Some(ticket));
+        assert_eq!(server.granted().last(), Some(ticket));
         let jobs = server.memory.one_turn(server.now());
         assert!(jobs <= 2, "{jobs}");
     }

@@ -20,15 +20,7 @@ fn busy_server() -> Server {
 }
 
 fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Ticket {
-    match server.acquire_all_or_wait(keys, token, 60_000, wait_ms) {
-        Patient::Waits(ticket) => ticket,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn granted(server: &Server) -> Vec<Ticket> {
-    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
-    granted.map(|&(ticket, _)| ticket).collect()
+    server.acquire_all_or_wait(keys, token, 60_000, wait_ms).ticket()
 }
 
 #[test]
@@ -96,7 +88,7 @@ fn timed_out_waiters_delay_no_other_client() {
     server.pass_ms(1000);
     // In the same turn in which the other waiters time out.
     assert!(server.release(b"k", b"holder"));
-    assert_eq!(granted(&server), [in_time]);
+    assert_eq!(server.granted(), [in_time]);
     server.turn();
     assert_eq!(server.told.len(), 951);
 }
@@ -125,7 +117,7 @@ fn waiter_that_comes_to_an_idle_queue_is_not_kept_for_a_second() {
     let second = waits(&mut server, &[b"k"], b"second", 5000);
     server.pass_ms(50);
     server.turn();
-    assert_eq!(granted(&server), [second]);
+    assert_eq!(server.granted(), [second]);
 }
 
 #[test]
@@ -143,7 +135,7 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
     let single = waits(&mut server, &[all[63]], b"single", 50_000);
     server.turn();
     assert!(server.release(all[63], b"holder"));
-    assert_eq!(granted(&server), [single]);
+    assert_eq!(server.granted(), [single]);
     // Waiters that lack another key cost this key nothing: none of them is considered.
     assert!(server.release(all[63], b"single"));
     assert!(server.memory.one_turn(server.now()) <= 2);
@@ -183,7 +175,7 @@ fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
         server.release(b"c", b"leaves");
         free(&mut server);
         server.turn();
-        assert_eq!(granted(&server), [first, third]);
+        assert_eq!(server.granted(), [first, third]);
     }
 }
 
@@ -339,7 +331,7 @@ fn lock_of_a_waiter_that_never_heard_of_it_is_released() {
     let left = server.memory.node.disconnect(gone);
     assert!(!left.wake, "it was unblocked already");
     server.turn();
-    assert_eq!(granted(&server), [next]);
+    assert_eq!(server.granted(), [next]);
 }
 
 #[test]
@@ -350,9 +342,9 @@ fn deferred_answers_are_given_at_the_end_of_the_turn() {
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let first = waits(&mut server, &[b"k"], b"b", 50_000);
     assert!(server.release(b"k", b"a"));
-    assert_eq!(granted(&server), [], "not yet");
+    assert_eq!(server.granted(), [], "not yet");
     server.turn();
-    assert_eq!(granted(&server), [first]);
+    assert_eq!(server.granted(), [first]);
     // Unblocked in the turn of its grant: the grant stays.
     let second = waits(&mut server, &[b"k"], b"c", 50_000);
     assert!(server.release(b"k", b"b"));
@@ -389,7 +381,7 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
     server.clear();
     server.handle_event(&ServerEvent::Flush(None));
     server.turn();
-    assert_eq!(granted(&server), [waiter]);
+    assert_eq!(server.granted(), [waiter]);
 }
 
 #[test]

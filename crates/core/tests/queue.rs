@@ -11,19 +11,7 @@ use quorlock_core::node::{KeyEvent, ServerEvent, Ticket};
 use support::{Inspected, MAX_TTL_MS, MAX_WAITERS, Patient, Server, Told};
 
 fn waits(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
-    match server.acquire_or_wait(key, token, 1000, wait_ms) {
-        Patient::Waits(ticket) => ticket,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn granted(server: &Server) -> Vec<Ticket> {
-    server
-        .told
-        .iter()
-        .filter(|(_, told)| matches!(told, Told::Granted { .. }))
-        .map(|&(ticket, _)| ticket)
-        .collect()
+    server.acquire_or_wait(key, token, 1000, wait_ms).ticket()
 }
 
 #[test]
@@ -40,7 +28,7 @@ fn release_hands_over_to_the_first_waiter() {
     );
     assert_eq!(server.text(b"k"), b"b");
     assert!(server.release(b"k", b"b"));
-    assert_eq!(granted(&server), [first, second]);
+    assert_eq!(server.granted(), [first, second]);
     assert!(server.release(b"k", b"c"));
     assert!(server.is_empty());
     assert_eq!(server.node().stats().handovers, 2);
@@ -66,7 +54,7 @@ fn newcomer_without_wait_is_refused_while_others_wait() {
     server.handle_key_event(b"k", KeyEvent::Removed);
     assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
     server.turn();
-    assert_eq!(granted(&server), [first]);
+    assert_eq!(server.granted(), [first]);
 }
 
 #[test]
@@ -93,10 +81,10 @@ fn every_end_of_a_lock_serves_the_queue() {
         server.acquire(b"k", b"a", 1000, None).unwrap();
         let ticket = waits(&mut server, b"k", b"b", 5000);
         server.turn();
-        assert_eq!(granted(&server), [], "{name}: not before");
+        assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
         server.turn();
-        assert_eq!(granted(&server), [ticket], "{name}");
+        assert_eq!(server.granted(), [ticket], "{name}");
     }
 }
 
@@ -114,7 +102,7 @@ fn foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
             server.pass_ms(wake);
         }
         server.turn();
-        assert_eq!(granted(&server), [ticket]);
+        assert_eq!(server.granted(), [ticket]);
     }
 }
 
@@ -146,7 +134,7 @@ fn release_withdraws_a_waiter_with_that_token() {
     server.turn();
     assert_eq!(server.told, [(first, Told::Dismissed)]);
     server.release(b"k", b"a");
-    assert_eq!(granted(&server), [second]);
+    assert_eq!(server.granted(), [second]);
 }
 
 #[test]

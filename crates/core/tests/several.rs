@@ -18,15 +18,7 @@ const B: &[u8] = b"b";
 const C: &[u8] = b"c";
 
 fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
-    match server.acquire_all_or_wait(keys, token, 1000, 5000) {
-        Patient::Waits(ticket) => ticket,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn granted(server: &Server) -> Vec<Ticket> {
-    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
-    granted.map(|&(ticket, _)| ticket).collect()
+    server.acquire_all_or_wait(keys, token, 1000, 5000).ticket()
 }
 
 fn is_free(server: &mut Server, key: &[u8]) -> bool {
@@ -158,7 +150,7 @@ fn end_of_one_key_ends_all() {
         server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
         let waiters = [waits(&mut server, &[A], b"u"), waits(&mut server, &[C], b"v")];
         server.turn();
-        assert_eq!(granted(&server), [], "{name}: not before");
+        assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
         // At once, even where a key still exists.
         assert_eq!(
@@ -172,7 +164,7 @@ fn end_of_one_key_ends_all() {
             "{name}"
         );
         server.turn();
-        let all: BTreeSet<_> = granted(&server).into_iter().collect();
+        let all: BTreeSet<_> = server.granted().into_iter().collect();
         assert_eq!(all, BTreeSet::from(waiters), "{name}");
         assert!(!server.has(B), "{name}");
         assert_eq!(server.node().leases(), 2, "{name}");
@@ -249,12 +241,12 @@ fn waiter_for_several_keys_holds_none_meanwhile() {
     server.turn();
     assert!(server.acquire(A, b"newcomer", 1000, None).is_some(), "a free key is anybody's");
     assert!(server.release(B, b"other"));
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     assert!(server.acquire(B, b"newcomer", 1000, None).is_some());
     assert!(server.release(A, b"newcomer"));
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     assert!(server.release(B, b"newcomer"));
-    assert_eq!(granted(&server), [both]);
+    assert_eq!(server.granted(), [both]);
     assert_eq!((server.text(A), server.text(B)), (&b"t"[..], &b"t"[..]));
     assert_eq!(server.node().waiters(), 0);
 }
@@ -268,13 +260,13 @@ fn waiter_that_lacks_a_key_is_skipped_until_it_does_not() {
     let behind = waits(&mut server, &[A], b"u");
     let last = waits(&mut server, &[A], b"v");
     server.release(A, b"x");
-    assert_eq!(granted(&server), [behind]);
+    assert_eq!(server.granted(), [behind]);
     server.release(B, b"y");
     server.release(A, b"u");
-    assert_eq!(granted(&server), [behind, both], "it came before the last");
+    assert_eq!(server.granted(), [behind, both], "it came before the last");
     server.release(B, b"t");
     server.turn();
-    assert_eq!(granted(&server), [behind, both, last]);
+    assert_eq!(server.granted(), [behind, both, last]);
 }
 
 #[test]
@@ -285,9 +277,9 @@ fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
     let both = waits(&mut server, &[A, B], b"u");
     server.pass_ms(1000);
     server.turn();
-    assert_eq!(granted(&server), [one]);
+    assert_eq!(server.granted(), [one]);
     server.release(A, b"t");
-    assert_eq!(granted(&server), [one, both]);
+    assert_eq!(server.granted(), [one, both]);
 }
 
 #[test]
@@ -298,10 +290,10 @@ fn foreign_string_under_one_of_the_keys_is_waited_for() {
     // A SET sends no event.
     server.set(B, b"old client", Some(700));
     server.release(A, b"x");
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     server.pass_ms(702);
     server.turn();
-    assert_eq!(granted(&server), [both]);
+    assert_eq!(server.granted(), [both]);
 }
 
 #[test]
@@ -344,7 +336,7 @@ fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
     server.clear();
     server.handle_event(&ServerEvent::Flush(None));
     server.turn();
-    assert_eq!(granted(&server), [both]);
+    assert_eq!(server.granted(), [both]);
     assert_eq!(server.node().stats().ended_by_operator, 2);
 }
 

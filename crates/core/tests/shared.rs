@@ -18,24 +18,12 @@ const READER: &[u8] = b"reader";
 const SECOND: &[u8] = b"second reader";
 const WRITER: &[u8] = b"writer";
 
-fn waits(patient: Patient) -> Ticket {
-    match patient {
-        Patient::Waits(ticket) => ticket,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn writer_waits(server: &mut Server, token: &[u8]) -> Ticket {
-    waits(server.acquire_or_wait(K, token, 1000, 50_000))
+    server.acquire_or_wait(K, token, 1000, 50_000).ticket()
 }
 
 fn reader_waits(server: &mut Server, token: &[u8]) -> Ticket {
-    waits(server.share_or_wait(K, token, 1000, 50_000))
-}
-
-fn granted(server: &Server) -> Vec<Ticket> {
-    let granted = server.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
-    granted.map(|&(ticket, _)| ticket).collect()
+    server.share_or_wait(K, token, 1000, 50_000).ticket()
 }
 
 /// The mode, and the number of holders.
@@ -166,10 +154,10 @@ fn after_a_crash_the_mirror_blocks_until_it_expires() {
     let ticket = writer_waits(&mut server, WRITER);
     server.pass_ms(1999);
     server.turn();
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     server.pass_ms(3);
     server.turn();
-    assert_eq!(granted(&server), [ticket]);
+    assert_eq!(server.granted(), [ticket]);
 }
 
 #[test]
@@ -200,11 +188,11 @@ fn readers_behind_a_writer_wait_and_a_newcomer_is_refused() {
     let second = reader_waits(&mut server, SECOND);
     let third = reader_waits(&mut server, b"third");
     server.turn();
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     assert!(server.release(K, READER));
-    assert_eq!(granted(&server), [writer]);
+    assert_eq!(server.granted(), [writer]);
     assert!(server.release(K, WRITER));
-    assert_eq!(granted(&server), [writer, second, third], "together");
+    assert_eq!(server.granted(), [writer, second, third], "together");
     assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
 }
 
@@ -221,7 +209,7 @@ fn writer_starves_when_readers_pass_the_queue() {
             server.turn();
         }
         break_rule(None);
-        granted(&server) == [writer]
+        server.granted() == [writer]
     };
     assert!(overlapping_readers(None));
     assert!(!overlapping_readers(Some(Mutant::SharedPassesQueue)));
@@ -248,7 +236,7 @@ fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
         "it takes nothing from a holder"
     );
     assert!(server.release(K, READER) && server.release(K, SECOND));
-    assert_eq!(granted(&server), [writer]);
+    assert_eq!(server.granted(), [writer]);
 }
 
 #[test]
@@ -264,9 +252,9 @@ fn repair_takes_a_free_key_past_the_queue() {
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
     assert!(server.acquire_shared(K, SECOND, 1000, granted_elsewhere).is_some());
     server.turn();
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     assert!(server.release(K, SECOND));
-    assert_eq!(granted(&server), [writer]);
+    assert_eq!(server.granted(), [writer]);
 }
 
 #[test]
@@ -279,18 +267,18 @@ fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
         (0..450_u32).map(|n| reader_waits(&mut server, &n.to_le_bytes())).collect();
     let second_writer = writer_waits(&mut server, b"second writer");
     assert!(server.release(K, WRITER));
-    assert_eq!(granted(&server), readers[..100]);
+    assert_eq!(server.granted(), readers[..100]);
     // No newcomer overtakes the waiter.
     assert_eq!(server.acquire(K, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let jobs = server.memory.one_turn(server.now());
     assert!((1..10).contains(&jobs), "{jobs}");
     server.turn();
-    assert_eq!(granted(&server), readers);
+    assert_eq!(server.granted(), readers);
     for n in 0..450_u32 {
         assert!(server.release(K, &n.to_le_bytes()));
     }
-    assert_eq!(granted(&server).last(), Some(&second_writer));
+    assert_eq!(server.granted().last(), Some(&second_writer));
 }
 
 #[test]
@@ -307,11 +295,11 @@ fn writer_that_leaves_the_queue_lets_the_readers_behind_it_in() {
     for leave in leave {
         let mut server = Server::new();
         server.acquire_shared(K, READER, 10_000, None).unwrap();
-        let writer = waits(server.acquire_or_wait(K, WRITER, 1000, 1500));
+        let writer = server.acquire_or_wait(K, WRITER, 1000, 1500).ticket();
         let second = reader_waits(&mut server, SECOND);
         leave(&mut server, writer);
         server.turn();
-        assert_eq!(granted(&server), [second]);
+        assert_eq!(server.granted(), [second]);
     }
 }
 
@@ -340,14 +328,14 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         let writer = writer_waits(&mut server, WRITER);
         assert!(server.release(K, READER));
         server.turn();
-        assert_eq!(granted(&server), [], "not before");
+        assert_eq!(server.granted(), [], "not before");
         end(&mut server);
         if n == 3 {
             assert_eq!(server.extend(K, SECOND, 1000), None, "an overwrite ends it");
             server.take_away(K, KeyEvent::Removed);
         }
         server.turn();
-        assert_eq!(granted(&server), [writer], "{n}");
+        assert_eq!(server.granted(), [writer], "{n}");
     }
 }
 
@@ -430,7 +418,7 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
     assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
     assert!(server.text(K) != WRITER);
     assert!(server.release(K, WRITER) && server.release(K, READER));
-    assert_eq!(granted(&server), [reader, next_writer]);
+    assert_eq!(server.granted(), [reader, next_writer]);
 }
 
 #[test]
@@ -444,7 +432,7 @@ fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
         server.pass_ms(10_000);
         server.turn();
         break_rule(None);
-        granted(&server) == [reader]
+        server.granted() == [reader]
     };
     assert!(downgrade(None));
     assert!(!downgrade(Some(Mutant::ShareForgetsQueue)));
@@ -462,7 +450,7 @@ fn downgrade_keeps_writers_out_which_release_and_acquire_does_not() {
             server.release(K, WRITER);
             assert_eq!(server.acquire_shared(K, WRITER, 10_000, None), None);
         }
-        assert_eq!(granted(&server).contains(&next_writer), !downgrades);
+        assert_eq!(server.granted().contains(&next_writer), !downgrades);
     }
 }
 
@@ -499,7 +487,7 @@ fn foreign_string_is_adopted_and_shared_at_once() {
     server.set(K, WRITER, Some(5000));
     let reader = reader_waits(&mut server, READER);
     fence_of(server.extend_shared(K, WRITER, 1000));
-    assert_eq!(granted(&server), [reader]);
+    assert_eq!(server.granted(), [reader]);
     assert!(server.text(K) != WRITER);
 }
 
@@ -522,14 +510,14 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
     let third = reader_waits(&mut server, b"third");
     assert!(server.release(K, READER));
     server.turn();
-    assert_eq!(granted(&server), []);
+    assert_eq!(server.granted(), []);
     assert!(matches!(
         server.inspect_whole(K).unwrap().holder,
         Holder::Lease { revoked: true, holders: 1, .. }
     ));
     server.pass_ms(2000);
     server.turn();
-    assert_eq!(granted(&server), [third]);
+    assert_eq!(server.granted(), [third]);
     assert_eq!(server.revoke_now(K), Ok(true));
     assert!(server.is_empty());
 }
@@ -615,7 +603,7 @@ fn reader_that_is_gone_before_its_answer_leaves_nothing() {
     assert!(server.memory.node.disconnect(gone).wake);
     server.turn();
     assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
-    assert_eq!(granted(&server), [stays]);
+    assert_eq!(server.granted(), [stays]);
 }
 
 #[test]

@@ -45,12 +45,34 @@ pub(crate) enum Patient {
     Abstaining,
 }
 
+impl Patient {
+    /// The ticket of a client that waits.
+    #[track_caller]
+    pub(crate) fn ticket(self) -> Ticket {
+        match self {
+            Self::Waits(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// The reply to an ACQUIREANY with WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PatientAny {
     Granted(Fence, usize),
     Waits(Ticket),
     QueueFull,
+}
+
+impl PatientAny {
+    /// The ticket of a client that waits.
+    #[track_caller]
+    pub(crate) fn ticket(self) -> Ticket {
+        match self {
+            Self::Waits(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// The reply to an EXTEND.
@@ -243,11 +265,13 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        match self.ask(keys, token, ttl_ms, fence, 0) {
-            Ok(Reply::Granted(fence)) => Some(fence),
-            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
-            other => unreachable!("there are only strings, and it does not wait: {other:?}"),
-        }
+        granted_or_refused(&self.ask(keys, token, ttl_ms, fence, 0))
+    }
+
+    /// The clients that waited and were granted a lock, in order.
+    pub(crate) fn granted(&self) -> Vec<Ticket> {
+        let granted = self.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
+        granted.map(|&(ticket, _)| ticket).collect()
     }
 
     /// ACQUIRE … WAIT.
@@ -286,11 +310,8 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        match self.execute_acquire(&[key], token, ttl_ms, (Mode::Shared, fence, 0), Verb::Acquire) {
-            Ok(Reply::Granted(fence)) => Some(fence),
-            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
-            other => unreachable!("there are only strings, and it does not wait: {other:?}"),
-        }
+        let shared = (Mode::Shared, fence, 0);
+        granted_or_refused(&self.execute_acquire(&[key], token, ttl_ms, shared, Verb::Acquire))
     }
 
     /// ACQUIRE … SHARED WAIT.
@@ -519,5 +540,14 @@ impl Server {
         self.expire_keys();
         self.memory.turn(self.now());
         self.collect_answers();
+    }
+}
+
+/// The fence of a grant; `None` if the node refused or abstained.
+fn granted_or_refused(reply: &Result<Reply, CommandError>) -> Option<Fence> {
+    match reply {
+        Ok(Reply::Granted(fence)) => Some(*fence),
+        Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
+        other => unreachable!("there are only strings, and it does not wait: {other:?}"),
     }
 }
