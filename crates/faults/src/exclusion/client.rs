@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use quorlock_client::{ExtendError, Lock, Quorum};
+use rand::RngExt as _;
 use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::MAX_TTL;
-use crate::harness::{Grant, History, now};
+use crate::harness::{Grant, History, finish, held_until, now, random_of};
 
 /// Clients of one network. They share their connections.
 const CLIENTS_PER_NETWORK: usize = 4;
@@ -39,22 +39,15 @@ pub(super) async fn run(seed: u64, networks: Vec<Vec<String>>, shared: &Arc<Shar
     for urls in networks {
         let quorum = Quorum::connect(urls).await?;
         for _ in 0..CLIENTS_PER_NETWORK {
-            // Each has random numbers of its own, so that none depends on the luck of the others.
-            let rng = StdRng::seed_from_u64(seed ^ (u64::from(id) + 1) << 32);
+            let rng = random_of(seed, id);
             let client = Client { id, rng, quorum: quorum.clone(), shared: Arc::clone(shared) };
             clients.spawn(client.run());
             id += 1;
         }
         quorums.push(quorum);
     }
-    while let Some(ended) = clients.join_next().await {
-        ended?;
-    }
-    for quorum in quorums {
-        // Locks that are still being released have ended by then.
-        let _ = quorum.flush(MAX_TTL).await;
-    }
-    Ok(())
+    // Locks that are still being released have ended by then.
+    finish(clients, quorums, MAX_TTL).await
 }
 
 struct Client {
@@ -117,11 +110,4 @@ impl Client {
     fn up_to(&mut self, min: Duration, max: Duration) -> Duration {
         self.rng.random_range(min..=max)
     }
-}
-
-/// Returns the end of the lock's validity.
-fn held_until(lock: &Lock) -> Duration {
-    // The clock is read first, so that the result is never later than the lock says.
-    let now = now();
-    now + lock.remaining()
 }

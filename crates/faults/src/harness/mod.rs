@@ -1,6 +1,7 @@
 //! The parts of which all runs with accidents are made.
 //!
 //! - `accident`: what can go wrong with a master or its network
+//! - `clients`: clients in tasks of this process
 //! - `fleet`: masters, and the accidents that happen to them
 //! - `history`: who held which lock when, and what must never be in it
 //! - `node`: one master, and the commands of a lock
@@ -8,6 +9,7 @@
 //! - `process`: clients in processes of their own
 
 mod accident;
+mod clients;
 mod fleet;
 mod history;
 mod node;
@@ -20,6 +22,7 @@ use anyhow::{Context as _, Result};
 use redis::{Connection, cmd};
 
 pub use self::accident::{Accident, Disk, Times};
+pub(crate) use self::clients::{finish, held_until, random_of};
 pub use self::fleet::{Fleet, Incident, Injectors, Master};
 pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
 pub(crate) use self::node::{Answer, Held, Node, PATIENCE, Way, port};

@@ -9,15 +9,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
-use rand::rngs::StdRng;
+use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
-use rand::{RngExt as _, SeedableRng as _};
 use redis::{Cmd, RedisResult, cmd};
 
 use super::client::Shared;
 use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
-use crate::harness::{Grant, PlainNode, now};
+use crate::harness::{Grant, PlainNode, now, random_of};
 
 /// Time limit of a node.
 const NODE_LIMIT: Duration = Duration::from_millis(100);
@@ -60,7 +59,7 @@ pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<Shared>) 
 
 impl Role {
     fn compete(self, id: u32, seed: u64, urls: &[String], shared: &Shared) -> Result<()> {
-        let mut rng = StdRng::seed_from_u64(seed ^ (u64::from(id) + 1) << 32);
+        let mut rng = random_of(seed, id);
         let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_LIMIT));
         let mut nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
         let enough = if self == Self::Reader { 1 } else { urls.len() / 2 + 1 };

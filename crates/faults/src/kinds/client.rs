@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
+use rand::RngExt as _;
 use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
-use crate::harness::{Grant, now};
+use crate::harness::{Grant, finish, held_until, now, random_of};
 
 /// Readers that share the connections of one client.
 const READERS_PER_CLIENT: usize = 4;
@@ -90,22 +90,15 @@ pub(super) async fn run(
     for (urls, roles) in networks.iter().cycle().zip(roles) {
         let quorum = Quorum::connect(urls).await?;
         for role in roles {
-            // Each has random numbers of its own, so that none depends on the luck of the others.
-            let rng = StdRng::seed_from_u64(seed ^ (u64::from(id) + 1) << 32);
+            let rng = random_of(seed, id);
             let (quorum, shared) = (quorum.clone(), Arc::clone(shared));
             clients.spawn(Client { id, role, rng, quorum, shared, calm }.run());
             id += 1;
         }
         quorums.push(quorum);
     }
-    while let Some(ended) = clients.join_next().await {
-        ended?;
-    }
-    for quorum in quorums {
-        // Locks that are still being released have ended by then.
-        let _ = quorum.flush(MAX_TTL).await;
-    }
-    Ok(())
+    // Locks that are still being released have ended by then.
+    finish(clients, quorums, MAX_TTL).await
 }
 
 struct Client {
@@ -200,11 +193,4 @@ impl Client {
     fn up_to(&mut self, max: Duration) -> Duration {
         self.rng.random_range(Duration::ZERO..=max)
     }
-}
-
-/// Returns the end of the lock's validity.
-fn held_until(lock: &Lock) -> Duration {
-    // The clock is read first, so that the result is never later than the lock says.
-    let now = now();
-    now + lock.remaining()
 }

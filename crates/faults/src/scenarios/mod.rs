@@ -21,7 +21,7 @@ pub mod shared;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 pub use self::memory::{Leftovers, expire_unreleased};
 use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
@@ -182,6 +182,23 @@ impl Abstention {
             Protected::Yes => Self { max_ttl: Duration::from_millis(1500), rejoin_delay_ms: -1 },
             Protected::No => Self { max_ttl: PATIENCE, rejoin_delay_ms: 0 },
         }
+    }
+
+    /// Starts a node with these settings.
+    fn start(&self) -> Result<Node> {
+        let max_ttl_ms = self.max_ttl.as_millis();
+        Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))
+    }
+
+    /// Kills the node and starts it again without `key`, which is not on its disk. Returns when the
+    /// node was killed.
+    fn restart_without(&self, node: &mut Node, key: &str, tally: &mut Tally) -> Result<Instant> {
+        node.master.server.kill();
+        let killed_at = Instant::now();
+        node.restart(self.rejoin_delay_ms)?;
+        ensure!(!node.exists(key)?, "the disk was not empty");
+        tally.injected();
+        Ok(killed_at)
     }
 
     /// Checks a server that may have forgotten a lock which is still held.

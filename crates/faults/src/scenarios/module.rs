@@ -32,7 +32,7 @@ fn rejoin_delay(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// The largest ttl bounds what a server may have granted before it forgot.
 pub static MAX_TTL: Scenario = Scenario {
     fault: "CONFIG SET lock.max-ttl",
-    baseline: Baseline::None("it is to be refused"),
+    baseline: Baseline::None("the server must refuse it"),
     round: max_ttl,
 };
 
@@ -88,7 +88,7 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// A module that alone knows of a lock cannot be unloaded.
 pub static UNLOAD_WITHOUT_MIRRORS: Scenario = Scenario {
     fault: "MODULE UNLOAD while a lock's key is lost",
-    baseline: Baseline::None("it is to be refused"),
+    baseline: Baseline::None("the server must refuse it"),
     round: unload_without_mirrors,
 };
 

@@ -13,7 +13,7 @@ use crate::{Baseline, Scenario, Tally};
 
 /// So long that no lock expires.
 const TTL: Duration = PATIENCE;
-const AS_TOLD: Baseline = Baseline::None("an operator's command: the lock is to do as it is told");
+const AS_TOLD: Baseline = Baseline::None("an operator's command: the lock must obey it");
 
 const fn command(fault: &'static str, round: fn(Protected, &mut Tally) -> Result<()>) -> Scenario {
     Scenario { fault, baseline: AS_TOLD, round }

@@ -70,14 +70,9 @@ pub static EMPTY_DISK: Scenario = Scenario {
 
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
-    let max_ttl_ms = abstention.max_ttl.as_millis();
-    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
+    let mut node = abstention.start()?;
     let permits = take_all(&mut node, Way::Module, abstention.max_ttl)?;
-    node.master.server.kill();
-    let killed_at = Instant::now();
-    node.restart(abstention.rejoin_delay_ms)?;
-    ensure!(!node.exists(SLOTS[0])?, "the disk was not empty");
-    tally.injected();
+    let killed_at = abstention.restart_without(&mut node, SLOTS[0], tally)?;
     let third = node.acquire_any(Way::Module, &SLOTS, "third", abstention.max_ttl)?;
     if killed_at.elapsed() < abstention.max_ttl {
         tally.must(!matches!(third, Answer::Granted(_)), || {
@@ -93,7 +88,7 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// An operator's command ends one permit, and no other.
 pub static DEL: Scenario = Scenario {
     fault: "DEL of one slot while all permits are held",
-    baseline: Baseline::None("it is to end that permit"),
+    baseline: Baseline::None("the command must end that permit"),
     round: deleted,
 };
 

@@ -18,15 +18,9 @@ pub static EMPTY_DISK: Scenario = Scenario {
 
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
-    let max_ttl_ms = abstention.max_ttl.as_millis();
-    let mut node = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
+    let mut node = abstention.start()?;
     let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
-
-    node.master.server.kill();
-    let killed_at = Instant::now();
-    node.restart(abstention.rejoin_delay_ms)?;
-    ensure!(!node.exists("key")?, "the disk was not empty");
-    tally.injected();
+    let killed_at = abstention.restart_without(&mut node, "key", tally)?;
     abstention.is_kept(&mut node, protected, &held, killed_at, "start", tally)
 }
 

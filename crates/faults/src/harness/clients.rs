@@ -1,0 +1,36 @@
+use std::time::Duration;
+
+use anyhow::Result;
+use quorlock_client::{Lock, Quorum};
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use tokio::task::JoinSet;
+
+use super::now;
+
+/// Returns the random numbers of a client, so that none depends on the luck of the others.
+pub(crate) fn random_of(seed: u64, client: u32) -> StdRng {
+    StdRng::seed_from_u64(seed ^ (u64::from(client) + 1) << 32)
+}
+
+/// Waits until all clients have ended, and then for their background releases, for up to `limit`.
+pub(crate) async fn finish(
+    mut clients: JoinSet<()>,
+    quorums: Vec<Quorum>,
+    limit: Duration,
+) -> Result<()> {
+    while let Some(ended) = clients.join_next().await {
+        ended?;
+    }
+    for quorum in quorums {
+        let _ = quorum.flush(limit).await;
+    }
+    Ok(())
+}
+
+/// Returns the end of the lock's validity.
+pub(crate) fn held_until(lock: &Lock) -> Duration {
+    // The clock is read first, so that the result is never later than the lock says.
+    let now = now();
+    now + lock.remaining()
+}
