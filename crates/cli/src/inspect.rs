@@ -16,7 +16,7 @@ use crate::nodes::{self, NodeArgs};
 use crate::shown::{self, escaped, ms, table, time, with_plural};
 use crate::{exit, say, semaphore};
 
-/// Shows who holds a lock: since when, until when, on which nodes, and who waits for it.
+/// Shows the holder of a lock: since when, until when, on which nodes, and the waiters.
 ///
 /// The answer may be out of date when it is printed. To act on a free lock, acquire it.
 #[derive(clap::Args)]
@@ -26,8 +26,8 @@ pub(crate) struct Inspect {
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
     key: OsString,
 
-    /// Show the semaphore of this name as a whole: which of its so many permits are held, by whom,
-    /// and who waits
+    /// Show the semaphore of this name, which has N permits: the slots, their holders and the
+    /// waiters
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     permits: Option<u8>,
 

@@ -85,7 +85,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let module = match args.module {
         Some(module) => existing(module)?,
         None => module_path().context(
-            "there is no module to load: name one with --module (`quorlock up --help` says where it is looked for)",
+            "there is no module to load: name one with --module (`quorlock up --help` lists where quorlock looks for it)",
         )?,
     };
     let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);

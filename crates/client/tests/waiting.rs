@@ -99,8 +99,12 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     eventually_async(PATIENCE, "it is released", async || holding(&net.masters, "k") == 0).await;
 
     let mut queue = net.masters[node].connection();
-    let granted: Option<u64> =
-        redis::cmd("LOCK.ACQUIRE").arg("k").arg("somebody").arg(60_000).query(&mut queue).unwrap();
+    let granted: Option<u64> = redis::cmd("LOCK.ACQUIRE")
+        .arg("k")
+        .arg("other-client")
+        .arg(60_000)
+        .query(&mut queue)
+        .unwrap();
     granted.unwrap();
     // Its nil arrives after the other nodes have granted.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
@@ -118,10 +122,10 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     assert_eq!(
         (queue_node(&net.masters), holding(&net.masters, "k")),
         (node, 1),
-        "it asks nobody else"
+        "it asks no other node"
     );
     let released: i64 =
-        redis::cmd("LOCK.RELEASE").arg("k").arg("somebody").query(&mut queue).unwrap();
+        redis::cmd("LOCK.RELEASE").arg("k").arg("other-client").query(&mut queue).unwrap();
     assert_eq!(released, 1);
     waiting.await.unwrap().release().await.unwrap();
 }
