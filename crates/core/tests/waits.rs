@@ -4,15 +4,16 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mutant, Outcome, RequestId,
-    Response, Spec, break_rule, limits,
+    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Outcome,
+    RequestId, Response, Spec, break_rule, limits,
 };
 use quorlock_core::quorum::Moment;
+use quorlock_core::{Fence, Ttl};
 use support::client::{Client, nodes_after_restarts, spec};
 
 const WALL_US: u64 = 1_800_000_000_000_000;
@@ -155,10 +156,9 @@ fn lock_that_its_node_refuses_to_extend_is_not_acquired() {
     assert!(releases(&after) && requests(&after).is_empty(), "{after:?}");
 }
 
-/// Whether a node that refuses after the lock was won is asked again, once.
-fn asks_again_after_a_late_refusal(mutant: Option<Mutant>, late: Duration) -> bool {
-    break_rule(mutant);
-    let mut world = World::new(1, None);
+/// Waits, is granted by the first node and the second, and holds the lock. Returns the ACQUIRE of
+/// the third node, which has not answered.
+fn held_by_two(world: &mut World) -> (Hold, RequestId) {
     let wait = world.wait();
     let fence = Fence::new(7).unwrap();
     let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
@@ -167,29 +167,183 @@ fn asks_again_after_a_late_refusal(mutant: Option<Mutant>, late: Duration) -> bo
     won.retain(|action| matches!(action, Action::Done(_)));
     let Some(Action::Done(outcome)) = won.pop() else { panic!("it is not won") };
     let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
-    let mut hold = Hold::new(Arc::clone(world.call.spec()), grant);
-    let repeats = |hold: &mut Hold, world: &mut World| {
-        hold.handle_response(second, &Response::No, &world.ctx());
-        let repeat = |action: HoldAction| match action {
-            HoldAction::Send(next) => {
-                next.id == second && matches!(next.request.command, Command::Acquire { .. })
-            }
-            _ => false,
-        };
-        std::iter::from_fn(|| hold.poll()).any(repeat)
+    (Hold::new(Arc::clone(world.call.spec()), grant), second)
+}
+
+/// Whether the holder sends this ACQUIRE again.
+fn repeats(hold: &mut Hold, acquire: RequestId) -> bool {
+    let is_repeat = |action: HoldAction| match action {
+        HoldAction::Send(next) => {
+            next.id == acquire && matches!(next.request.command, Command::Acquire { .. })
+        }
+        _ => false,
     };
+    std::iter::from_fn(|| hold.poll()).any(is_repeat)
+}
+
+/// How long after the grant each ACQUIRE is sent to a node that refuses all of them.
+fn repeated_after(mutant: Option<Mutant>, late: Duration) -> Vec<Duration> {
+    break_rule(mutant);
+    let mut world = World::new(1, None);
+    let (mut hold, third) = held_by_two(&mut world);
+    let granted_at = world.at;
     world.at += late;
-    let asks = repeats(&mut hold, &mut world);
-    assert!(!repeats(&mut hold, &mut world), "it is asked again once");
+    let mut sent = Vec::new();
+    hold.handle_response(third, &Response::No, &world.ctx());
+    loop {
+        if repeats(&mut hold, third) {
+            sent.push(world.at.saturating_sub(granted_at));
+            hold.handle_response(third, &Response::No, &world.ctx());
+        }
+        let Some(at) = hold.repeat_at() else { break };
+        world.at = world.at.max(start().until(at));
+        hold.repeat_refused(&world.ctx());
+    }
     break_rule(None);
-    asks
+    sent
 }
 
 #[test]
-fn node_that_refuses_after_the_lock_was_won_is_asked_again() {
-    assert!(asks_again_after_a_late_refusal(None, Duration::ZERO));
-    assert!(!asks_again_after_a_late_refusal(None, TTL / 10));
-    assert!(!asks_again_after_a_late_refusal(Some(Mutant::LateRefusalIsFinal), Duration::ZERO));
+fn holder_repeats_a_refused_acquire_until_other_waiters_give_way() {
+    let node_timeout = limits::node_timeout(Duration::ZERO, Ttl::from_ms(1000).unwrap());
+    let sent = repeated_after(None, Duration::ZERO);
+    assert_eq!(sent[0], Duration::ZERO, "the last holder's release is in flight");
+    let last = *sent.last().unwrap();
+    assert!(last >= limits::patience(TTL, node_timeout), "{sent:?}");
+    assert!(last < limits::outlast(node_timeout) && sent.len() < 20, "{sent:?}");
+    assert!(repeated_after(None, TTL / 5).is_empty(), "only a repair may follow so late");
+    assert!(repeated_after(Some(Mutant::LateRefusalIsFinal), Duration::ZERO).is_empty());
+}
+
+#[test]
+fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
+    let mut world = World::new(1, None);
+    let (mut hold, third) = held_by_two(&mut world);
+    hold.handle_response(third, &Response::No, &world.ctx());
+    assert!(repeats(&mut hold, third));
+    hold.handle_response(third, &Response::Fence(Fence::new(7).unwrap()), &world.ctx());
+    assert_eq!(hold.repeat_at(), None);
+    assert_eq!(hold.coverage(&world.client.topology), 3);
+
+    let mut world = World::new(1, None);
+    let (mut hold, third) = held_by_two(&mut world);
+    for _ in 0..2 {
+        hold.handle_response(third, &Response::No, &world.ctx());
+    }
+    let at = hold.repeat_at().unwrap();
+    hold.release(&world.ctx());
+    world.at = start().until(at);
+    while hold.poll().is_some() {}
+    hold.repeat_refused(&world.ctx());
+    assert!(!repeats(&mut hold, third));
+    assert_eq!(hold.repeat_at(), None);
+}
+
+/// Whether a waiter that a later node granted wins without the answer of the first node of the
+/// order, before that node's time is over.
+fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
+    break_rule(mutant);
+    let mut world = World::new(1, None);
+    world.call = {
+        let spec = Spec { mode, ..(**world.call.spec()).clone() };
+        Acquire::new(Arc::new(spec), None, &world.ctx())
+    };
+    let first = World::new(1, None).wait().node;
+    let fence = Fence::new(7).unwrap();
+    // Another client holds the lock on the later nodes.
+    let sent = world.turn(false);
+    for (id, _) in requests(&sent) {
+        world.answer(id, &if id.node == first { Response::Fence(fence) } else { Response::No });
+    }
+    let wait = loop {
+        if let Some(wait) = wait_of(&world.time_out()) {
+            break wait;
+        }
+    };
+    assert_ne!(wait.node, first);
+    world.then(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
+    let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
+    let last = requests(&sent).into_iter().find(|(id, _)| id.node != first).unwrap().0;
+    assert!(!is_acquired(&world.answer(last, &Response::Fence(fence))), "it gives way first");
+    let granted_at = world.at;
+    let wins = is_acquired(&world.time_out());
+    let node_timeout = limits::node_timeout(Duration::ZERO, world.call.spec().ttl);
+    break_rule(None);
+    wins && world.at.saturating_sub(granted_at) < node_timeout
+}
+
+#[test]
+fn win_after_a_wait_is_not_delayed_by_a_slow_earlier_node() {
+    assert!(wins_beside_a_slow_node(None, Mode::Exclusive));
+    assert!(!wins_beside_a_slow_node(Some(Mutant::AwaitsSlowNode), Mode::Exclusive));
+    // A writer may wait on the slow node.
+    assert!(!wins_beside_a_slow_node(None, Mode::Shared));
+}
+
+fn down() -> Response {
+    Response::Failed(NodeError::Down { reason: "connection refused".into() })
+}
+
+/// The node on which a call for these keys waits while other clients hold them and `silent` nodes
+/// do not answer, and the call.
+fn waits_on(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usize, World) {
+    break_rule(mutant);
+    let mut world = World::new(1, None);
+    let keys = keys.into_iter().map(str::to_owned).collect();
+    world.call = Acquire::new(Arc::new(spec(keys, 1000)), None, &world.ctx());
+    let sent = world.turn(false);
+    let mut waits = Vec::new();
+    for (id, _) in requests(&sent) {
+        let response = if id.node < silent { down() } else { Response::No };
+        waits.extend(world.answer(id, &response));
+    }
+    let wait = loop {
+        match wait_of(&waits) {
+            Some(wait) => break wait,
+            None => waits = world.time_out(),
+        }
+    };
+    world.then(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
+    break_rule(None);
+    (wait.node, world)
+}
+
+/// On how many nodes calls for several keys wait.
+fn places_of_sets(silent: usize, mutant: Option<Mutant>) -> usize {
+    let sets = [["a", "b"], ["b", "c"], ["c", "d"], ["d", "e"], ["e", "f"], ["f", "a"]];
+    let nodes: BTreeSet<usize> =
+        sets.into_iter().map(|keys| waits_on(keys, silent, mutant).0).collect();
+    nodes.len()
+}
+
+#[test]
+fn calls_for_several_keys_wait_in_one_place_without_a_spare_node() {
+    assert_eq!(places_of_sets(1, None), 1);
+    assert_eq!(places_of_sets(1, Some(Mutant::SetsWaitApart)), 2);
+    assert!(places_of_sets(0, None) > 1, "otherwise their first keys decide");
+}
+
+#[test]
+fn call_for_several_keys_gives_way_without_a_spare_node() {
+    let (node, mut world) = waits_on(["a", "b"], 1, None);
+    let granted = Response::FenceAfterWait { fence: Fence::new(7).unwrap(), waited: TTL / 10 };
+    let wait = RequestId { round: 2, node };
+    let sent = world.answer(wait, &granted);
+    let [(dead, _), (other, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
+    world.answer(dead, &down());
+    let since = world.at;
+    let mut actions = world.answer(other, &Response::No);
+    while !releases(&actions) {
+        // Each repeated ACQUIRE is refused.
+        let repeated = world.answer_all(&actions, &Response::No);
+        actions = if releases(&repeated) { repeated } else { world.time_out() };
+    }
+    assert!(
+        world.at.saturating_sub(since) <= limits::settle(Duration::ZERO) * 2,
+        "{:?}",
+        world.at.saturating_sub(since)
+    );
+    assert_eq!(wait_of(&actions).unwrap().node, other.node, "it waits where it was refused");
 }
 
 /// Whether a waiter leaves a node that has restarted, while the connection of the WAIT seems to be

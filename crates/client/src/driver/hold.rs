@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use super::releases::{Releasing, release_in_background};
 use super::shared::Shared;
+use super::timers::sleep_until;
 use crate::transport::{Answered, InFlight, Outgoing};
 use crate::{
     Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
@@ -149,24 +150,31 @@ impl LockInner {
         self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
     }
 
-    /// Handles late answers to ACQUIRE as they arrive, so that a renewed lock that a node refused
-    /// is repaired soon. Ends with the lock.
+    /// Handles late answers to ACQUIRE of a renewed lock as they arrive, and repeats the ACQUIRE on
+    /// nodes that refused it. Ends with the lock.
     async fn await_stragglers(self: Arc<Self>) {
         let ended = self.changed.notified();
         tokio::pin!(ended);
         // From here on no end is missed. An earlier end has left no requests.
         ended.as_mut().enable();
         loop {
+            let repeat_at = self.hold().repeat_at();
+            let is_idle = self.stragglers().is_empty();
+            if is_idle && repeat_at.is_none() {
+                return;
+            }
             let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
             tokio::select! {
-                answered = next => match answered {
-                    Some(answered) => {
-                        for send in self.absorb(&answered) {
-                            self.ask_straggler(&send);
-                        }
+                Some(answered) = next, if !is_idle => {
+                    for send in self.absorb(&answered) {
+                        self.ask_straggler(&send);
                     }
-                    None => return,
-                },
+                }
+                () = sleep_until(repeat_at) => {
+                    for send in self.with_hold(|hold, ctx| hold.repeat_refused(ctx)).1 {
+                        self.ask_straggler(&send);
+                    }
+                }
                 () = self.absorbed.notified() => {}
                 () = &mut ended => return,
             }
@@ -312,7 +320,7 @@ impl LockInner {
     pub(crate) fn renew(self: &Arc<Self>) {
         if !self.renewed.swap(true, Ordering::Relaxed) {
             self.absorb_stragglers();
-            if !self.stragglers().is_empty() {
+            if !self.stragglers().is_empty() || self.hold().repeat_at().is_some() {
                 self.shared.runtime.spawn(Arc::clone(self).await_stragglers());
             }
         }

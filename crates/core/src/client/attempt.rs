@@ -34,13 +34,16 @@ pub(super) struct Attempt {
     /// The round of the attempt's ACQUIREs. The next round stores the agreed fence.
     round: u32,
     nodes: Vec<NodeState>,
-    /// The order of the nodes for each key, once a node has refused.
+    /// The order of the nodes for each key, once a node has refused. After a wait, the one order
+    /// that decided where the client waited.
     orders: Option<SmallVec<[SmallVec<[usize; 7]>; 1]>>,
     began: Moment,
     /// Until when nodes that refuse after a wait are asked again.
     patience: Option<Moment>,
     /// Until when the attempt awaits a deciding node although no majority is left without it.
     decide_by: Option<Moment>,
+    /// Until when a win after a wait is delayed for the answers of earlier nodes of the order.
+    win_by: Option<Moment>,
     ended: bool,
     /// Whether a deciding node refused, so that another client comes first.
     decider_refused: bool,
@@ -104,6 +107,10 @@ pub(super) struct Waited {
     pub(super) incarnation: u64,
     /// The nodes that did not answer the last attempt.
     pub(super) silent: SmallVec<[usize; 5]>,
+    /// The order of the nodes that decided where the client waited.
+    pub(super) order: SmallVec<[usize; 7]>,
+    /// Whether the client soon gives way to others that hold one of the other nodes.
+    pub(super) gives_way: bool,
 }
 
 impl Attempt {
@@ -150,14 +157,18 @@ impl Attempt {
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
     ) -> Self {
-        let Waited { node, token, fence, validity, incarnation, silent } = waited;
-        let orders = spec.orders(ctx.topology);
+        let Waited { node, token, fence, validity, incarnation, silent, order, gives_way } = waited;
         // A client that holds an earlier node never waits for one that holds a later node.
-        let earlier = before(&orders[0], node).iter().copied();
+        let earlier = before(&order, node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
         let (majority, min_validity) = (ctx.fleet.majority, spec.min_validity);
         let limit = spec.node_timeout(node, ctx);
-        let patience = limits::patience(ctx.fleet.round_trips.typical(), limit);
+        let round_trip = ctx.fleet.round_trips.typical();
+        let patience = if gives_way {
+            limits::settle(round_trip)
+        } else {
+            limits::patience(round_trip, limit)
+        };
         let left = validity.and_then(|validity| validity.remaining(ctx.now));
         let lasts = is_broken(Mutant::LongWaitIsLost)
             || left.is_some_and(|left| left >= min_validity + patience);
@@ -168,7 +179,7 @@ impl Attempt {
         };
         let core = core.that_awaits(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
-        this.orders = Some(orders);
+        this.orders = Some(std::iter::once(order).collect());
         this.patience = Some(ctx.now.plus(patience));
         let granted = &mut this.nodes[node];
         granted.delivery = Delivery::Arrived;
@@ -224,6 +235,7 @@ impl Attempt {
             began: ctx.now,
             patience: None,
             decide_by: None,
+            win_by: None,
             ended: false,
             decider_refused: false,
         }
@@ -380,7 +392,9 @@ impl Attempt {
         let due = |state: &NodeState| state.due.map(|(at, _)| at);
         let nodes = self.nodes.iter().flat_map(|state| [due(state), state.again_at]);
         let open = self.nodes.iter().any(|state| state.refused_provisionally);
+        let win_by = self.win_by.filter(|_| self.core.is_delayed());
         nodes
+            .chain([win_by])
             .chain([self.patience, self.decide_by].map(|at| at.filter(|_| open)))
             .flatten()
             .reduce(Moment::earlier)
@@ -402,6 +416,7 @@ impl Attempt {
                 return Some(self.end(End::Lost(Loss::Held)));
             }
         }
+        self.limit_delay(spec, ctx);
         while let Some(step) = self.core.poll() {
             match step {
                 Step::StoreFence { node, fence } => self.tell(node, fence, spec, ctx, out),
@@ -413,6 +428,24 @@ impl Attempt {
             }
         }
         None
+    }
+
+    /// Ends the delay of a win after a wait.
+    ///
+    /// A client that holds a later node of the order gives way to one that holds an earlier node,
+    /// if it hears of that soon. A slow node must not delay each handover by its round trip: the
+    /// clients that it grants one after the other would never meet a majority that is free.
+    fn limit_delay(&mut self, spec: &Spec, ctx: &Context<'_>) {
+        let is_exclusive = spec.mode == Mode::Exclusive && !is_broken(Mutant::AwaitsSlowNode);
+        if !is_exclusive || !matches!(self.kind, Kind::AfterWait { .. }) || !self.core.is_delayed()
+        {
+            return;
+        }
+        let settle = limits::settle(ctx.fleet.round_trips.typical());
+        let win_by = *self.win_by.get_or_insert(ctx.now.plus(settle));
+        if ctx.now.has_reached(win_by) {
+            self.core.stop_awaiting(ctx.now);
+        }
     }
 
     /// Ends the repetition of requests.
@@ -580,7 +613,9 @@ impl Attempt {
     }
 
     /// Turns a won attempt into a grant.
-    pub(super) fn grant(&mut self, win: Win, now: Moment) -> Grant {
+    pub(super) fn grant(&mut self, win: Win, spec: &Spec, ctx: &Context<'_>) -> Grant {
+        let is_attached = matches!(self.kind, Kind::Attach { .. });
+        let repeat_until = ctx.now.plus(limits::outlast(spec.longest_timeout(ctx)));
         if let Kind::Bypass { past } = self.kind {
             // This attempt did not ask that node. An extension repairs it.
             self.nodes[past].answer = Answer::Refused;
@@ -594,10 +629,10 @@ impl Attempt {
             token: self.token,
             fence: win.fence,
             validity: win.validity,
-            since: now,
+            since: ctx.now,
             round: self.round,
             next_round: self.round + Self::ROUNDS,
-            patience: self.patience,
+            repeat_until: Some(repeat_until).filter(|_| !is_attached),
             nodes: nodes.collect(),
         }
     }

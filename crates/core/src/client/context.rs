@@ -150,6 +150,11 @@ impl Topology {
         ranked.into_iter().map(|place| known[place].0).chain(unknown).collect()
     }
 
+    /// The order of the nodes that calls for several keys share when no voting node is to spare.
+    pub(super) fn common_order(&self) -> SmallVec<[usize; 7]> {
+        self.order(b"")
+    }
+
     /// The order of the nodes for each key.
     pub(super) fn orders(&self, keys: &Keys) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
         keys.iter().map(|key| self.order(key)).collect()

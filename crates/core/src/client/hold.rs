@@ -38,8 +38,9 @@ pub struct Hold {
     next_round: u32,
     /// The number of consecutive rounds that began because a node missed the lock.
     repair_rounds: u32,
-    /// Until when a late refusal of the grant's ACQUIRE is answered by another ACQUIRE.
-    patience: Option<Moment>,
+    /// Until when the grant's ACQUIRE is repeated on nodes that refuse it; `None` for a lock that
+    /// another process acquired.
+    repeat_until: Option<Moment>,
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
 }
@@ -59,8 +60,10 @@ struct Node {
     answered_since: bool,
     /// The round of an unanswered repair.
     repair: Option<u32>,
-    /// Whether the grant's ACQUIRE was repeated after it had been refused.
-    is_repeated: bool,
+    /// When to repeat the grant's ACQUIRE, which this node has refused each time.
+    repeat_at: Option<Moment>,
+    /// How often the node has refused it since the grant, or once if it did before.
+    refusals: u8,
 }
 
 /// How far a revocation has gone. It never goes back, whatever the nodes answer later.
@@ -139,9 +142,10 @@ impl Hold {
             acquired_at: grant.since,
             answered_since: false,
             repair: None,
-            is_repeated: false,
+            repeat_at: None,
+            refusals: 0,
         });
-        Self {
+        let mut this = Self {
             spec,
             token: grant.token,
             fence: grant.fence,
@@ -153,10 +157,18 @@ impl Hold {
             acquire_round: grant.round,
             next_round: grant.next_round,
             repair_rounds: 0,
-            patience: grant.patience,
+            repeat_until: grant.repeat_until,
             round: None,
             actions: VecDeque::new(),
+        };
+        for index in 0..this.nodes.len() {
+            let node = &mut this.nodes[index];
+            if node.answer == Answer::Refused && node.delivery == Delivery::Arrived {
+                node.refusals = 1;
+                this.schedule_repeat(index, grant.since);
+            }
         }
+        this
     }
 
     /// The description of the lock. [`downgrade`](Self::downgrade) changes its mode.
@@ -377,13 +389,18 @@ impl Hold {
         if !matches!(response, Response::Failed(_)) && node.delivery != Delivery::NotSent {
             node.delivery = Delivery::Arrived;
         }
-        if *response == Response::No && self.repeat_acquire(index, ctx) {
-            return;
+        if *response == Response::No {
+            node.refusals = node.refusals.saturating_add(1);
+            if node.refusals == 1 && self.repeat_acquire(index, ctx) {
+                return;
+            }
+            self.schedule_repeat(index, ctx.now);
         }
         let node = &mut self.nodes[index];
-        if !node.answered_since {
-            node.answer = response.to_answer();
-            if *response == Response::No {
+        let is_granted = matches!(response, Response::Fence(_)) && node.answer == Answer::Refused;
+        if is_granted || !node.answered_since {
+            let last = std::mem::replace(&mut node.answer, response.to_answer());
+            if *response == Response::No && last != Answer::Refused {
                 self.actions.push_back(HoldAction::Incomplete);
             }
         }
@@ -392,26 +409,51 @@ impl Hold {
         }
     }
 
-    /// Repeats the grant's ACQUIRE once on a node that refused it after the lock was won.
-    ///
-    /// The release of the last holder may have been in flight to that node. Until the node has the
-    /// lock, the failure of one other node may be enough to lose it. To the node, the repeated
-    /// request is the same as one that arrives late.
-    fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
-        let is_patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
-        let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
-        let may_repeat = is_patient && is_held && !is_broken(Mutant::LateRefusalIsFinal);
-        let node = &self.nodes[index];
-        if !may_repeat
-            || node.answered_since
-            || node.is_repeated
-            || self.revoked != Revoked::Nowhere
-        {
-            return false;
+    /// Schedules another ACQUIRE for a node that has refused each one since the call began.
+    fn schedule_repeat(&mut self, index: usize, now: Moment) {
+        let node = &mut self.nodes[index];
+        let at = now.plus(limits::repeat_pause(node.refusals));
+        let is_in_time = |until: Moment| !at.has_reached(until);
+        node.repeat_at = Some(at).filter(|_| self.repeat_until.is_some_and(is_in_time));
+    }
+
+    /// When to call [`repeat_refused`](Self::repeat_refused), soon after the grant.
+    pub fn repeat_at(&self) -> Option<Moment> {
+        self.nodes.iter().filter_map(|node| node.repeat_at).reduce(Moment::earlier)
+    }
+
+    /// Repeats the grant's ACQUIRE on the nodes that refused it and whose pause is over.
+    pub fn repeat_refused(&mut self, ctx: &Context<'_>) {
+        for index in 0..self.nodes.len() {
+            let is_due = |at: Moment| ctx.now.has_reached(at);
+            let node = &mut self.nodes[index];
+            if node.repeat_at.take_if(|at| is_due(*at)).is_none() {
+                continue;
+            }
+            if node.repair.is_some() {
+                // The answer to the repair comes first.
+                node.refusals = node.refusals.saturating_add(1);
+                self.schedule_repeat(index, ctx.now);
+            } else {
+                self.repeat_acquire(index, ctx);
+            }
         }
-        let is_repeated = self.send_acquire(index, self.acquire_round, ctx);
-        self.nodes[index].is_repeated = is_repeated;
-        is_repeated
+    }
+
+    /// Repeats the grant's ACQUIRE on a node that has refused each one so far.
+    ///
+    /// The last holder's release may be in flight to that node, or another waiter may hold it until
+    /// it gives way. Until the node has the lock, the failure of one other node may be enough to
+    /// lose it, and without a majority there is no repair. To the node, the repeated request is the
+    /// same as one that arrives late.
+    fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
+        let is_in_time = self.repeat_until.is_some_and(|until| !ctx.now.has_reached(until));
+        let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
+        let has_lock = matches!(self.nodes[index].answer, Answer::Granted(_));
+        let may_repeat = is_in_time && is_held && !has_lock && self.revoked == Revoked::Nowhere;
+        may_repeat
+            && !is_broken(Mutant::LateRefusalIsFinal)
+            && self.send_acquire(index, self.acquire_round, ctx)
     }
 
     /// Sends ACQUIRE with the lock's token and fence. Returns whether the node has a connection.
@@ -419,6 +461,7 @@ impl Hold {
         let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
         let node = &mut self.nodes[index];
         node.delivery = Delivery::InFlight { connection };
+        node.incarnation = ctx.topology.incarnation(index);
         node.acquired_at = ctx.now;
         let command = Command::Acquire { fence: self.fence };
         let request = Request { token: self.token, command };
@@ -436,6 +479,10 @@ impl Hold {
         node.repair = None;
         if !matches!(response, Response::Failed(_)) {
             node.delivery = Delivery::Arrived;
+        }
+        if *response != Response::No {
+            // The node may have the lock now. If it misses the lock later, an operator ended it.
+            node.repeat_at = None;
         }
         self.actions.push_back(HoldAction::Repaired(response.holds() == Some(true)));
         self.record_answer(index, response.to_answer(), ctx);

@@ -12,6 +12,7 @@
 //! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another |
 //! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client leaves others to acquire or release the lock |
 //! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the releases of the last holder |
+//! | [`outlast`] | 2 time limits, at least 100 ms: how long a new holder repeats its ACQUIRE on a node that refused it, with pauses of 1 ms that double each fourth time |
 //! | [`TIE_REPEATS`] | 3 repeated requests by the winner of a tie |
 //! | [`STAYS_MAX`] | 3 more waits on the queue node after later nodes refused |
 //! | [`PROBES_MAX`] | 3 requests for any key, by a call that does not wait |
@@ -141,8 +142,25 @@ pub fn settle(round_trip: Duration) -> Duration {
 /// How long a client repeats its request to nodes that refuse, after one has granted at the end of
 /// a wait: the last holder's releases may still be in flight.
 pub fn patience(round_trip: Duration, node_timeout: Duration) -> Duration {
-    let most = node_timeout.max(Duration::from_millis(50));
-    (round_trip * 20).max(Duration::from_millis(10)).min(most)
+    (round_trip * 20).max(Duration::from_millis(10)).min(patience_max(node_timeout))
+}
+
+fn patience_max(node_timeout: Duration) -> Duration {
+    node_timeout.max(Duration::from_millis(50))
+}
+
+/// How long a new holder repeats its ACQUIRE on a node that refused it: longer than a waiter that
+/// holds the node keeps it.
+pub fn outlast(node_timeout: Duration) -> Duration {
+    patience_max(node_timeout) * 2
+}
+
+/// The pause before a new holder repeats its ACQUIRE on a node that refused it `refusals` times.
+///
+/// Clients that do not wait may hold the node for a moment each, so the first repeats are close
+/// together.
+pub fn repeat_pause(refusals: u8) -> Duration {
+    PAUSE_MIN.saturating_mul(2_u32.saturating_pow(u32::from(refusals / 4)))
 }
 
 /// How long connecting waits for nodes of which it is not known whether they can be reached.

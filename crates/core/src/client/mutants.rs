@@ -61,6 +61,10 @@ pub enum Mutant {
     RevokedRepaired,
     /// A node that refused a lock after it was won is not asked again.
     LateRefusalIsFinal,
+    /// After a wait on a later node, the win awaits an earlier one, however slow that is.
+    AwaitsSlowNode,
+    /// Calls for several keys wait in the order of their first key, although no node is to spare.
+    SetsWaitApart,
     /// A lock is lost if its wait was so long that its end is uncertain by more than the ttl.
     LongWaitIsLost,
     /// A waiter stays with a node although its server has restarted since.
@@ -75,7 +79,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant whose harm exclusive locks show.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::BareMajorityAfterWait,
         Self::NeverLooksPast,
         Self::RefusesUnasked,
@@ -99,6 +103,8 @@ impl Mutant {
         Self::LooksAtOneNode,
         Self::RevokedRepaired,
         Self::LateRefusalIsFinal,
+        Self::AwaitsSlowNode,
+        Self::SetsWaitApart,
     ];
 
     /// Every mutant whose harm shared locks, or those of one of several keys, show.

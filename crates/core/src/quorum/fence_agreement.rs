@@ -120,6 +120,19 @@ impl Acquisition {
         self
     }
 
+    /// Whether only the [awaited](Self::that_awaits) nodes delay the win.
+    pub fn is_delayed(&self) -> bool {
+        let size = self.tally.majority().size();
+        let is_agreed = |fence| self.grants().filter(|grant| grant.stores(fence)).count() >= size;
+        !self.decided && self.fence_to_agree_on().is_some_and(is_agreed)
+    }
+
+    /// Ends the delay of the win.
+    pub fn stop_awaiting(&mut self, now: Moment) {
+        self.awaits.clear();
+        self.advance(now);
+    }
+
     /// Starts the round that follows a grant of `fence` by one node after a wait.
     ///
     /// The caller proposes the same fence to all other nodes.

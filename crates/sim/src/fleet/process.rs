@@ -548,7 +548,10 @@ impl Process {
             let mut ctx = self.shared.context(world.now);
             match &mut slot.machine {
                 Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
-                Machine::Lock(lock) => lock.hold.handle_timeout(&ctx),
+                Machine::Lock(lock) => {
+                    lock.hold.handle_timeout(&ctx);
+                    lock.hold.repeat_refused(&ctx);
+                }
                 Machine::Release(task) => task.release.handle_timeout(&ctx),
             }
             self.drive(timer, world);
@@ -1123,7 +1126,8 @@ impl Process {
         if lock.hold.is_over() && slot.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
-            let timeout = lock.hold.poll_timeout();
+            let timeouts = [lock.hold.poll_timeout(), lock.hold.repeat_at()];
+            let timeout = timeouts.into_iter().flatten().reduce(Moment::earlier);
             self.set_timer(machine, timeout, world);
         }
     }

@@ -235,8 +235,8 @@ pub struct Grant {
     pub round: u32,
     /// The first round that no request of the call has used.
     pub(super) next_round: u32,
-    /// Until when a node that refused after a wait is asked again.
-    pub(super) patience: Option<Moment>,
+    /// Until when the ACQUIRE is repeated on nodes that refuse it; `None` for an attached lock.
+    pub(super) repeat_until: Option<Moment>,
     pub(super) nodes: Vec<GrantNode>,
 }
 
@@ -371,7 +371,7 @@ impl Acquire {
         }
         if contended && !self.is_last && !self.wait_is_over(ctx.now) {
             self.contended = true;
-            let order = self.spec.order(ctx.topology);
+            let order = self.wait_order(ctx);
             let votes = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
             match order.into_iter().find(votes) {
                 Some(node) => self.wait_on(node, ctx),
@@ -702,14 +702,14 @@ impl Acquire {
         if let Some(release) = attempt.release_detached(&self.spec, ctx) {
             self.actions.push_back(Action::Release(Box::new(release)));
         }
-        let grant = Grant { next_round: self.round, ..attempt.grant(win, ctx.now) };
+        let grant = Grant { next_round: self.round, ..attempt.grant(win, &self.spec, ctx) };
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
     /// Whether a node before all that refused has not answered. Its answer shows where other
     /// clients wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
-        let order = self.spec.order(ctx.topology);
+        let order = self.wait_order(ctx);
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
         let Some(holder) = order.iter().position(|&node| *answers[node] == Answer::Refused) else {
             return false;
@@ -734,7 +734,7 @@ impl Acquire {
         if self.majority_is_ruled_out(ctx) {
             return self.fail(ctx);
         }
-        let order = self.spec.order(ctx.topology);
+        let order = self.wait_order(ctx);
         let anyone = is_broken(Mutant::WaitsOnQueueNode);
         let refused = |node: &usize| anyone || self.answers[*node] == Answer::Refused;
         let Some(holder) = order.iter().copied().find(refused) else {
@@ -749,7 +749,8 @@ impl Acquire {
             // Another key may be free on the deciding node.
             return self.wait_on(node, ctx);
         }
-        if decider == Some(holder) || (waited_on.is_some() && attempt.decider_refused()) {
+        let gives_way = attempt.decider_refused() || self.shares_order(ctx);
+        if decider == Some(holder) || (waited_on.is_some() && gives_way) {
             self.wait_on(holder, ctx);
         } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
         {
@@ -761,6 +762,31 @@ impl Acquire {
             // The holder has no lease on the deciding node, which will not see the release.
             self.pause_before(Next::WaitOn(holder), ctx);
         }
+    }
+
+    /// The order of the nodes that decides where this call waits.
+    fn wait_order(&self, ctx: &Context<'_>) -> SmallVec<[usize; 7]> {
+        if self.shares_order(ctx) {
+            ctx.topology.common_order()
+        } else {
+            self.spec.order(ctx.topology)
+        }
+    }
+
+    /// Whether the call is for several keys, and a majority needs every node that votes.
+    ///
+    /// Sets of keys that overlap can have different queue nodes. Two waiters that these grant
+    /// compete for the other nodes, and without a spare node neither may win. Such calls therefore
+    /// wait in one place, and give way to waiters for single keys.
+    fn shares_order(&self, ctx: &Context<'_>) -> bool {
+        let votes = |node: &usize| {
+            !matches!(self.answers[*node], Answer::Failed(_))
+                && ctx.topology.route_acquire(*node).is_ok()
+        };
+        let majority = ctx.fleet.majority;
+        self.spec.keys.len() > 1
+            && !is_broken(Mutant::SetsWaitApart)
+            && (0..majority.nodes()).filter(votes).count() <= majority.size()
     }
 
     /// Whether the call may wait on its node again: fewer than a majority refused, so that no other

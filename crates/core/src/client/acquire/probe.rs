@@ -56,6 +56,8 @@ impl Acquire {
             validity: Validity::after_wait(probing.sent, Duration::ZERO, self.spec.ttl),
             incarnation: ctx.topology.incarnation(node),
             silent: self.silent.clone(),
+            order: self.wait_order(ctx),
+            gives_way: self.shares_order(ctx),
         };
         self.take_others(granted, slot, ctx);
     }

@@ -64,6 +64,7 @@ impl Acquire {
     }
 
     pub(super) fn handle_wait_over(&mut self, response: &Response, ctx: &mut Context<'_>) {
+        let (order, gives_way) = (self.wait_order(ctx), self.shares_order(ctx));
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let id = waiting.id;
         let is_lost = matches!(response, Response::Failed(NodeError::Down { .. }));
@@ -89,6 +90,8 @@ impl Acquire {
                     },
                     incarnation: ctx.topology.incarnation(waiting.node),
                     silent: self.silent.clone(),
+                    order,
+                    gives_way,
                 };
                 if waiting.side_attempt.is_some() {
                     // The attempt beside the wait ends soon, and decides first.
