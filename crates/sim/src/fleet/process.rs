@@ -550,7 +550,9 @@ impl Process {
                 Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
                 Machine::Lock(lock) => {
                     lock.hold.handle_timeout(&ctx);
-                    lock.hold.repeat_refused(&ctx);
+                    if lock.renews {
+                        lock.hold.repeat_refused(&ctx);
+                    }
                 }
                 Machine::Release(task) => task.release.handle_timeout(&ctx),
             }
@@ -1126,7 +1128,9 @@ impl Process {
         if lock.hold.is_over() && slot.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
-            let timeouts = [lock.hold.poll_timeout(), lock.hold.repeat_at()];
+            // The program of a lock that is not renewed reads late answers when it next extends it.
+            let repeat_at = lock.hold.repeat_at().filter(|_| lock.renews);
+            let timeouts = [lock.hold.poll_timeout(), repeat_at];
             let timeout = timeouts.into_iter().flatten().reduce(Moment::earlier);
             self.set_timer(machine, timeout, world);
         }
